@@ -1,0 +1,71 @@
+"""The one form in which face images reach a party, a judge or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class FaceSet:
+    """Face images with their identities: a view of a pixel store, never a copy of it.
+
+    A store of M images is shared by all the views cut from it (often it is a memory map of a pack), so that ten
+    thousand parties cost ten thousand small index arrays. `rows[i]` is the place in the store of image i of the view.
+    """
+
+    pixels: NDArray[np.uint8]
+    """The store: (M, height, width, channels), channels 1 (grey) or 3 (RGB)."""
+    rows: NDArray[np.int64]
+    """(n,) the place of each image of this view in the store."""
+    labels: NDArray[np.int64]
+    """(n,) the identity of each image of this view, 0 to len(names) − 1."""
+    names: tuple[str, ...]
+    """The identities of this view."""
+    files: Sequence[str] | None = None
+    """(M,) where each image of the store came from, as `identity/file name`; None where it was never a file."""
+    domains: NDArray[np.int64] | None = None
+    """(n,) a domain number for each image, where a data set has several; None means one domain."""
+
+    def __post_init__(self) -> None:
+        if self.pixels.ndim != 4 or self.pixels.dtype != np.uint8:
+            raise ValueError(
+                f"a pixel store is a uint8 array (M, height, width, channels); got {self.pixels.dtype} {self.pixels.shape}"
+            )
+        if len(self.rows) != len(self.labels):
+            raise ValueError(
+                f"{len(self.rows)} rows but {len(self.labels)} labels: a face set needs one label per image"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of every image."""
+        height, width, channels = self.pixels.shape[1:]
+        return height, width, channels
+
+    def take(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The pixels of some images of this view: (len(index), height, width, channels), uint8."""
+        return self.pixels[self.rows[index]]
+
+    def select(self, index: NDArray[np.int64]) -> FaceSet:
+        """Some images of this view; the identities keep their numbers."""
+        domains = None if self.domains is None else self.domains[index]
+        return replace(self, rows=self.rows[index], labels=self.labels[index], domains=domains)
+
+    def only(self, identities: Sequence[int] | NDArray[np.int64]) -> FaceSet:
+        """The images of some identities, renumbered 0, 1, … in the order given."""
+        chosen = np.asarray(identities, dtype=np.int64)
+        renumbered = np.full(len(self.names), -1, dtype=np.int64)
+        renumbered[chosen] = np.arange(len(chosen))
+        view = self.select(np.flatnonzero(renumbered[self.labels] >= 0))
+        return replace(view, labels=renumbered[view.labels], names=tuple(self.names[i] for i in chosen))
+
+    def counts(self) -> NDArray[np.int64]:
+        """(len(names),) images of each identity."""
+        return np.bincount(self.labels, minlength=len(self.names))
