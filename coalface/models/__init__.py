@@ -1,0 +1,94 @@
+"""Backbones: the networks that map face images to embeddings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from coalface.models.cnn import CnnSmall
+from coalface.models.feduv_cnn import FedUvCnn
+from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.models.iresnet import ir18
+
+__all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "describe"]
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "cnn-small": CnnSmall,
+    "feduv-cnn": FedUvCnn,
+    "ir18": ir18,
+}
+"""Name → `make(size, channels, embedding_size=its own default)`.
+
+Every backbone maps images (n, channels, size, size), float in [−1, 1], to embeddings (n, embedding_size) that are not
+normalised to unit length.
+"""
+
+
+def build(
+    name: str, *, size: int, channels: int, embedding_size: int | None = None, generator: np.random.Generator
+) -> nn.Module:
+    """A backbone on the CPU, in training mode, with fresh weights drawn from `generator` alone.
+
+    One draw from `generator` seeds the weights: the same state of the generator gives the same bytes, and torch's own
+    random state is left as it was. `size` is the side of the square image in pixels, `channels` 1 (grey) or 3 (RGB);
+    `embedding_size` None means the backbone's own default.
+
+    Raises ValueError for an unknown name, or a size that the backbone cannot take.
+    """
+    seed = int(generator.integers(2**63))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        with torch.device("cpu"):
+            return _make(name, size, channels, embedding_size)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a backbone weighs."""
+
+    parameters: int
+    """Numbers in its parameters, the fixed ones included."""
+    shared: int
+    """Numbers in one message under the BatchNorm policy."""
+    message_bytes: int
+    """Bytes of the tensors of one message; what the codec adds for names and shapes comes on top."""
+    kept: int
+    """Numbers that a party keeps to itself under the BatchNorm policy."""
+
+
+def describe(
+    name: str, *, size: int, channels: int, embedding_size: int | None = None, policy: BatchNormPolicy = "average"
+) -> Description:
+    """What a backbone weighs, counted without allocating or drawing its weights.
+
+    >>> describe("cnn-small", size=64, channels=1).parameters
+    311056
+    """
+    with torch.device("meta"):
+        module = _make(name, size, channels, embedding_size)
+    shared = Backbone(module, policy).shared().values()
+    kept = Backbone(module, policy).kept().values()
+    return Description(
+        parameters=sum(p.numel() for p in module.parameters()),
+        shared=sum(t.numel() for t in shared),
+        message_bytes=sum(t.numel() * t.element_size() for t in shared),
+        kept=sum(t.numel() for t in kept),
+    )
+
+
+def _make(name: str, size: int, channels: int, embedding_size: int | None) -> nn.Module:
+    if name not in BACKBONES:
+        near = difflib.get_close_matches(name, BACKBONES, n=1, cutoff=0.0)[0]
+        raise ValueError(f"there is no backbone {name!r}; did you mean {near!r}? Known: {', '.join(BACKBONES)}")
+    if channels not in (1, 3):
+        raise ValueError(f"backbone {name!r}: {channels} channels; images are grey (channels=1) or RGB (channels=3)")
+    if embedding_size is None:
+        return BACKBONES[name](size, channels)
+    if embedding_size < 1:
+        raise ValueError(f"backbone {name!r}: an embedding of {embedding_size} numbers; give embedding_size 1 or more")
+    return BACKBONES[name](size, channels, embedding_size)
