@@ -1,0 +1,219 @@
+"""What a person sees while runs train: a live view in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from coalface.report.runs import clean, figure_name, figure_text, flat_figures, mapping, number, size, whole_number
+
+LINES_A_RUN = 50
+"""Plain output: every round has its line up to this many rounds, else every `rounds / 50`-th."""
+
+
+@dataclass
+class _Now:
+    """The run in progress, as the view shows it."""
+
+    name: str
+    rounds: int
+    began: float
+    already: int = 0
+    done: int = 0
+    stage: str = ""
+    round: str = ""
+    loss: float | None = None
+    asked: int | None = None
+    arrived: int | None = None
+    failures: int = 0
+    abandoned: int = 0
+    bytes_down: float = 0
+    bytes_up: float = 0
+    judged: dict[str, float] = field(default_factory=dict)
+
+
+class Progress:
+    """A context manager that shows runs as they train, one after another.
+
+    ```
+    with Progress() as progress:
+        progress.start("demo-fedavg", rounds=20)
+        progress.round({"round": 1, "loss": 2.31, "asked": 8, "arrived": 8, "bytes_down": 812, …, "seconds": 0.8})
+        progress.finish({"devtest": {"accuracy": 83.1}}, "runs/demo-fedavg")
+    ```
+
+    In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
+    one line a round (`LINES_A_RUN`) and its last. `quiet` shows nothing. Names, reasons and notes are written without
+    control characters. The time left is (rounds to go) × (time a round has taken in this session).
+    """
+
+    def __init__(
+        self, quiet: bool = False, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._quiet = quiet
+        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._clock = clock
+        self._now: _Now | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if not self._quiet and self._console.is_terminal:
+            self._live = Live(
+                _View(self), console=self._console, refresh_per_second=4, transient=True, redirect_stderr=False
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._now is not None:  # left before it finished: say how far it came
+            how = "stopped" if error is None else f"stopped by {kind.__name__ if kind else 'an error'}"
+            self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
+            self._now = None
+
+    def start(self, name: str, rounds: int, already: int = 0) -> None:
+        """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed."""
+        self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
+        if self._live is None:
+            resumed = f", resumed after {already}" if already else ""
+            self._print(f"{clean(name)}  {rounds} rounds{resumed}")
+
+    def stage(self, name: str) -> None:
+        """The run has come to another stage."""
+        if self._now is not None and name != self._now.stage:
+            self._now.stage = name
+            if self._live is None:
+                self._print(f"{clean(self._now.name)}  stage {clean(name)}")
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """A round is over; `record` is its line of metrics.jsonl. Keys that are missing are not shown."""
+        now = self._now
+        if now is None:
+            raise RuntimeError("a round was reported before a run was started; call Progress.start(name, rounds) first")
+        now.done += 1
+        now.round = clean(record.get("round", ""))
+        if (loss := number(record.get("loss"))) is not None:
+            now.loss = loss
+        now.asked, now.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
+        now.failures += len(mapping(record.get("failed")))
+        now.abandoned += bool(record.get("abandoned"))
+        now.bytes_down += number(record.get("bytes_down")) or 0
+        now.bytes_up += number(record.get("bytes_up")) or 0
+        now.judged = flat_figures(record.get("judged")) or now.judged
+        if self._live is not None:
+            self._live.refresh()
+            return
+        every = max(1, math.ceil(now.rounds / LINES_A_RUN))
+        count = now.already + now.done
+        if count % every == 0 or count == now.rounds:
+            self._print("  ".join([clean(now.name), f"round {self._rounds_done()}", *self._details(), self._time()]))
+
+    def note(self, text: str) -> None:
+        """A line for the person, kept above the live view."""
+        self._print(clean(text))
+
+    def finish(self, figures: Mapping[str, Any], where: str | Path) -> None:
+        """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
+        if self._now is None:
+            return
+        now, self._now = self._now, None
+        flat = flat_figures(dict(figures))
+        parts = [f"{now.already + now.done} rounds", duration(self._clock() - now.began)]
+        parts += [f"{clean(figure_name(key))} {figure_text(flat, key)}" for key in _shown(flat)]
+        sent = f"down {size(now.bytes_down)} up {size(now.bytes_up)}"
+        self._print("  ".join([f"{clean(now.name)}  done", *parts, sent, f"in {clean(where)}"]))
+
+    def _print(self, line: str) -> None:
+        if self._quiet:
+            return
+        encoding = self._console.encoding or "utf-8"
+        line = line.encode(encoding, "replace").decode(encoding)
+        # soft_wrap: a line stays one line in a log, however narrow rich believes the file to be.
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _rounds_done(self) -> str:
+        now = self._now
+        return f"{now.already + now.done}/{now.rounds}" if now is not None else ""
+
+    def _details(self) -> list[str]:
+        now = self._now
+        if now is None:
+            return []
+        parts = []
+        if now.loss is not None:
+            parts.append(f"loss {now.loss:.4g}")
+        if now.asked is not None and now.arrived is not None:
+            parts.append(f"{now.arrived}/{now.asked} parties")
+        parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
+        parts += [f"{clean(figure_name(key))} {figure_text(now.judged, key)}" for key in _shown(now.judged)]
+        if now.failures:
+            parts.append(f"{now.failures} failed")
+        if now.abandoned:
+            parts.append(f"{now.abandoned} abandoned")
+        return parts
+
+    def _time(self) -> str:
+        now = self._now
+        if now is None:
+            return ""
+        gone = self._clock() - now.began
+        left = max(0, now.rounds - now.already - now.done)
+        if not now.done or not left:
+            return f"{duration(gone)} gone"
+        return f"{duration(gone)} gone, {duration(gone / now.done * left)} left"
+
+
+class _View:
+    """The live view of the current run: at most four lines, each cut to the width of the terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        progress, now = self._progress, self._progress._now
+        if now is None:
+            return
+        encoding = options.encoding or "utf-8"
+        stage = f"  {now.stage}" if now.stage else ""
+        title = f"{now.name}  round {progress._rounds_done()}{stage}"
+        lines = [(title, "bold"), ("  ".join(progress._details()), ""), (progress._time(), "dim")]
+        shown = [
+            Text(clean(line).encode(encoding, "replace").decode(encoding), style=style, no_wrap=True, overflow="crop")
+            for line, style in lines
+        ]
+        total = max(now.rounds, now.already + now.done, 1)
+        width = max(1, min(60, options.max_width))
+        bar = ProgressBar(total=total, completed=now.already + now.done, width=width)
+        yield Group(shown[0], bar, *shown[1:])
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock.
+
+    >>> duration(7.6), duration(65), duration(3_725)
+    ('0:08', '1:05', '1:02:05')
+    """
+    whole = max(0, round(seconds))
+    minutes, seconds = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _shown(figures: Mapping[str, float]) -> list[str]:
+    """The figures that fit in a line: the first of the first judge."""
+    return [key for key in figures if not key.endswith("_se")][:1]

@@ -1,0 +1,196 @@
+"""What a run folder holds, read with tolerance, and how its numbers and names are written for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
+"""Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds, as read; what is missing is empty."""
+
+    path: Path
+    label: str
+    config: dict[str, Any]
+    config_text: str
+    metrics: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    summary: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.summary.get("name") or self.config.get("name") or self.label)
+
+    @property
+    def method(self) -> str:
+        return str(self.summary.get("method") or names(self.config.get("method")) or "unknown method")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return flat_figures(self.summary.get("figures"))
+
+    @property
+    def untrained(self) -> dict[str, float]:
+        return flat_figures(self.summary.get("untrained"))
+
+
+def read(path: Path, label: str | None = None) -> Run:
+    """Read a run folder.
+
+    Raises FileNotFoundError where `path` is no run folder, ValueError where one of its files cannot be read. A last
+    line of a `.jsonl` file that was cut off (the run was killed while it wrote) is left out.
+    """
+    if not any((path / name).is_file() for name in ("summary.json", "metrics.jsonl", "config.yaml")):
+        raise FileNotFoundError(
+            f"{path} is no run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
+            "give the folder that a run has written"
+        )
+    config_text = _text(path / "config.yaml")
+    try:
+        config = yaml.safe_load(config_text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path / 'config.yaml'} is not YAML ({error}); restore it from the recipe") from error
+    try:
+        summary = json.loads(_text(path / "summary.json") or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path / 'summary.json'} is not JSON ({error}); resume the run to write it again") from error
+    for name, found in (("config.yaml", config), ("summary.json", summary)):
+        if not isinstance(found, dict):
+            raise ValueError(f"{path / name} holds a {type(found).__name__}, not keys and values; is it a run's file?")
+    return Run(
+        path=path,
+        label=label or path.resolve().name,
+        config=config,
+        config_text=config_text,
+        metrics=_lines(path / "metrics.jsonl"),
+        events=_lines(path / "events.jsonl"),
+        summary=summary,
+    )
+
+
+def read_all(paths: Sequence[Path]) -> list[Run]:
+    """Read several run folders; each is labelled by its folder's name, with parents where two would be the same.
+
+    Raises ValueError where a folder is given twice.
+    """
+    whole = [path.resolve() for path in paths]
+    for path in whole:
+        if whole.count(path) > 1:
+            raise ValueError(f"{path} is given {whole.count(path)} times: a run cannot be compared with itself")
+    depth = 1
+    while len({path.parts[-depth:] for path in whole}) < len(whole):
+        depth += 1
+    return [read(given, "/".join(path.parts[-depth:])) for given, path in zip(paths, whole, strict=True)]
+
+
+def flat_figures(by_judge: object) -> dict[str, float]:
+    """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is no finite number is left out."""
+    flat = {}
+    for judge, figures in mapping(by_judge).items():
+        for key, value in mapping(figures).items():
+            if (finite := number(value)) is not None:
+                flat[f"{judge}/{key}"] = finite
+    return flat
+
+
+def figure_name(key: str) -> str:
+    """A figure as a person reads it: `devtest/tar@far=0.01` → `devtest TAR at FAR 0.01`."""
+    judge, _, figure = key.rpartition("/")
+    if figure.startswith("tar@far="):
+        figure = f"TAR at FAR {figure.removeprefix('tar@far=')}"
+    elif figure in LOWER_IS_BETTER:
+        figure = figure.upper()
+    return f"{judge} {figure}".strip()
+
+
+def figure_text(figures: Mapping[str, float], key: str) -> str:
+    """A figure with its standard error where it has one: `83.1 ± 1.1`."""
+    if key not in figures:
+        return ""
+    error = figures.get(f"{key}_se")
+    return rounded(figures[key]) + ("" if error is None else f" ± {rounded(error)}")
+
+
+def rounded(value: float) -> str:
+    """A figure in percent: one place, two where it is below ten."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def signed(value: float) -> str:
+    """A difference in percentage points: `+2.10`, `−0.40`."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units.
+
+    >>> size(950), size(1_234_567)
+    ('950 B', '1.23 MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = 0
+    while abs(count) >= 999.5 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
+
+
+def clean(text: object) -> str:
+    """A name or a reason on one line, without the control characters that could drive a terminal.
+
+    Format characters go as well: a right-to-left override would reorder what a person reads.
+    """
+    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+
+
+def number(value: object) -> float | None:
+    """A finite number, else None: JSON may hold null, NaN, text or true where a number is expected."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a JSON integer may be larger than any float
+        return None
+
+
+def whole_number(value: object) -> int | None:
+    finite = number(value)
+    return None if finite is None else int(finite)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """`value` where it is a dict, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def names(value: object) -> str:
+    """What a recipe calls a part: the text itself, or its `name` key."""
+    return str(mapping(value).get("name", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    lines = [line for line in _text(path).split("\n") if line.strip()]
+    found = []
+    for index, line in enumerate(lines):
+        try:
+            found.append(mapping(json.loads(line)))
+        except json.JSONDecodeError as error:
+            if index < len(lines) - 1:
+                raise ValueError(
+                    f"{path}, line {index + 1} is not JSON ({error}); resume the run to repair it"
+                ) from error
+    return tuple(found)
