@@ -83,7 +83,7 @@ class ArcFace(CosineLoss):
     """m, in radians, 0 to π."""
 
     def target(self, cosine: Tensor) -> Tensor:
-        # Rounded, 1 − cosine² is either ≤ 0 or about eps at least: the clamp alters only what is 0, or 0 but for rounding.
+        # A cosine beside ±1 leaves 1 − cosine² at about eps: the clamp alters only what is 0, or below it by rounding.
         sine = (1 - cosine * cosine).clamp_min(torch.finfo(cosine.dtype).tiny).sqrt()
         turned = cosine * math.cos(self.margin) - sine * math.sin(self.margin)
         beyond = cosine - self.margin * math.sin(self.margin)

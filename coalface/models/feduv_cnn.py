@@ -13,8 +13,9 @@ class FedUvCnn(nn.Module):
     """Five blocks of 3×3 convolution, ReLU, max-pool and GroupNorm of two groups, then one linear layer.
 
     (n, channels, size, size) → (n, embedding_size). The pools divide the side by 64 in all, so the linear layer reads
-    512 · ⌊size / 64⌋² numbers; 4.2 M parameters at 64×64. Source: Hosseini et al., "Federated Learning of User
-    Verification Models Without Sharing Embeddings" (ICML 2021), the network for VoxCeleb faces.
+    512 · ⌊size / 64⌋² numbers; 4.2 M parameters at 64×64. Source: the blocks are those of Hosseini et al., "Federated
+    Learning of User Verification Models Without Sharing Embeddings" (ICML 2021); the pools are not in the paper and
+    follow its public reproductions.
 
     Raises ValueError for a size below 64.
     """

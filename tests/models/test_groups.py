@@ -1,0 +1,141 @@
+import pytest
+import torch
+from torch import nn
+
+from coalface.models.groups import Backbone
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(3))
+
+
+def net(seed=0):
+    module = small(seed)
+    module(torch.randn(4, 1, 8, 8))
+    return module
+
+
+CONV_AND_FC = ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared", "kept"),
+    [
+        (
+            "average",
+            ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "3.weight", "3.bias"],
+            [],
+        ),
+        (
+            "parameters-only",
+            ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"],
+            ["1.running_mean", "1.running_var"],
+        ),
+        ("local", CONV_AND_FC, ["1.weight", "1.bias", "1.running_mean", "1.running_var"]),
+    ],
+)
+def test_each_policy_shares_and_keeps_what_it_says(policy, shared, kept):
+    backbone = Backbone(net(), policy)
+    assert list(backbone.shared()) == shared
+    assert list(backbone.kept()) == kept
+    state = backbone.module.state_dict()
+    assert all(torch.equal(t, state[name]) for name, t in (backbone.shared() | backbone.kept()).items())
+
+
+def test_without_batch_norm_the_policies_are_the_same():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2))
+    for policy in ("average", "local", "parameters-only"):
+        assert list(Backbone(module, policy).shared()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert Backbone(module, policy).kept() == {}
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "parameters-only"])
+def test_loading_what_was_handed_out_restores_the_module(policy):
+    backbone = Backbone(net(0), policy)
+    shared, kept = backbone.shared(), backbone.kept()
+    before = {name: t.clone() for name, t in backbone.module.state_dict().items() if t.is_floating_point()}
+    places = [p.data_ptr() for p in backbone.module.parameters()]
+    backbone.module(torch.randn(4, 1, 8, 8)).sum().backward()
+    with torch.no_grad():
+        for parameter in backbone.module.parameters():
+            parameter -= 0.1
+    assert not torch.equal(backbone.module.state_dict()["1.running_mean"], before["1.running_mean"])
+    backbone.load(shared, kept)
+    assert all(torch.equal(backbone.module.state_dict()[name], t) for name, t in before.items())
+    assert places == [p.data_ptr() for p in backbone.module.parameters()], "the tensors themselves stay"
+
+
+def test_training_does_not_change_what_was_handed_out():
+    backbone = Backbone(net(), "local")
+    shared, kept = backbone.shared(), backbone.kept()
+    before = {name: t.clone() for name, t in (shared | kept).items()}
+    with torch.no_grad():
+        for parameter in backbone.module.parameters():
+            parameter += 1
+    backbone.module(torch.randn(4, 1, 8, 8))
+    assert all(torch.equal(t, before[name]) for name, t in (shared | kept).items())
+    assert not any(t.requires_grad for t in shared.values())
+
+
+def test_a_party_that_kept_nothing_gets_the_fresh_values_and_not_its_predecessors():
+    backbone = Backbone(net(), "local")
+    shared, fresh = backbone.shared(), backbone.kept()
+    with torch.no_grad():
+        backbone.module[1].weight += 5  # one party trains …
+    backbone.module(torch.randn(4, 1, 8, 8))
+    backbone.load(shared)  # … and the next one comes for the first time
+    assert all(torch.equal(t, fresh[name]) for name, t in backbone.kept().items())
+    assert backbone.module[1].num_batches_tracked == 0
+
+
+def test_parameters_are_the_trainable_ones_of_the_module_itself():
+    module = net()
+    module[3].bias.requires_grad_(False)
+    backbone = Backbone(module, "local")
+    assert list(backbone.parameters) == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight"]
+    assert backbone.parameters["0.weight"] is module[0].weight
+    assert "3.bias" in backbone.shared(), "a fixed parameter is part of the model all the same"
+
+
+def test_a_module_moved_or_laid_out_anew_is_still_the_one():
+    backbone = Backbone(net(), "average")
+    backbone.module.to(memory_format=torch.channels_last)
+    backbone.module.double()
+    shared = backbone.shared()
+    assert shared["1.running_mean"].dtype == torch.float64
+    assert all(t.is_contiguous() for t in shared.values())
+    backbone.load({name: t + 1 for name, t in shared.items()})
+    torch.testing.assert_close(backbone.module[0].weight, shared["0.weight"] + 1)
+    torch.testing.assert_close(backbone.module[1].running_mean, shared["1.running_mean"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: {n: t for n, t in s.items() if n != "0.bias"}, "missing 0.bias"),
+        (lambda s: s | {"4.weight": torch.zeros(1)}, "not expected 4.weight"),
+        (lambda s: s | {"3.bias": torch.zeros(4)}, r"3.bias has shape \(4,\), not \(3,\)"),
+        (lambda s: s | {"3.bias": torch.zeros(3, dtype=torch.float64)}, "3.bias is torch.float64, not torch.float32"),
+        (lambda s: {}, "missing 0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean and 3 more"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(change, says):
+    backbone = Backbone(net(), "average")
+    shared = backbone.shared()
+    wrong = change({name: t + 1 for name, t in shared.items()})
+    with pytest.raises(ValueError, match=says) as refusal:
+        backbone.load(wrong)
+    assert "the shared tensors do not fit the backbone under the BatchNorm policy 'average'" in str(refusal.value)
+    assert all(torch.equal(t, shared[name]) for name, t in backbone.shared().items())
+
+
+def test_kept_tensors_are_checked_as_well():
+    backbone = Backbone(net(), "parameters-only")
+    with pytest.raises(ValueError, match="the kept tensors do not fit .* missing 1.running_var"):
+        backbone.load(backbone.shared(), {"1.running_mean": torch.zeros(2)})
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ValueError, match="no BatchNorm policy 'averaged'; known: average, local, parameters-only"):
+        Backbone(net(), "averaged")
