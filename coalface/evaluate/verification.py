@@ -1,0 +1,314 @@
+"""Verification: are two images of one identity? Accuracy, TAR at FAR, EER, ROC.
+
+A pair is accepted iff its score is at least the threshold. Every threshold is an exact order statistic of the scores;
+`docs/figures.md` writes the convention down. Functions return fractions; `Judgement.figures` alone speaks in percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+GRID = np.arange(0, 4, 0.01)
+"""The grid of the field's scripts: 400 squared Euclidean distances of unit vectors."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of pairs decided rightly, with thresholds chosen on other pairs."""
+
+    mean: float
+    """Fraction, 0 to 1: the mean over the folds."""
+    error: float
+    """The standard error of the mean."""
+    thresholds: tuple[float, ...]
+    """The threshold of each fold: a cosine."""
+
+
+@dataclass(frozen=True)
+class TarAtFar:
+    """The true accept rate where at most floor(far × impostors) impostor pairs are accepted."""
+
+    far: float
+    tar: float
+    """Fraction, 0 to 1, of the genuine pairs that are accepted."""
+    threshold: float
+    """The lowest threshold that keeps to the allowance: just above the best impostor that must be rejected."""
+    false_accepts: int
+    """Impostor pairs accepted; below the allowance where a tie would have gone over it."""
+    impostors: int
+    carried: bool
+    """False where floor(far × impostors) is 0: the list is too short for this FAR, and `tar` is that at no accepts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """The curve of TAR over FAR, at exact counts of accepted impostors."""
+
+    far: NDArray[np.float64]
+    tar: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How many genuine and impostor pairs fall into each interval of cosine."""
+
+    edges: NDArray[np.float64]
+    """(bins + 1,) from −1 to 1."""
+    genuine: NDArray[np.int64]
+    impostor: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one pair list says of one model."""
+
+    accuracy: Accuracy | None
+    """None for a list with a headline mask: with so many impostors to a genuine pair, accuracy would say little."""
+    tars: tuple[TarAtFar, ...]
+    eer: float
+    genuine: int
+    """Genuine pairs that counted."""
+    impostors: int
+
+    def figures(self) -> dict[str, float]:
+        """The figures in percent, unrounded: `accuracy`, `accuracy_se`, `tar@far=0.01`, …, `eer`.
+
+        A TAR that the list is too short to carry is left out, so that no table shows it.
+        """
+        figures: dict[str, float] = {}
+        if self.accuracy is not None:
+            figures |= {"accuracy": 100 * self.accuracy.mean, "accuracy_se": 100 * self.accuracy.error}
+        figures |= {f"tar@far={tar.far:g}": 100 * tar.tar for tar in self.tars if tar.carried}
+        return figures | {"eer": 100 * self.eer}
+
+
+def judge(
+    features: NDArray[np.float32],
+    left: NDArray[np.int64],
+    right: NDArray[np.int64],
+    same: NDArray[np.bool_],
+    fold: NDArray[np.int64] | None = None,
+    headline: NDArray[np.bool_] | None = None,
+    fars: Sequence[float] = (0.01, 0.001),
+) -> Judgement:
+    """Judge unit embeddings (images, d) on pairs (n,) of them.
+
+    `headline` (n,) marks the genuine pairs that count (impostor pairs all count); a list that has it is judged by
+    TAR and EER alone. `fold` is as in `ten_fold_accuracy`.
+    """
+    if headline is not None and headline.shape != same.shape:
+        raise ValueError(f"the headline mask has {headline.shape} entries for {same.shape} pairs: give one per pair")
+    counted = np.ones(len(same), dtype=bool) if headline is None else headline | ~same
+    scores, kept = score_pairs(features, left[counted], right[counted]), same[counted]
+    return Judgement(
+        accuracy=ten_fold_accuracy(scores, kept, fold) if headline is None else None,
+        tars=tuple(tar_at_far(scores, kept, fars)),
+        eer=eer(scores, kept),
+        genuine=int(kept.sum()),
+        impostors=int((~kept).sum()),
+    )
+
+
+def score_pairs(
+    features: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64], block: int = 256
+) -> NDArray[np.float64]:
+    """The cosine of each pair of unit rows: (n,), summed in float64, `block` pairs at a time."""
+    scores = np.empty(len(left))
+    for start in range(0, len(left), block):
+        stop = start + block
+        product = features[left[start:stop]]  # a copy, because the index is an array
+        product *= features[right[start:stop]]
+        product.sum(axis=1, dtype=np.float64, out=scores[start:stop])
+    return scores
+
+
+def tenths(same: NDArray[np.bool_], folds: int = 10) -> NDArray[np.int64]:
+    """Folds for a list that brings none: contiguous tenths of its genuine pairs, and of its impostor pairs.
+
+    >>> tenths(np.array([True, True, False, False, True, False]), folds=3).tolist()
+    [0, 1, 0, 1, 2, 2]
+    """
+    fold = np.empty(len(same), dtype=np.int64)
+    for kind, word in ((same, "genuine"), (~same, "impostor")):
+        count = int(kind.sum())
+        if count < folds:
+            raise ValueError(f"{count} {word} pairs cannot make {folds} folds: judge on a list with at least {folds}")
+        fold[kind] = np.arange(count) * folds // count
+    return fold
+
+
+def ten_fold_accuracy(
+    scores: NDArray[np.float64],
+    same: NDArray[np.bool_],
+    fold: NDArray[np.int64] | None = None,
+    mode: Literal["exact", "grid"] = "exact",
+) -> Accuracy:
+    """The field's cross-validated accuracy: each fold is decided by the threshold that is best on all the others.
+
+    `fold` (n,) numbers the fold of each pair; None means `tenths`. The error is s / √F over the F folds, s² with F − 1.
+    Mode "exact" chooses among the scores of the other folds, as `best_threshold` does. Mode "grid" is that of the
+    field's scripts: a pair is accepted iff its squared distance 2 − 2·score is less than a threshold of `GRID`, and of
+    equally good thresholds the smallest distance is taken.
+    """
+    _check(scores, same)
+    fold = tenths(same) if fold is None else fold
+    numbers = np.unique(fold)
+    if len(numbers) < 2:
+        raise ValueError("all pairs are in one fold: cross-validation needs two or more; pass fold=None to make ten")
+    order = np.argsort(scores, kind="stable")
+    ordered, genuine, places = scores[order], same[order], fold[order]
+    rates, thresholds = [], []
+    for number in numbers:
+        others = places != number
+        if mode == "grid":
+            distance = _best_distance(2 - 2 * ordered[others], genuine[others])
+            accepted, threshold = 2 - 2 * ordered[~others] < distance, 1 - distance / 2
+        else:
+            threshold = _best_cut(ordered[others], genuine[others])
+            accepted = ordered[~others] >= threshold
+        rates.append((accepted == genuine[~others]).mean())
+        thresholds.append(float(threshold))
+    error = float(np.std(rates, ddof=1) / math.sqrt(len(rates)))
+    return Accuracy(mean=float(np.mean(rates)), error=error, thresholds=tuple(thresholds))
+
+
+def two_list_accuracy(
+    train_scores: NDArray[np.float64],
+    train_same: NDArray[np.bool_],
+    test_scores: NDArray[np.float64],
+    test_same: NDArray[np.bool_],
+) -> Accuracy:
+    """The two-file form of LFW's View 1: the threshold best on one list (pairsDevTrain) decides another (pairsDevTest).
+
+    The error is the binomial √(p(1 − p) / n).
+    """
+    _check(test_scores, test_same)
+    threshold = best_threshold(train_scores, train_same)
+    rate = float(((test_scores >= threshold) == test_same).mean())
+    return Accuracy(mean=rate, error=math.sqrt(rate * (1 - rate) / len(test_same)), thresholds=(threshold,))
+
+
+def best_threshold(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    """The score that decides most pairs rightly as a threshold.
+
+    Candidates are the distinct scores and one value just above the highest (accept nobody). Of k equally good
+    candidates the ((k + 1) // 2)-th from below is taken: the middle leans neither to accepting nor to rejecting. So
+    the choice rests on the order of the scores alone.
+
+    >>> best_threshold(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
+    0.6
+    """
+    _check(scores, same)
+    order = np.argsort(scores, kind="stable")
+    return _best_cut(scores[order], same[order])
+
+
+def _best_cut(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    # scores ascending. Rejecting the lowest i pairs costs `wrong[i]` pairs more than accepting all of them.
+    wrong = np.concatenate([[0], np.cumsum(np.where(same, 1, -1))])
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(scores)) + 1, [len(scores)]])
+    best = cuts[wrong[cuts] == wrong[cuts].min()]
+    chosen = best[(len(best) - 1) // 2]
+    return float(scores[chosen]) if chosen < len(scores) else float(np.nextafter(scores[-1], np.inf))
+
+
+def _best_distance(distances: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    genuine = np.searchsorted(np.sort(distances[same]), GRID)  # how many are less than each threshold
+    impostor = np.searchsorted(np.sort(distances[~same]), GRID)
+    return float(GRID[np.argmax(genuine - impostor)])
+
+
+def allowed(far: float, impostors: int) -> int:
+    """floor(far × impostors), far being the decimal number as it is written: 0.29 of 100 is 29, not 28.
+
+    >>> allowed(0.29, 100), int(0.29 * 100)
+    (29, 28)
+    """
+    share = Fraction(str(float(far)))
+    if not 0 < share <= 1:
+        raise ValueError(f"a FAR of {far} is not a rate: give a number above 0 and at most 1, such as 0.001")
+    return math.floor(share * impostors)
+
+
+def tar_at_far(scores: NDArray[np.float64], same: NDArray[np.bool_], fars: Sequence[float]) -> list[TarAtFar]:
+    """TAR at each FAR, FAR as a count: of N impostor pairs at most floor(far × N) may be accepted.
+
+    The threshold lies just above the best impostor that must be rejected. So impostors tied with that one are
+    rejected too, and fewer than floor(far × N) may be accepted. With N = 1,000: far 0.01 allows 10; far 0.0001 allows
+    none, and `carried` is False.
+    """
+    _check(scores, same)
+    impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
+    results = []
+    for far in fars:
+        count = allowed(far, len(impostor))
+        if count >= len(impostor):
+            threshold = min(impostor[0], genuine[0])
+        else:
+            threshold = np.nextafter(impostor[len(impostor) - 1 - count], np.inf)
+        results.append(
+            TarAtFar(
+                far=float(far),
+                tar=(len(genuine) - int(np.searchsorted(genuine, threshold))) / len(genuine),
+                threshold=float(threshold),
+                false_accepts=len(impostor) - int(np.searchsorted(impostor, threshold)),
+                impostors=len(impostor),
+                carried=count >= 1,
+            )
+        )
+    return results
+
+
+def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    """The equal error rate: where the ROC, its exact points joined by straight lines, has FAR = 1 − TAR."""
+    _check(scores, same)
+    levels = np.unique(scores)
+    # Entry j: the threshold is levels[j]; the last entry: above all.
+    far = 1 - np.append(np.searchsorted(np.sort(scores[~same]), levels), (~same).sum()) / (~same).sum()
+    missed = np.append(np.searchsorted(np.sort(scores[same]), levels), same.sum()) / same.sum()
+    gap = missed - far  # rises from −1 to 1
+    after = int(np.argmax(gap >= 0))
+    step = -gap[after - 1] / (gap[after] - gap[after - 1])
+    return float(far[after - 1] + step * (far[after] - far[after - 1]))
+
+
+def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200) -> Roc:
+    """At most `points` points of the ROC for a drawing: FAR k / N log-spaced from 1 / N to 1, each TAR exact."""
+    _check(scores, same)
+    impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
+    total = len(impostor)
+    counts = np.unique(np.geomspace(1, total, points).round().astype(np.int64))
+    counts = np.unique(np.append(counts, total))
+    rejected = total - 1 - counts[:-1]  # the best impostor that must be rejected; at FAR 1 there is none
+    missed = np.searchsorted(genuine, impostor[rejected], side="right")
+    return Roc(far=counts / total, tar=np.append(1 - missed / len(genuine), 1.0))
+
+
+def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 100) -> Histogram:
+    """Counts of genuine and impostor scores in equal intervals of [−1, 1]; rounding may put a cosine past an end."""
+    _check(scores, same)
+    inside = np.clip(scores, -1, 1)
+    genuine, edges = np.histogram(inside[same], bins=bins, range=(-1, 1))
+    impostor, _ = np.histogram(inside[~same], bins=bins, range=(-1, 1))
+    return Histogram(edges=edges, genuine=genuine, impostor=impostor)
+
+
+def _check(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> None:
+    if scores.shape != same.shape or scores.ndim != 1 or same.dtype != np.bool_:
+        raise ValueError(
+            f"scores {scores.shape} and same {same.dtype} {same.shape} do not go together: "
+            "each pair needs one score and one bool that says whether it is genuine"
+        )
+    if not same.any() or same.all():
+        word = "genuine" if not same.any() else "impostor"
+        raise ValueError(f"the pair list has no {word} pairs: verification needs both kinds")
+    bad = int((~np.isfinite(scores)).sum())
+    if bad:
+        raise ValueError(f"{bad} of {len(scores)} scores are not finite: the embeddings they come from are broken")
