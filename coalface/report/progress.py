@@ -16,7 +16,17 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from coalface.report.runs import clean, figure_name, figure_text, flat_figures, mapping, number, size, whole_number
+from coalface.report.runs import (
+    clean,
+    duration,
+    figure_name,
+    figure_text,
+    flat_figures,
+    mapping,
+    number,
+    size,
+    whole_number,
+)
 
 LINES_A_RUN = 50
 """Plain output: every round has its line up to this many rounds, else every `rounds / 50`-th."""
@@ -200,18 +210,6 @@ class _View:
         width = max(1, min(60, options.max_width))
         bar = ProgressBar(total=total, completed=now.already + now.done, width=width)
         yield Group(shown[0], bar, *shown[1:])
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a clock.
-
-    >>> duration(7.6), duration(65), duration(3_725)
-    ('0:08', '1:05', '1:02:05')
-    """
-    whole = max(0, round(seconds))
-    minutes, seconds = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _shown(figures: Mapping[str, float]) -> list[str]:

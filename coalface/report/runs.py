@@ -118,8 +118,9 @@ def figure_text(figures: Mapping[str, float], key: str) -> str:
     """A figure with its standard error where it has one: `83.1 ± 1.1`."""
     if key not in figures:
         return ""
+    places = 2 if abs(figures[key]) < 10 else 1
     error = figures.get(f"{key}_se")
-    return rounded(figures[key]) + ("" if error is None else f" ± {rounded(error)}")
+    return f"{figures[key]:.{places}f}" + ("" if error is None else f" ± {error:.{places}f}")
 
 
 def rounded(value: float) -> str:
@@ -143,6 +144,18 @@ def size(count: float) -> str:
     while abs(count) >= 999.5 and power < len(units) - 1:
         count, power = count / 1000, power + 1
     return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock.
+
+    >>> duration(7.6), duration(65), duration(3_725)
+    ('0:08', '1:05', '1:02:05')
+    """
+    whole = max(0, round(seconds))
+    minutes, seconds = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def clean(text: object) -> str:
@@ -176,6 +189,21 @@ def mapping(value: object) -> dict[str, Any]:
 def names(value: object) -> str:
     """What a recipe calls a part: the text itself, or its `name` key."""
     return str(mapping(value).get("name", "")) if isinstance(value, dict) else str(value or "")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested keys as `a.b.c`, values as text.
+
+    >>> flatten({"data": {"size": 112, "flip": True}})
+    {'data.size': '112', 'data.flip': 'true'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -18,6 +17,7 @@ from coalface.report.runs import (
     clean,
     figure_name,
     figure_text,
+    flatten,
     mapping,
     number,
     read_all,
@@ -44,6 +44,13 @@ class Difference:
         if self.low is None or self.high is None:
             return None
         return "undecided" if self.low <= 0 <= self.high else "decided"
+
+    def sentence(self) -> str:
+        """The difference in words: `−5.00 points (interval −7.20 to −2.80)`."""
+        if self.low is None or self.high is None:
+            return f"{signed(self.value)} points"
+        doubt = ", undecided" if self.verdict == "undecided" else ""
+        return f"{signed(self.value)} points (interval {signed(self.low)} to {signed(self.high)}{doubt})"
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -214,7 +221,7 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     same_method = len({run.method for run in runs}) == 1
     found = []
     for where in ("config", "numerics"):
-        flat = [_flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
+        flat = [flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
         for key in dict.fromkeys(key for one in flat for key in one):
             values = [one.get(key, "absent") for one in flat]
             present = {one[key] for one in flat if key in one}
@@ -224,13 +231,3 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
                 continue
             found.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
     return found
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat

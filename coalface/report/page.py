@@ -1,0 +1,159 @@
+"""The report page of a run: one HTML file that needs nothing else, the same bytes for the same run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from coalface.report import charts, grids
+from coalface.report.runs import (
+    Run,
+    clean,
+    duration,
+    figure_name,
+    figure_text,
+    flatten,
+    mapping,
+    number,
+    read_all,
+    rounded,
+    signed,
+    size,
+    whole_number,
+)
+from coalface.report.table import Comparison, Intervals, compare_runs
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the head of the page, with what it is and what to hold it against."""
+
+    title: str
+    value: str
+    detail: str = ""
+
+
+def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path | None = None) -> Path:
+    """Write the report page of `run`, compared with `others` where there are any, and return its path.
+
+    The page goes to `to`, else to RUN/report.html. `intervals` are those of `table.compare`: the differences of the
+    others to `run`, keyed by the paths as given here. Raises FileNotFoundError or ValueError where a run folder cannot
+    be read.
+    """
+    target = to or run / "report.html"
+    page = render(read_all([run, *others]), intervals)
+    target.write_bytes(page.encode("utf-8", "replace"))
+    return target
+
+
+def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
+    """The page of the first run, held against the others, as HTML."""
+    run = runs[0]
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    template = environment.from_string((files("coalface.report") / "page.html").read_text("utf-8"))
+    judged = [key for key in run.figures if not key.endswith("_se")]
+    comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
+    ledger = mapping(run.summary.get("ledger"))
+    return template.render(
+        run=run,
+        runs=runs,
+        pooled=[one.label for one in runs if one.summary.get("pooled")],
+        sentence=_sentence(run),
+        result=_result(run, judged, comparison),
+        tiles=_tiles(run, judged),
+        figures=grids.figures(run, judged),
+        comparison=comparison,
+        compared=grids.compared(comparison) if comparison else None,
+        overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
+        apart=grids.apart(comparison) if comparison else None,
+        progress=charts.progress(runs),
+        logged=charts.logged(runs),
+        similarity=charts.similarity(runs),
+        parties=grids.parties(run),
+        failures=grids.failures(run),
+        bytes=grids.traffic(run),
+        messages=grids.messages(run),
+        stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
+        kinds=grids.kinds(ledger),
+        tensors=grids.tensors(ledger),
+        ledger=ledger,
+        ledger_lines=grids.integer_text(ledger.get("lines")),
+        ledger_bytes=grids.size_text(ledger.get("bytes")),
+        heads=grids.heads(ledger),
+        numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
+        config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
+    )
+
+
+def _shown(value: object) -> object:
+    """What the template writes for a value: text without control characters, nothing for None."""
+    return value if isinstance(value, Markup) else "" if value is None else clean(value)
+
+
+def _model(run: Run) -> str:
+    model = run.config.get("model")
+    if isinstance(model, dict):
+        return str(model.get("name") or model.get("backbone") or "a model")
+    return str(model or "a model")
+
+
+def _sentence(run: Run) -> str:
+    """What was trained, by whom and how."""
+    summary, parties = run.summary, grids.as_dicts(run.summary.get("parties"))
+    setting = f" ({summary['setting']})" if summary.get("setting") else ""
+    count = {0: "its parties", 1: "1 party"}.get(len(parties), f"{len(parties):,} parties")
+    who = count + setting
+    if summary.get("pooled"):
+        how = f"{_model(run)} on the images of all parties, pooled in one place"
+    elif run.method == "solo":
+        how = f"{_model(run)} at each of {who}, each on its own images"
+    else:
+        how = f"{_model(run)} over {who}"
+    rounds = whole_number(summary.get("rounds"))
+    length = f" in {rounds:,} round{'s' * (rounds != 1)}" if rounds is not None else ""
+    seed = whole_number(summary.get("seed", run.config.get("seed")))
+    return f"{run.method} trained {how}{length}" + (f", seed {seed}." if seed is not None else ".")
+
+
+def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> list[str]:
+    """The first figure in words: against the untrained model, then against each other run."""
+    if not judged:
+        return ["This run has not been judged yet."]
+    key = judged[0]
+    first = f"{figure_name(key)}: {figure_text(run.figures, key)} %"
+    if key in run.untrained:
+        first += f", untrained {rounded(run.untrained[key])} % ({signed(run.figures[key] - run.untrained[key])} points)"
+    said = [first + "."]
+    for row in comparison.rows[1:] if comparison else ():
+        if key in row.figures:
+            difference = row.differences.get(key)
+            apart = f", {difference.sentence()}" if difference else ""
+            said.append(f"{row.run}: {figure_text(row.figures, key)} %{apart}.")
+    return said
+
+
+def _tiles(run: Run, judged: Sequence[str]) -> list[Tile]:
+    tiles = []
+    for key in judged[:2]:
+        untrained = f"untrained {rounded(run.untrained[key])} %" if key in run.untrained else ""
+        tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", untrained))
+    sent = mapping(run.summary.get("bytes"))
+    if (up := number(sent.get("up"))) is not None:
+        down = number(sent.get("down"))
+        tiles.append(Tile("sent by the parties", size(up), f"{size(down)} sent to them" if down is not None else ""))
+    parties = grids.as_dicts(run.summary.get("parties"))
+    if parties:
+        images = sum(whole_number(p.get("images")) or 0 for p in parties)
+        tiles.append(Tile("parties", f"{len(parties):,}", f"{images:,} images" if images else ""))
+    seconds = {key: value for key, found in mapping(run.summary.get("seconds")).items() if (value := number(found))}
+    if "total" in seconds:
+        rest = [f"{key} {duration(value)}" for key, value in seconds.items() if key != "total" and value >= 1]
+        tiles.append(Tile("time", duration(seconds["total"]), ", ".join(rest)))
+    return tiles
