@@ -33,7 +33,8 @@ class FaceSet:
     def __post_init__(self) -> None:
         if self.pixels.ndim != 4 or self.pixels.dtype != np.uint8:
             raise ValueError(
-                f"a pixel store is a uint8 array (M, height, width, channels); got {self.pixels.dtype} {self.pixels.shape}"
+                "a pixel store is a uint8 array (M, height, width, channels); "
+                f"got {self.pixels.dtype} {self.pixels.shape}"
             )
         if len(self.rows) != len(self.labels):
             raise ValueError(

@@ -35,6 +35,7 @@ class CnnSmall(nn.Module):
             width, side = wider, -(-side // 2)
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(width * side * side, embedding_size)
+        self.embedding_size = embedding_size
 
     def forward(self, images: Tensor) -> Tensor:
         return self.fc(self.blocks(images).flatten(1))

@@ -39,6 +39,7 @@ class FedUvCnn(nn.Module):
             width, side = wider, side // pool
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(width * side * side, embedding_size)
+        self.embedding_size = embedding_size
 
     def forward(self, images: Tensor) -> Tensor:
         return self.fc(self.blocks(images).flatten(1))

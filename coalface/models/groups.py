@@ -62,6 +62,11 @@ class Backbone:
         return _copies(self._kept)
 
     @property
+    def embedding_size(self) -> int:
+        """Numbers in an embedding."""
+        return int(self.module.embedding_size)  # type: ignore[arg-type]
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by name, in order: the module's own tensors, for an optimiser."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}

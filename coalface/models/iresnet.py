@@ -65,6 +65,7 @@ class IResNet(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(width * side * side, embedding_size)
+        self.embedding_size = embedding_size
         self.features = nn.BatchNorm1d(embedding_size)
         self.features.weight.requires_grad_(False)
         for module in self.modules():

@@ -1,0 +1,515 @@
+"""The words in which every method is written: messages, private state, steps, folds, stages, and the federation.
+
+A method is plain server code that calls typed steps at parties. Engines carry the messages, keep the private state and
+write the checkpoints; nothing in a method says which engine runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Tensors by name, for example the parameters of a backbone."""
+
+Kind = Literal["message", "private", "state"]
+C = TypeVar("C", bound=type)
+
+
+class DeclarationError(TypeError):
+    """A message, a step or a method is declared in a way that no engine could carry out."""
+
+
+# --- randomness -------------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int, *names: str | int) -> np.random.Generator:
+    """A random stream of its own for every name: the key is SHA-256(seed / name / name …).
+
+    Streams are independent of the order in which they are asked for, of the number of parties and of the engine.
+
+    >>> generator(1, "silo-00", 3).integers(100) == generator(1, "silo-00", 3).integers(100)
+    np.True_
+    """
+    key = hashlib.sha256("/".join([str(seed), *map(str, names)]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+
+# --- what is kept and what crosses the wire ---------------------------------------------------------------------------
+
+
+def _declare(cls: C, kind: Kind) -> C:
+    made: Any = dataclass(frozen=True, kw_only=True, eq=False)(cls)
+    made.__coalface_kind__ = kind
+    for name, annotation in typing.get_type_hints(made).items():
+        _check_field(made, name, annotation, kind)
+    return typing.cast(C, made)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def message(cls: C) -> C:
+    """Declare what may cross the wire: a frozen, keyword-only dataclass of tensors and plain values.
+
+    Fields are `Tensor`, `Tensors`, `int`, `float`, `bool`, `str`, or one of these `| None`. Nothing else ever leaves a
+    party. A tensor field of a reply must look (names, shapes, dtypes) like the field of the same name that was sent to
+    the party; `like("other")` names another field, `free()` lifts the rule.
+    """
+    return _declare(cls, "message")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def private(cls: C) -> C:
+    """Declare what lives at one party, across rounds and restarts. The codec refuses to encode it for the wire."""
+    return _declare(cls, "private")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def state(cls: C) -> C:
+    """Declare what a method keeps at the server from round to round; it is what a checkpoint holds."""
+    return _declare(cls, "state")
+
+
+def like(other: str) -> Any:
+    """A reply's tensor field that must look like the field `other` of what was sent to the party."""
+    return field(metadata={"like": other})
+
+
+def free() -> Any:
+    """A reply's tensor field whose shape only the method knows; finite values are still required."""
+    return field(metadata={"like": None})
+
+
+def kind_of(value: object) -> Kind | None:
+    """`message`, `private` or `state`, of a declared class or of one of its instances; else None."""
+    return getattr(value, "__coalface_kind__", None)
+
+
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """`X | None` as (X, True); any other annotation as (itself, False)."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        rest = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(rest) == 1 and len(typing.get_args(annotation)) == 2:
+            return rest[0], True
+    return annotation, False
+
+
+def _check_field(cls: type, name: str, annotation: Any, kind: Kind) -> None:
+    inner, _ = without_none(annotation)
+    if inner in (Tensor, Tensors, int, float, bool, str):
+        return
+    where = f"{cls.__name__}.{name}"
+    if kind == "message":
+        hint = "it is private state, which never leaves a party" if kind_of(inner) == "private" else "it is not plain"
+        raise DeclarationError(
+            f"message field {where}: {annotation} cannot cross the wire: {hint}. "
+            "Use Tensor, Tensors, int, float, bool or str (each may be `| None`)."
+        )
+    if kind_of(inner) == kind or inner is Ticket:
+        return
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if origin is dict and args[0] is str:
+        return _check_field(cls, name, args[1], kind)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return _check_field(cls, name, args[0], kind)
+    raise DeclarationError(
+        f"{kind} field {where}: {annotation} cannot be kept. Use Tensor, Tensors, int, float, bool, str, "
+        f"dict[str, …] or tuple[…, ...] of these, or another class declared with @{kind}."
+    )
+
+
+# --- folds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Ask for Σ w_p x_p / Σ w_p over the replies instead of for the replies themselves.
+
+    `by` gives the weights w: the name of a number in the reply (`"images"`), a mapping from party to weight that the
+    server chose, or None for equal weights. Several means of one field are several `Mean`s with a `name` each.
+    `over="arrived"` divides by the weights of the replies that arrived; `over="all"` by those of every party of the
+    role, asked or not, so that a missing party counts as zero (SCAFFOLD's control variates). `of="differences"` folds
+    x_p − s_p, where s is the field of the same name that was sent to p.
+    """
+
+    field: str
+    by: str | Mapping[str, float] | None = None
+    over: Literal["arrived", "all"] = "arrived"
+    of: Literal["values", "differences"] = "values"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.over == "all" and isinstance(self.by, str):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}, over='all'): the weight of a party that did not answer is not "
+                "known. Give the weights from the server (by={party: weight}) or leave `by` out for equal weights."
+            )
+
+    @property
+    def key(self) -> str:
+        """The name under which `answer.folded` holds the result."""
+        return self.name or self.field
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from an `ask` or a `collect`."""
+
+    folded: dict[str, Any]
+    """Every fold's result by its name."""
+    each: dict[str, dict[str, Any]]
+    """Every field that was not folded: party -> value, in party order."""
+    failed: dict[str, str]
+    """The parties whose reply does not count, with the reason."""
+
+    @property
+    def arrived(self) -> tuple[str, ...]:
+        """The parties whose replies count, in party order."""
+        return tuple(next(iter(self.each.values()), {}))
+
+    def mean(self, name: str, *, by: str | None = None) -> float:
+        """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p."""
+        weights = self.each[by] if by else dict.fromkeys(self.each[name], 1)
+        return sum(self.each[name][p] * w for p, w in weights.items()) / sum(weights.values())
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A receipt for posted work; keep it in the state and `collect` it in a later round."""
+
+    stage: str
+    round: int
+    call: int
+
+
+class Abandoned(Exception):
+    """Too few replies: the round is given up and the state stays as it was before it."""
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepDeclaration:
+    """What the signature of a step declares: what goes in, what comes out, what stays."""
+
+    name: str
+    role: str
+    common: type | None
+    each: type | None
+    own: type | None
+    """The private state it reads."""
+    reply: type | None
+    """None for a step with `stays=True`: its result is kept at the party."""
+    keeps: type | None
+    """The private state it writes."""
+    function: Callable[..., Any]
+
+
+def step(*, role: str, stays: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a step at a party. The signature says what goes in, out and stays; see `docs/architecture.md`.
+
+    `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
+    and `each` may be left out where the step does not use them. With `stays=True` the result is a model (`Tensors`)
+    that is written at the party and never sent.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__coalface_step__ = (role, stays)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDeclaration:
+    role, stays = function.__coalface_step__  # type: ignore[attr-defined]
+    where = f"step {owner.__name__}.{name}"
+    parameters = [p for p in inspect.signature(function).parameters if p != "self"]
+    hints = typing.get_type_hints(function)
+    if parameters[:1] != ["party"]:
+        raise DeclarationError(f"{where}: the first parameter must be `party: Party`; it has {parameters[:1]}.")
+    if unknown := set(parameters) - {"party", "own", "common", "each"}:
+        raise DeclarationError(
+            f"{where}: parameter {sorted(unknown)} is not one that an engine can fill. What is the same for all "
+            "parties goes into `common`, what each gets by itself into `each`, what stays at the party into `own`, and "
+            "hyper-parameters into fields of the method."
+        )
+    found: dict[str, type | None] = {}
+    for parameter, kind in (("own", "private"), ("common", "message"), ("each", "message")):
+        inner, _ = without_none(hints.get(parameter))
+        if parameter in parameters and kind_of(inner) != kind:
+            raise DeclarationError(
+                f"{where}: `{parameter}` must be a class declared with @{kind}; it is {inner}. "
+                f"Put @{kind} above the class, or pass the value another way."
+            )
+        found[parameter] = inner if parameter in parameters else None
+    if "own" in parameters and not without_none(hints["own"])[1]:
+        raise DeclarationError(
+            f"{where}: a party asked for the first time has no private state: write `own: {found['own'].__name__} "  # type: ignore[union-attr]
+            "| None` and make it there when it is None."
+        )
+    result = hints.get("return")
+    parts = typing.get_args(result) if typing.get_origin(result) is tuple else (result,)
+    reply, keeps = parts[0], parts[1] if len(parts) == 2 else None
+    if stays:
+        if result != Tensors:
+            raise DeclarationError(f"{where}: a step with stays=True returns a model, `-> Tensors`; it has {result}.")
+        reply = None
+    elif kind_of(reply) != "message" or len(parts) > 2:
+        raise DeclarationError(
+            f"{where}: it must return `Reply` or `tuple[Reply, Own]`, where Reply is declared with @message "
+            f"(what leaves the party) and Own with @private (what stays); it has {result}."
+        )
+    if keeps is not None and kind_of(keeps) != "private":
+        raise DeclarationError(f"{where}: what stays at the party must be declared with @private; it is {keeps}.")
+    if reply is not None:
+        _check_counterparts(where, reply, [c for c in (found["each"], found["common"]) if c is not None])
+    return StepDeclaration(name, role, found["common"], found["each"], found["own"], reply, keeps, function)
+
+
+def counterpart(reply: type, name: str) -> str | None:
+    """The field of what was sent that a reply's tensor field must look like; None where it is `free()`."""
+    declared = {f.name: f for f in dataclasses.fields(reply)}[name]
+    return declared.metadata.get("like", name)
+
+
+def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
+    hints = {n: without_none(a)[0] for n, a in typing.get_type_hints(reply).items()}
+    offered = {n: without_none(a)[0] for c in reversed(sent) for n, a in typing.get_type_hints(c).items()}
+    for name, annotation in hints.items():
+        other = counterpart(reply, name)
+        if annotation in (Tensor, Tensors) and other is not None and offered.get(other) != annotation:
+            raise DeclarationError(
+                f"{where}: the reply's {name} could not be checked, since nothing sent to the party is called "
+                f"{other!r} and of the same type. Name the field it must look like, `{name}: … = like('…')`, or say "
+                f"that any shape will do, `{name}: … = free()`."
+            )
+
+
+class HasSteps:
+    """Frozen hyper-parameters with steps: a `Method`, or a `Component` that brings steps to several methods."""
+
+    own_steps: ClassVar[dict[str, StepDeclaration]] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        found = dict(cls.own_steps)
+        for name, value in vars(cls).items():
+            if hasattr(value, "__coalface_step__"):
+                found[name] = _declaration(cls, name, value)
+        cls.own_steps = found
+
+    @property
+    def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
+        """All steps by name: its own (`train`), then those of its components (`validation.score`)."""
+        found: dict[str, tuple[HasSteps, StepDeclaration]] = {n: (self, d) for n, d in self.own_steps.items()}
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            part = getattr(self, f.name)
+            if isinstance(part, HasSteps):
+                found |= {f"{f.name}.{n}": entry for n, entry in part.steps.items()}
+        return found
+
+    def find(self, bound: Callable[..., Any]) -> tuple[str, StepDeclaration]:
+        """The name and the declaration of a step given as a bound method, as in `fed.ask(self.train, …)`."""
+        for name, (owner, declaration) in self.steps.items():
+            if getattr(bound, "__self__", None) is owner and bound.__name__ == declaration.function.__name__:
+                return name, declaration
+        raise DeclarationError(
+            f"{getattr(bound, '__qualname__', bound)} is not a step of {type(self).__name__}. Put @step(role=…) above "
+            f"it, or hold its component in a field of the method. Known steps: {', '.join(self.steps) or 'none'}."
+        )
+
+
+class Component(HasSteps):
+    """A part with steps of its own that several methods can hold in a field."""
+
+
+# --- the two sides ----------------------------------------------------------------------------------------------------
+
+
+class Backbone(Protocol):
+    """A network whose tensors are told apart by what may be sent; `coalface.models.groups.Backbone` is the one."""
+
+    module: torch.nn.Module
+
+    @property
+    def embedding_size(self) -> int: ...
+
+    def load(self, shared: Tensors, kept: Tensors | None = None) -> None: ...
+    def shared(self) -> Tensors: ...
+    def kept(self) -> Tensors: ...
+
+
+@dataclass(frozen=True)
+class Party:
+    """What a step may see at its party."""
+
+    name: str
+    role: str
+    stage: str
+    round: int
+    """1 in the first round of a stage, 0 while the stage begins."""
+    rounds: int
+    """How many rounds the stage has."""
+    seed: int
+    rng: np.random.Generator
+    """A stream of its own for (run seed, party, stage, round, call)."""
+    data: Any
+    """The party's own images, a `coalface.data.faces.FaceSet`."""
+    public: Any
+    """The public images that every party holds, where the paper shares some; else None."""
+    device: torch.device
+    backbone: Backbone
+    """Built once a process and shared by the parties that it simulates: a step loads weights into it first."""
+    initial: Tensors
+    """The shared part of the backbone's first weights, which every party makes from the run's seed."""
+    compute: Any
+    """How images become embeddings here: `coalface.learn.compute.Compute` (augmentation, autocast, memory layout)."""
+
+    def stream(self, *names: str | int) -> np.random.Generator:
+        """A stream of this party's that does not change from round to round, for example for the order of an epoch."""
+        return generator(self.seed, "party", self.name, *names)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a run leaves: a global model, one model per party, or both."""
+
+    shared: Tensors | None = None
+    at_party: Callable[..., Any] | None = None
+    """A step with `stays=True` that makes a party's own model at the party."""
+    common: Any = None
+    """The message that this step is given."""
+
+
+class Federation(ABC):
+    """What a method may ask of the engine that runs it."""
+
+    data: Any
+    """The server's public images, if the recipe gives any; else None."""
+    initial: Tensors
+    """The backbone's first weights, made from the run's seed."""
+    policy: str
+    """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
+    round: int
+    """The round under way, 1 for the first of a stage."""
+    rng: np.random.Generator
+    """A stream of its own for (run seed, server, stage, round)."""
+
+    @abstractmethod
+    def parties(self, role: str) -> tuple[str, ...]:
+        """The names of the parties with a role, sorted."""
+
+    @abstractmethod
+    def images(self, party: str) -> int:
+        """How many images a party said it has when it joined."""
+
+    @abstractmethod
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        """Run a step at parties and wait for the replies. Raises `Abandoned` where too few replies count.
+
+        It goes to the parties named in `to`, else to those of `each`, else to every party of the step's role.
+        `at_least` raises the run's quorum for this call.
+        """
+
+    @abstractmethod
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        """Start a step beside the coming rounds; time is counted in rounds, so collecting is what waits."""
+
+    @abstractmethod
+    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
+        """Wait for what was posted."""
+
+    @abstractmethod
+    def log(self, **metrics: float) -> None:
+        """Write numbers into this round's line of the metrics."""
+
+    def sample(self, role: str, n: int) -> tuple[str, ...]:
+        """Draw n parties of a role without replacement by `rng`, sorted. Raises ValueError if there are fewer."""
+        names = self.parties(role)
+        if not 0 < n <= len(names):
+            raise ValueError(
+                f"cannot sample {n} of {len(names)} parties with role {role!r}: ask for 1 to {len(names)}."
+            )
+        return tuple(names[i] for i in sorted(self.rng.choice(len(names), size=n, replace=False)))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a method with rounds of its own; it receives the state of the stage before it."""
+
+    name: str
+    rounds: int
+    begin: Callable[[Federation, Any], Any]
+    """(federation, the state that the stage before left, None in the first) -> the first state."""
+    round: Callable[[Federation, Any], Any]
+    """(federation, state) -> state; its return annotation names the class that a checkpoint restores."""
+
+    @property
+    def state(self) -> type:
+        """The class of the state, from the annotation of `round`."""
+        return typing.cast(type, typing.get_type_hints(self.round)["return"])
+
+
+class Method(HasSteps, ABC):
+    """A federated method: frozen hyper-parameters, server code, and steps at parties. State goes in and comes out."""
+
+    title: ClassVar[str]
+    """One line: what it is."""
+    paper: ClassVar[str]
+    setting: ClassVar[str]
+    """`cross-silo`, `cross-device` or `any`."""
+    pooled: ClassVar[bool] = False
+    """True where one party holds everybody's data: a bound to compare with, not a federation."""
+    rounds: int
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in ("title", "paper", "setting"):
+            if not inspect.isabstract(cls) and not hasattr(cls, name):
+                raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
+        made = typing.get_type_hints(cls.init).get("return") if "init" in vars(cls) else None
+        if "init" in vars(cls) and kind_of(made) != "state":
+            raise DeclarationError(f"method {cls.__name__}: init must return a class declared with @state, not {made}.")
+
+    @abstractmethod
+    def init(self, fed: Federation) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: Any) -> Any:
+        """One round: the algorithm box."""
+
+    @abstractmethod
+    def models(self, fed: Federation, state: Any) -> Models:
+        """What the run leaves, from the last state; also what an observer judges during the run."""
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The method's parts in order; one stage called `train` unless the method says otherwise."""
+        return (Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round),)

@@ -1,0 +1,237 @@
+"""The desk: runs a step at one party, in every engine, and writes one atomic commit of what came of it.
+
+A commit is one file with the private state, the saved reply and the ledger lines, renamed into place. It is *pending*
+until a later message names it as the party's last accepted one; what was refused, late or abandoned is never built on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coalface import wire
+from coalface.core import Method, Party, StepDeclaration, Tensors
+from coalface.privacy import ledger
+
+_MAPPED = 1 << 22  # private state larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server sends to one party: which step, the encoded messages, and where the party stands."""
+
+    run: str
+    party: str
+    stage: str
+    round: int
+    rounds: int
+    ordinal: int
+    """Rounds begun since the start of the run, over all stages; work that was posted keeps that of its posting."""
+    call: int
+    step: str
+    common: wire.Encoded | None
+    each: wire.Encoded | None
+    base: str | None
+    """The party's last accepted commit: the private state that the step starts from."""
+    horizon: tuple[int, str | None]
+    """(ordinal, accepted commit) at the server's last checkpoint: the party keeps what a resume from there needs."""
+
+    @property
+    def id(self) -> str:
+        """Names the request by (run, stage, round, call, step, content): the same request again has the same id."""
+        content = [m.digest if m else None for m in (self.common, self.each)]
+        text = json.dumps([self.run, self.stage, self.round, self.call, self.step, content])
+        return f"{self.ordinal:07d}.{self.call:03d}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+class StepFailed(RuntimeError):
+    """A step could not be run at its party; the message names party, step and round."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a process gives to the steps that it runs."""
+
+    method: Method
+    party: Callable[[Request], Party]
+    folder: Path
+    """Holds `parties/NAME/` (private state) and `ledger/NAME.jsonl`."""
+    flush: bool = False
+    """Flush every commit to the disk, as a deployment must; a simulation flushes with its checkpoints."""
+    save_replies: bool = True
+    """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
+    the same private state, which gives the same bytes and writes nothing."""
+
+
+@dataclass
+class Commit:
+    """One commit as it lies on the disk: a JSON header, then the private states, then the saved reply."""
+
+    path: Path | None = None
+    lines: list[str] = field(default_factory=list)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(offset, length) of each private state by class name; the reply's name is empty."""
+
+    @classmethod
+    def open(cls, path: Path) -> Commit:
+        """Read the header. Raises FileNotFoundError with what to do where the commit is gone."""
+        try:
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                head = json.loads(file.read(length))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: the private state that the server last accepted is not here. Restore the party's folder, or "
+                "start a new run: going on without it would silently begin the party anew."
+            ) from None
+        return cls(path, head["ledger"], {n: (8 + length + start, size) for n, (start, size) in head["spans"].items()})
+
+    def read(self, name: str) -> bytearray | memoryview | None:
+        """The bytes of one private state (by class name) or of the reply (the empty name); None if it holds none."""
+        if name not in self.spans or self.path is None:
+            return None
+        start, size = self.spans[name]
+        if size > _MAPPED:
+            return np.memmap(self.path, dtype=np.uint8, mode="c", offset=start, shape=(size,)).data
+        data = bytearray(size)
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(start)
+            file.readinto(data)
+        return data
+
+
+def write_commit(
+    path: Path, lines: Sequence[str], parts: Mapping[str, bytearray | memoryview], *, over: Path | None, flush: bool
+) -> None:
+    """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again."""
+    spans, offset = {}, 0
+    for name, part in parts.items():
+        spans[name] = (offset, len(part))
+        offset += len(part)
+    head = json.dumps({"ledger": lines, "spans": spans}).encode()
+    fresh = path.with_suffix(".new")
+    if over is not None:
+        os.rename(over, fresh)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        written = os.writev(descriptor, [len(head).to_bytes(8, "little"), head, *parts.values()])
+        if written != 8 + len(head) + offset:  # one call writes at most 2 GiB
+            os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
+            for part in parts.values():
+                with memoryview(part) as rest:
+                    done = 0
+                    while done < len(rest):
+                        done += os.write(descriptor, rest[done:])
+        os.ftruncate(descriptor, 8 + len(head) + offset)
+        if flush:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(fresh, path)
+
+
+class Desk:
+    """One party's desk. It holds nothing in memory between requests, so ten thousand desks cost nothing."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.folder = site.folder / "parties" / name
+        self.ledger = site.folder / "ledger" / f"{name}.jsonl"
+
+    def answer(self, request: Request) -> wire.Encoded | bytearray | memoryview:
+        """Run the step that the request names and return its reply; the same request again trains once.
+
+        Raises StepFailed, from its cause, and then leaves the party as it was.
+        """
+        commits = self._commits()
+        place = self.folder / f"{request.id}.commit"
+        again = place.name in commits
+        if again and (saved := Commit.open(place).read("")) is not None:
+            return saved
+        base = self._base(request)
+        reply, kept = self._run(request, base)
+        encoded = wire.encode(reply)
+        if again:
+            return encoded
+        parts = {name: part for name in base.spans if name and (part := base.read(name)) is not None}
+        if kept is not None:
+            parts[type(kept).__name__] = wire.pack(kept).data
+        if self.site.save_replies:
+            parts[""] = encoded.data
+        about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
+        about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
+        lines = ledger.lines_for(encoded, about, ledger.read_head(self.ledger))
+        write_commit(place, lines, parts, over=self._prune(commits, request), flush=self.site.flush)
+        ledger.append(self.ledger, lines, flush=self.site.flush)
+        return encoded
+
+    def own_model(self, request: Request) -> Tensors:
+        """Run a step with `stays=True` on the accepted state; the model that it returns stays at the party."""
+        return self._run(request, self._base(request))[0]
+
+    def settle(self, accepted: str | None) -> None:
+        """Forget every commit but the accepted one: nothing is pending after it."""
+        if self._commits():
+            for entry in list(os.scandir(self.folder)):
+                if entry.name != f"{accepted}.commit":
+                    os.unlink(entry.path)
+
+    def _base(self, request: Request) -> Commit:
+        return Commit.open(self.folder / f"{request.base}.commit") if request.base else Commit()
+
+    def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
+        where = f"{self.name}, step {request.step}, {request.stage} round {request.round}"
+        if request.step not in self.site.method.steps:
+            raise StepFailed(
+                f"{where}: {type(self.site.method).__name__} has no such step; run one version on both sides."
+            )
+        owner, declaration = self.site.method.steps[request.step]
+        party = self.site.party(request)
+        if declaration.role != party.role:
+            raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
+        try:
+            result = declaration.function(owner, party=party, **self._arguments(declaration, request, base))
+        except Exception as error:
+            raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
+        return result if isinstance(result, tuple) else (result, None)
+
+    def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for name in ("common", "each"):
+            cls, given = getattr(declaration, name), getattr(request, name)
+            if cls is not None:
+                arguments[name] = wire.decode(given.data, cls) if given is not None else None
+        if declaration.own is not None:
+            stored = base.read(declaration.own.__name__)
+            arguments["own"] = wire.unpack(stored, declaration.own) if stored is not None else None
+        return arguments
+
+    def _commits(self) -> list[str]:
+        """The commits that lie here, oldest first; what a crash cut off is mended first."""
+        try:
+            found = sorted(entry.name for entry in os.scandir(self.folder))
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, mode=0o700)
+            self.ledger.parent.mkdir(parents=True, exist_ok=True)
+            return []
+        commits = [name for name in found if name.endswith(".commit")]
+        if commits:  # the newest one's lines may have been written nowhere else yet
+            ledger.extend(self.ledger, Commit.open(self.folder / commits[-1]).lines, flush=self.site.flush)
+        return commits
+
+    def _prune(self, commits: list[str], request: Request) -> Path | None:
+        """Remove the commits that no resume can need, but one, which is returned to be written over."""
+        ordinal, checkpointed = request.horizon
+        needed = {f"{request.base}.commit", f"{checkpointed}.commit"}
+        spare = [self.folder / name for name in commits if int(name[:7]) <= ordinal and name not in needed]
+        for path in spare[1:]:
+            path.unlink()
+        return spare[0] if spare else None

@@ -1,0 +1,84 @@
+"""Weighted means taken as replies come, in party order within fixed blocks, so that memory is one accumulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface.core import Mean, Tensors
+from coalface.wire import Refused
+
+
+class Fold:
+    """The running sums of one `Mean`.
+
+    Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
+    the next begins, so the result depends on the order of the parties and on the block size, never on who answered
+    first. Raises ValueError where the server's own weights are not finite and ≥ 0.
+    """
+
+    def __init__(self, mean: Mean, *, block: int, everyone: Iterable[str]) -> None:
+        self.mean = mean
+        if isinstance(mean.by, Mapping):
+            bad = {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
+            if bad:
+                raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
+        self._block = block
+        self._current = 0
+        self._partial: Tensors = {}
+        self._total: Tensors = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
+
+    def _server_weight(self, party: str) -> float:
+        return float(self.mean.by.get(party, 0.0)) if isinstance(self.mean.by, Mapping) else 1.0
+
+    def check(self, reply: Any, limit: int) -> None:
+        """Raise Refused where the weight that a reply claims is not within 0 < w ≤ limit."""
+        if isinstance(self.mean.by, str) and not 0 < (claimed := getattr(reply, self.mean.by)) <= limit:
+            raise Refused(f"{self.mean.by} is {claimed}; this party can have 1 to {limit}")
+
+    def add(self, party: str, place: int, value: Tensor | Tensors, sent: Tensor | Tensors | None, reply: Any) -> None:
+        """Add one reply's field; `place` is the party's place among those asked, `sent` what differences are from."""
+        by = self.mean.by
+        weight = float(getattr(reply, by)) if isinstance(by, str) else self._server_weight(party)
+        if place // self._block != self._current:
+            self._close()
+            self._current = place // self._block
+        before = _named(sent) if self.mean.of == "differences" and sent is not None else None
+        for name, tensor in _named(value).items():
+            if not tensor.is_floating_point():
+                continue  # counters are never folded
+            if name not in self._partial:
+                self._partial[name] = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
+                self._dtypes[name] = tensor.dtype
+            change = tensor if before is None else tensor.double() - before[name].double()
+            self._partial[name].add_(change, alpha=weight)
+        if self.mean.over == "arrived":
+            self._weight += weight
+
+    def _close(self) -> None:
+        for name, partial in self._partial.items():
+            if name in self._total:
+                self._total[name].add_(partial)
+            else:
+                self._total[name] = partial.clone()
+            partial.zero_()
+
+    def result(self) -> Tensor | Tensors:
+        """The mean, in the dtype of the replies. Raises ValueError where the weights add up to nothing."""
+        self._close()
+        if not self._weight > 0:
+            raise ValueError(
+                f"Mean({self.mean.field!r}) has a total weight of {self._weight}: give a party that answers a weight."
+            )
+        mean = {name: (total / self._weight).to(self._dtypes[name]) for name, total in self._total.items()}
+        return mean[""] if list(mean) == [""] else mean
+
+
+def _named(value: Tensor | Tensors) -> Tensors:
+    return {"": value} if isinstance(value, Tensor) else value

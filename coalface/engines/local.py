@@ -1,0 +1,206 @@
+"""The local engine: all parties on this machine, one after the other or in worker processes, with the same bits."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface import wire
+from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
+from coalface.data.faces import FaceSet
+from coalface.engines.desk import Desk, Request, Site, StepFailed
+from coalface.engines.server import Member, Numerics, Reply, RunFailed
+
+_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part, with what data, network and arithmetic. A process builds its own."""
+
+    data: Mapping[str, FaceSet]
+    """Each party's own images, by name."""
+    backbone: Backbone
+    compute: Any
+    """`coalface.learn.compute.Compute`."""
+    roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The role of each party; `trainer` where it is not named."""
+    public: FaceSet | None = None
+
+    def __post_init__(self) -> None:
+        if bad := [name for name in self.data if not _NAME.fullmatch(name)]:
+            raise ValueError(f"party names become folders: {bad[0]!r} cannot. Use letters, digits, '-', '_'.")
+
+    def members(self) -> dict[str, Member]:
+        """What each party says of itself when it joins."""
+        roles = {name: self.roles.get(name, "trainer") for name in self.data}
+        return {n: Member(roles[n], len(faces), len(faces.names)) for n, faces in self.data.items()}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a process needs to play the parties; it can be sent to a worker."""
+
+    method: Method
+    build: Callable[[], World]
+    """Makes the world anew in each process, so that pixels are mapped and never sent."""
+    numerics: Numerics
+    seed: int
+    folder: Path
+    save_replies: bool = True
+
+    def site(self, world: World) -> Site:
+        """The desk's view of this process."""
+        members, device = world.members(), torch.device(self.numerics.device)
+        initial = world.backbone.shared()
+
+        def party(request: Request) -> Party:
+            when = (request.stage, request.round, request.call)
+            return Party(
+                name=request.party,
+                role=members[request.party].role,
+                stage=request.stage,
+                round=request.round,
+                rounds=request.rounds,
+                seed=self.seed,
+                rng=generator(self.seed, "party", request.party, *when),
+                data=world.data[request.party],
+                public=world.public,
+                device=device,
+                backbone=world.backbone,
+                initial=initial,
+                compute=world.compute,
+            )
+
+        return Site(self.method, party, self.folder, save_replies=self.save_replies)
+
+    def prepare(self) -> None:
+        """Set this process's arithmetic as the run's record says."""
+        torch.set_num_threads(self.numerics.threads)
+        torch.set_flush_denormal(self.numerics.flush_denormals)
+
+
+class InProcess:
+    """Runs every step in this process, one party after the other."""
+
+    def __init__(self, setup: Setup, world: World) -> None:
+        setup.prepare()
+        self.members = world.members()
+        self._site = setup.site(world)
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order."""
+        for request in requests:
+            try:
+                yield request, Desk(self._site, request.party).answer(request)
+            except StepFailed as error:
+                yield request, error
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Nothing runs beside anything in one process: the work is done when it is collected, with the same bits."""
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Run what was posted."""
+        return self.exchange(requests)
+
+    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """Each party's own model, made at its desk."""
+        for request in requests:
+            yield request.party, Desk(self._site, request.party).own_model(request)
+
+    def settle(self, accepted: Mapping[str, str | None]) -> None:
+        """Tell every party which commit was accepted last."""
+        for party, commit in accepted.items():
+            Desk(self._site, party).settle(commit)
+
+
+class Workers(InProcess):
+    """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead."""
+
+    def __init__(self, setup: Setup, world: World, workers: int, window: int) -> None:
+        super().__init__(setup, world)
+        self._window = window
+        self._mail = tempfile.TemporaryDirectory(prefix="coalface-")
+        self._posted: dict[Ticket, list[concurrent.futures.Future[Reply]]] = {}
+        context = multiprocessing.get_context("spawn")
+        self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (setup,))
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
+        ahead: collections.deque[tuple[Request, concurrent.futures.Future[Reply]]] = collections.deque()
+        for request in requests:
+            ahead.append((request, self._submit(request)))
+            if len(ahead) >= self._window:
+                first, future = ahead.popleft()
+                yield first, self._result(future)
+        while ahead:
+            first, future = ahead.popleft()
+            yield first, self._result(future)
+            self._letter(first).unlink(missing_ok=True)
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Start the work; it runs beside the coming rounds."""
+        self._posted[ticket] = [self._submit(request) for request in requests]
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Wait for what was posted."""
+        futures = self._posted.pop(ticket, None) or [self._submit(request) for request in requests]
+        for request, future in zip(requests, futures, strict=True):
+            yield request, self._result(future)
+            self._letter(request).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.shutdown(cancel_futures=True)
+        self._mail.cleanup()
+
+    def _letter(self, request: Request) -> Path:
+        """Where the message for all parties of a call lies, so that each worker reads it once."""
+        return Path(self._mail.name) / f"{request.ordinal}-{request.call}"
+
+    def _submit(self, request: Request) -> concurrent.futures.Future[Reply]:
+        if request.common is not None:
+            if not self._letter(request).exists():
+                self._letter(request).write_bytes(request.common.data)
+            request = dataclasses.replace(request, common=dataclasses.replace(request.common, data=bytearray()))
+        return self._pool.submit(_serve, request, self._letter(request))
+
+    @staticmethod
+    def _result(future: concurrent.futures.Future[Reply]) -> Reply:
+        try:
+            return future.result()
+        except StepFailed as error:
+            return error
+        except concurrent.futures.BrokenExecutor as error:
+            raise RunFailed(
+                "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, "
+                "with fewer workers if memory was short."
+            ) from error
+
+
+_here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
+
+
+def _start_worker(setup: Setup) -> None:
+    setup.prepare()
+    _here["site"] = setup.site(setup.build())
+
+
+def _serve(request: Request, letter: Path) -> Reply:
+    if request.common is not None:
+        if _here.get("digest") != request.common.digest:
+            _here["data"] = bytearray(letter.read_bytes())
+            _here["digest"] = request.common.digest
+        request = dataclasses.replace(request, common=dataclasses.replace(request.common, data=_here["data"]))
+    reply = Desk(_here["site"], request.party).answer(request)
+    return reply.data if isinstance(reply, wire.Encoded) else bytearray(reply)

@@ -1,0 +1,489 @@
+"""The server's side of a run, the same for every engine: rounds, asking, folding, accepting, checkpoints, observers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from coalface import wire
+from coalface.core import Abandoned, Answer, Federation, Mean, Method, Models, Tensors, Ticket, generator
+from coalface.engines import checkpoint
+from coalface.engines.desk import Request, StepFailed
+from coalface.engines.folding import Fold
+from coalface.engines.trouble import Trouble
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What the bits of a run depend on besides its recipe; the same for every number of workers."""
+
+    threads: int = 2
+    """Threads of each step."""
+    device: str = "cpu"
+    autocast: str | None = None
+    channels_last: bool = False
+    flush_denormals: bool = True
+    block: int = 16
+    """Parties whose replies are summed before their sum joins the total."""
+    cohorts: str = "off"
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a party says of itself when it joins."""
+
+    role: str
+    images: int
+    identities: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a run is conducted: what is not part of the method."""
+
+    run: str
+    """The run's name in requests and ledgers."""
+    seed: int = 0
+    quorum: float = 0.5
+    """Share of the asked parties whose replies must count, else the round is abandoned."""
+    patience: int = 5
+    """Rounds that may be abandoned one after the other before the run ends."""
+    checkpoint: int = 1
+    """Rounds between two checkpoints."""
+    keep: int = 2
+    """Checkpoints kept."""
+    judge: int = 0
+    """Rounds between two judgements by the observers; 0: none during the run."""
+    on_error: str = "stop"
+    """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
+    trouble: Trouble = Trouble()
+
+
+Reply = bytearray | memoryview | wire.Encoded | StepFailed
+
+
+class Transport(Protocol):
+    """How an engine reaches the parties. Replies come in the order of the requests, a bounded window ahead."""
+
+    members: Mapping[str, Member]
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
+    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]: ...
+    def settle(self, accepted: Mapping[str, str | None]) -> None: ...
+
+
+Observer = Callable[["Server", Models], dict[str, Any]]
+"""Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
+
+
+@dataclass
+class Tally:
+    """What the server counts of one party over a run."""
+
+    rounds: int = 0
+    failed: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    last_loss: float | None = None
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One `ask` or `post`."""
+
+    step: str
+    to: tuple[str, ...]
+    stage: str
+    round: int
+    rounds: int
+    ordinal: int
+    call: int
+    common: wire.Encoded | None
+    each: Mapping[str, Any] | None
+
+
+@dataclass
+class _Round:
+    """A round under way: it becomes part of the run when it ends, and nothing of it does when it is abandoned."""
+
+    accepted: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
+
+
+class Server(Federation):
+    """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
+
+    def __init__(
+        self,
+        method: Method,
+        rules: Rules,
+        numerics: Numerics,
+        transport: Transport,
+        folder: Path,
+        *,
+        initial: Tensors,
+        policy: str,
+        public: Any = None,
+        observers: Sequence[Observer] = (),
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        self.method, self.rules, self.numerics, self.transport = method, rules, numerics, transport
+        self.folder, self.observers, self.report = folder, observers, report
+        self.initial, self.policy, self.data = initial, policy, public
+        self.tallies = {name: Tally() for name in sorted(transport.members)}
+        self.totals = {"down": 0, "up": 0}
+        self.seconds = {"training": 0.0, "judging": 0.0, "checkpoint": 0.0}
+        self.round = 0
+        self._stages = method.stages()
+        self._stage, self._ordinal, self._abandoned = 0, 0, 0
+        self._accepted: dict[str, str] = {}
+        self._horizons: list[tuple[int, dict[str, str]]] = [(0, {})]  # one for each checkpoint that is kept
+        self._open: dict[Ticket, _Call] = {}
+        self._now = _Round()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # --- what a method may ask ----------------------------------------------------------------------------------------
+
+    def parties(self, role: str) -> tuple[str, ...]:
+        return tuple(name for name in self.tallies if self.transport.members[name].role == role)
+
+    def images(self, party: str) -> int:
+        return self.transport.members[party].images
+
+    def log(self, **metrics: float) -> None:
+        self._now.metrics |= metrics
+
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        call = self._call(step, to, common, each)
+        failed: dict[str, str] = {}
+        return self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
+
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        call = self._call(step, to, common, each)
+        ticket = Ticket(call.stage, call.round, call.call)
+        self._open[ticket] = call
+        self.transport.post(ticket, list(self._requests(call, {})))
+        return ticket
+
+    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
+        if ticket not in self._open:
+            raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
+        call, failed = self._open[ticket], dict[str, str]()
+        requests = list(self._requests(call, failed))
+        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least)
+        del self._open[ticket]
+        return answer
+
+    def _call(
+        self, step: Callable[..., Any], to: Iterable[str] | None, common: Any, each: Mapping[str, Any] | None
+    ) -> _Call:
+        name, declaration = self.method.find(step)
+        where = f"{type(self.method).__name__}, step {name}"
+        known = self.parties(declaration.role)
+        names = tuple(sorted(to if to is not None else each if each is not None else known))
+        if not names or (unknown := sorted(set(names) - set(known))[:5]):
+            has = f"{unknown} are not" if names else "there are no"
+            raise ValueError(f"{where}: {has} parties with the role {declaration.role!r}.")
+        if each is not None and (missing := [p for p in names if p not in each][:5]):
+            raise ValueError(f"{where}: `each` has nothing for {missing}; give every party in `to` a message.")
+        given = {"common": common, "each": next(iter(each.values()), None) if each else None}
+        for kind, value in given.items():
+            declared = getattr(declaration, kind)
+            if value is not None and type(value) is not declared:
+                raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}.")
+        if busy := sorted({p for call in self._open.values() for p in call.to} & set(names))[:5]:
+            raise ValueError(f"{where}: {busy} still work on what was posted to them; collect that ticket first.")
+        self._now.calls += 1
+        stage = self._stages[self._stage]
+        encoded = wire.encode(common) if common is not None else None
+        when = (stage.name, self.round, stage.rounds, self._ordinal, self._now.calls)
+        return _Call(name, names, *when, encoded, each)
+
+    def _requests(self, call: _Call, failed: dict[str, str]) -> Iterator[Request]:
+        """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties."""
+        ordinal, checkpointed = self._horizons[0]
+        when = (call.stage, call.round, call.call)
+        shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
+        for party in call.to:
+            if why := self.rules.trouble.before(self.rules.seed, party, when):
+                failed[party] = why
+                continue
+            yield Request(
+                run=self.rules.run,
+                party=party,
+                each=wire.encode(call.each[party]) if call.each is not None else None,
+                base=self._now.accepted.get(party, self._accepted.get(party)),
+                horizon=(ordinal, checkpointed.get(party)),
+                **shared,
+            )
+
+    def _gather(
+        self,
+        call: _Call,
+        replies: Iterator[tuple[Request, Reply]],
+        failed: dict[str, str],
+        folds: Sequence[Mean],
+        at_least: int | None,
+    ) -> Answer:
+        """Validate, fold and count the replies as they come, in party order."""
+        declaration = self.method.steps[call.step][1]
+        reply_class: Any = declaration.reply
+        everyone = self.parties(declaration.role)
+        sums = [Fold(mean, block=self.numerics.block, everyone=everyone) for mean in folds]
+        single = [n for n in wire.hints(reply_class) if n not in {mean.field for mean in folds}]
+        each: dict[str, dict[str, Any]] = {name: {} for name in single}
+        common = wire.decode(call.common.data, declaration.common) if call.common and declaration.common else None
+        places = {party: place for place, party in enumerate(call.to)}
+        accepted: dict[str, str] = {}
+        down = len(call.common.data) if call.common else 0
+        for request, reply in replies:
+            party = request.party
+            tally = self.tallies[party]
+            sent = down + (len(request.each.data) if request.each else 0)
+            tally.bytes_down += sent
+            self._now.bytes_down += sent
+            try:
+                message, size = self._read(request, reply, reply_class)
+                own = call.each[party] if call.each is not None else None
+                wire.validate(message, [m for m in (own, common) if m is not None])
+                for fold in sums:
+                    fold.check(message, self._most_images(party))
+            except (wire.Refused, wire.WireError, StepFailed) as error:
+                failed[party] = str(error)
+                continue
+            tally.bytes_up += size
+            self._now.bytes_up += size
+            for fold in sums:
+                name = fold.mean.field
+                before = getattr(own, name, None) if hasattr(own, name) else getattr(common, name, None)
+                fold.add(party, places[party], getattr(message, name), before, message)
+            for name in single:  # a copy, since the bytes of a reply may be written over when the party is asked again
+                each[name][party] = wire.copied(getattr(message, name))
+            if isinstance(loss := getattr(message, "loss", None), float):
+                tally.last_loss = loss
+            accepted[party] = request.id
+        return self._close(call, accepted, failed, sums, each, at_least)
+
+    def _read(self, request: Request, reply: Reply, cls: type) -> tuple[Any, int]:
+        if isinstance(reply, StepFailed):
+            if self.rules.on_error == "stop":
+                raise RunFailed(f"{reply} Set engine.on_error=exclude to go on without such a party.") from reply
+            raise reply
+        when = (request.stage, request.round, request.call)
+        if why := self.rules.trouble.after(self.rules.seed, request.party, when):
+            raise wire.Refused(why)
+        data = reply.data if isinstance(reply, wire.Encoded) else reply
+        return self.rules.trouble.reply(request.party, wire.decode(data, cls)), len(data)
+
+    def _most_images(self, party: str) -> int:
+        return self.images(party) + (len(self.data) if self.data is not None else 0)
+
+    def _close(
+        self,
+        call: _Call,
+        accepted: dict[str, str],
+        failed: dict[str, str],
+        sums: Sequence[Fold],
+        each: dict[str, dict[str, Any]],
+        at_least: int | None,
+    ) -> Answer:
+        self._now.asked |= set(call.to)
+        self._now.failed |= failed
+        for party in failed:
+            self.tallies[party].failed += 1
+        need = max(1, at_least or 0, -int(-self.rules.quorum * len(call.to) // 1))
+        if len(accepted) < need:  # before any sum is opened
+            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
+            raise Abandoned(f"{len(accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        self._now.accepted |= accepted
+        return Answer({s.mean.key: s.result() for s in sums}, each, dict(sorted(failed.items())))
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> tuple[Any, Models]:
+        """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
+
+        Raises RunFailed after `rules.patience` abandoned rounds in a row, or at a failed step if `on_error` is `stop`.
+        """
+        state = self._restore()
+        for index in range(self._stage, len(self._stages)):
+            stage = self._stages[index]
+            if self._stage != index or state is None:
+                self._stage, self.round = index, 0
+                state = self._begin(stage.begin, state)
+            while self.round < stage.rounds:
+                self.round += 1
+                state = self._one_round(stage.round, state, last=self.round == stage.rounds)
+            self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t.bytes_down})
+        return state, self.method.models(self, state)
+
+    def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
+        if models.at_party is None:
+            return iter(())
+        call = self._call(models.at_party, None, models.common, None)
+        return self.transport.own_models(self._requests(call, {}))
+
+    def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
+        self._ordinal += 1
+        self._start()
+        try:
+            state = begin(self, before)
+        except Abandoned as error:
+            raise RunFailed(f"stage {self._stages[self._stage].name} could not begin: {error}") from error
+        self._accepted |= self._now.accepted
+        return state
+
+    def _start(self) -> None:
+        self._now = _Round()
+        self.rng = generator(self.rules.seed, "server", self._stages[self._stage].name, self.round)
+
+    def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
+        self._ordinal += 1
+        self._start()
+        begun, abandoned = time.perf_counter(), None
+        kept_open = dict(self._open)
+        try:
+            state = round_(self, state)
+            self._accepted |= self._now.accepted
+            self._abandoned = 0
+        except Abandoned as error:
+            abandoned, self._open, self._abandoned = str(error), kept_open, self._abandoned + 1
+        trained = time.perf_counter()
+        for party in self._now.asked - set(self._now.failed):
+            self.tallies[party].rounds += abandoned is None
+        self.totals["down"] += self._now.bytes_down
+        self.totals["up"] += self._now.bytes_up
+        record: dict[str, Any] = {"stage": self._stages[self._stage].name, "round": self.round}
+        record |= {"asked": len(self._now.asked), "arrived": len(self._now.asked - set(self._now.failed))}
+        record |= {"failed": dict(sorted(self._now.failed.items())), "abandoned": abandoned is not None}
+        record |= {"bytes_down": self._now.bytes_down, "bytes_up": self._now.bytes_up, **self._now.metrics}
+        if abandoned is not None:
+            record["reason"] = abandoned
+        if self.rules.judge and (self.round % self.rules.judge == 0 or last):
+            models = self.method.models(self, state)
+            record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
+        judged = time.perf_counter()
+        self._write_line("metrics.jsonl", record)
+        if last or self._ordinal % self.rules.checkpoint == 0:
+            self._checkpoint(state, keep=1 if last else self.rules.keep)
+        ended = time.perf_counter()
+        spent = {"training": trained - begun, "judging": judged - trained, "checkpoint": ended - judged}
+        self.seconds = {name: self.seconds[name] + more for name, more in spent.items()}
+        clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
+        self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.round, **clock})
+        self.report({**record, **clock})
+        if self._abandoned > self.rules.patience:
+            raise RunFailed(
+                f"{self._abandoned} rounds in a row were abandoned; the last: {abandoned}. The model is as it was "
+                "before them. Mend the parties or lower engine.quorum, then resume."
+            )
+        return state
+
+    # --- what a resume needs ------------------------------------------------------------------------------------------
+
+    def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
+        with open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _checkpoint(self, state: Any, *, keep: int) -> None:
+        posted, calls = {}, []
+        for place, (ticket, call) in enumerate(self._open.items()):
+            about = {k: v for k, v in vars(call).items() if k not in ("common", "each")}
+            calls.append(
+                {"ticket": vars(ticket), "call": about, "common": call.common is not None, "each": bool(call.each)}
+            )
+            if call.common is not None:
+                posted[f"posted-{place}-common"] = bytes(call.common.data)
+            for number, party in enumerate(call.to if call.each is not None else ()):
+                posted[f"posted-{place}-each-{number}"] = bytes(wire.encode(call.each[party]).data)  # type: ignore[index]
+        record = {
+            "accepted": self._accepted,
+            "abandoned": self._abandoned,
+            "tallies": {p: list(vars(t).values()) for p, t in self.tallies.items() if t.bytes_down or t.failed},
+            "totals": self.totals,
+            "seconds": self.seconds,
+            "metrics": (self.folder / "metrics.jsonl").stat().st_size,
+            "numerics": dataclasses.asdict(self.numerics),
+            "seed": self.rules.seed,
+            "posted": calls,
+        }
+        packed = bytes(wire.pack(state).data)
+        here = checkpoint.Checkpoint(self._ordinal, self._stage, self.round, packed, record, posted)
+        os.sync()  # the parties' commits of these rounds before the checkpoint that names them
+        checkpoint.save(self.folder / "checkpoints", here, keep=keep)
+        self._horizons = [*self._horizons, (self._ordinal, dict(self._accepted))][-keep:]
+
+    def _restore(self) -> Any:
+        found = checkpoint.load(self.folder / "checkpoints")
+        metrics = self.folder / "metrics.jsonl"
+        if found is None:
+            metrics.write_bytes(b"")
+            return None
+        record = found.record
+        mine = dataclasses.asdict(self.numerics)
+        differ = [f"{k} {v} (now {mine.get(k)})" for k, v in record["numerics"].items() if mine.get(k) != v]
+        if differ or record["seed"] != self.rules.seed:
+            raise checkpoint.CheckpointError(
+                f"{self.folder}: the run was begun with other numerics: {', '.join(differ) or 'the seed'}. "
+                "Resume with the same, or start a new run."
+            )
+        self._ordinal, self._stage, self.round = found.ordinal, found.stage, found.round
+        self._accepted, self._abandoned = record["accepted"], record["abandoned"]
+        self._horizons = [(self._ordinal, dict(self._accepted))]
+        self.totals, self.seconds = record["totals"], record["seconds"]
+        self.tallies |= {p: Tally(*values) for p, values in record["tallies"].items()}
+        os.truncate(metrics, record["metrics"])
+        for place, entry in enumerate(record["posted"]):
+            self._repost(place, entry, found.posted)
+        return checkpoint.unpack_state(found.state, self._stages[self._stage].state)
+
+    def _repost(self, place: int, entry: dict[str, Any], posted: Mapping[str, bytes]) -> None:
+        declaration = self.method.steps[entry["call"]["step"]][1]
+        about = entry["call"] | {"to": tuple(entry["call"]["to"])}
+        common: Any = None
+        if entry["common"] and declaration.common:
+            data = bytearray(posted[f"posted-{place}-common"])
+            common = wire.encode(wire.decode(data, declaration.common))
+        each: dict[str, Any] | None = None
+        if entry["each"] and declaration.each:
+            numbered = enumerate(about["to"])
+            each = {
+                p: wire.decode(bytearray(posted[f"posted-{place}-each-{i}"]), declaration.each) for i, p in numbered
+            }
+        call, ticket = _Call(**about, common=common, each=each), Ticket(**entry["ticket"])
+        self._open[ticket] = call
+        self.transport.post(ticket, list(self._requests(call, {})))

@@ -1,0 +1,143 @@
+"""Local training: SGD with momentum over a backbone and its class embeddings, state in and state out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coalface.core import Party, Tensors, private
+from coalface.learn.work import Cursor, LocalWork
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(embeddings, class embeddings, labels) -> scalar."""
+
+HEAD = "class_embeddings"
+"""The name of the class embeddings among the trained tensors."""
+
+
+def sgd_step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: Sequence[Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> None:
+    """One step of SGD in place: v ← β v + (g + λ w); w ← w − η v.
+
+    η is `lr`, β `momentum`, λ `weight_decay`; `velocity` v starts at zero. The same as `torch.optim.SGD`.
+    """
+    with torch.no_grad():
+        steps = list(gradients)
+        if weight_decay:
+            steps = list(torch._foreach_add(steps, list(parameters), alpha=weight_decay))
+        if momentum:
+            torch._foreach_mul_(list(velocity), momentum)
+            torch._foreach_add_(list(velocity), steps)
+            steps = list(velocity)
+        torch._foreach_add_(list(parameters), steps, alpha=-lr)
+
+
+MomentumState = Literal["reset", "keep", "none"]
+"""The momentum at the start of a round: zero, the party's own of its last round, or no momentum at all."""
+
+
+@private
+class Learner:
+    """What a party keeps of its training from round to round; none of it is ever sent."""
+
+    head: Tensor
+    """(k, d) class embeddings of its identities."""
+    kept: Tensors
+    """What the BatchNorm policy keeps from the wire."""
+    velocity: Tensors
+    """Momentum by parameter name, the class embeddings' under `HEAD`; empty unless it is kept."""
+    cursor: Cursor
+
+
+def fresh_head(party: Party) -> Tensor:
+    """(k, d) class embeddings for the party's identities, drawn from N(0, 0.01²) by a stream of its own."""
+    shape = (len(party.data.names), party.backbone.embedding_size)
+    drawn = party.stream(party.stage, "head").standard_normal(shape, dtype=np.float32)
+    return torch.from_numpy(drawn).mul_(0.01).to(party.device)
+
+
+def learn(
+    party: Party,
+    backbone: Tensors,
+    learner: Learner | None,
+    work: LocalWork,
+    loss: Loss,
+    *,
+    momentum: MomentumState,
+    pull: Callable[[Tensors], Tensors] | None = None,
+) -> tuple[float, Learner]:
+    """One round's local training: the party's module goes from `backbone` to the weights after `work`.
+
+    Returns the mean training loss and what the party keeps. `pull` is described at `train`.
+    """
+    party.backbone.load(backbone, learner.kept if learner else None)
+    batches, cursor = work.batches(party, learner.cursor if learner else Cursor())
+    head, mean, velocity = train(
+        party,
+        learner.head if learner else fresh_head(party),
+        batches,
+        loss,
+        lr=work.lr_at(party.round, party.rounds),
+        momentum=0.0 if momentum == "none" else work.momentum,
+        weight_decay=work.weight_decay,
+        velocity=learner.velocity if learner and momentum == "keep" else None,
+        pull=pull,
+    )
+    kept_velocity = velocity if momentum == "keep" else {}
+    return mean, Learner(head=head, kept=party.backbone.kept(), velocity=kept_velocity, cursor=cursor)
+
+
+def train(
+    party: Party,
+    head: Tensor,
+    batches: Sequence[NDArray[np.int64]],
+    loss: Loss,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    velocity: Tensors | None = None,
+    pull: Callable[[Tensors], Tensors] | None = None,
+) -> tuple[Tensor, float, Tensors]:
+    """Train the party's module and (k, d) class embeddings on some batches of its data.
+
+    `velocity` carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that
+    of a proximal term. Returns the class embeddings, the mean loss over the images, and the momentum by name.
+    Raises FloatingPointError when the loss is not finite.
+    """
+    module = party.backbone.module.train()
+    head = head.clone().requires_grad_()
+    named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    named[HEAD] = head
+    parameters = list(named.values())
+    buffers = [velocity[n].clone() if velocity else torch.zeros_like(p) for n, p in named.items()] if momentum else []
+    total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
+    for index in batches:
+        pixels, labels = party.compute.batch(party.data, index, party.rng)
+        value = loss(party.compute.embed(module, pixels), head, labels)
+        gradients = list(torch.autograd.grad(value, parameters))
+        if pull is not None:
+            extra = pull(named)
+            gradients = [g + extra[n] if n in extra else g for n, g in zip(named, gradients, strict=True)]
+        sgd_step(parameters, gradients, buffers, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        total += value.detach().double() * len(index)
+        images += len(index)
+    mean = float(total) / max(1, images)
+    if not math.isfinite(mean):
+        raise FloatingPointError(
+            f"the training loss is {mean} at learning rate {lr:g}; lower local.lr or check the images"
+        )
+    return head.detach(), mean, dict(zip(named, buffers, strict=True)) if momentum else {}

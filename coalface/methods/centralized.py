@@ -1,0 +1,72 @@
+"""Centralised training: one party holds everybody's images. The upper bound, and no federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coalface.core import Federation, Method, Models, Party, Tensors, message, state, step
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.sgd import Learner, learn
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down."""
+
+    backbone: Tensors
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    images: int
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralized(Method):
+    """Plain SGD on the pooled images and one classifier over all identities; momentum goes on throughout."""
+
+    title: ClassVar[str] = "pools everybody's images at one party: the upper bound, not a federation"
+    paper: ClassVar[str] = "the upper bound"
+    setting: ClassVar[str] = "any"
+    pooled: ClassVar[bool] = True
+
+    rounds: int = 20
+    local: LocalWork = LocalWork()
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
+
+    def init(self, fed: Federation) -> State:
+        return State(backbone=fed.initial)
+
+    def round(self, fed: Federation, state: State) -> State:
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone))
+        fed.log(loss=answer.mean("loss", by="images"))
+        (backbone,) = answer.each["backbone"].values()
+        return State(backbone=backbone)
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum="keep")
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, own.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone)
+        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))

@@ -1,0 +1,85 @@
+"""FedAvg for face recognition (FedPav): the backbone is averaged, the class embeddings stay with their party.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; the private
+class embeddings as in Zhuang et al., "Performance optimization for federated person re-identification", ACM MM 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.sgd import Learner, MomentumState, learn
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """Θ_{r−1}."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i after local training."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """Θ_r."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Federated averaging of the backbone, weighted by images: Θ_r = Σ n_i θ_i / Σ n_i."""
+
+    title: ClassVar[str] = "averages the backbones; the class embeddings stay (FedPav)"
+    paper: ClassVar[str] = "McMahan et al. 2017; Zhuang et al. 2020"
+    setting: ClassVar[str] = "any"
+
+    rounds: int = 20
+    sample: int | None = None
+    """Parties a round, drawn anew each round; None: all."""
+    local: LocalWork = LocalWork()
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
+    momentum: MomentumState = "reset"
+    """What a round's local training starts from: see `MomentumState`."""
+
+    def init(self, fed: Federation) -> State:
+        return State(backbone=fed.initial)
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample) if self.sample else None
+        answer = fed.ask(
+            self.train, to=chosen, common=Global(backbone=state.backbone), folds=[Mean("backbone", by="images")]
+        )
+        fed.log(loss=answer.mean("loss", by="images"))
+        return State(backbone=answer.folded["backbone"])
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum=self.momentum)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, own.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone)
+        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))  # BatchNorm differs by party

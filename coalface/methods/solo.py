@@ -1,0 +1,67 @@
+"""Solo: every party trains alone on what it has. The lower bound that a federation has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coalface.core import Federation, Method, Models, Party, Tensors, message, private, state, step
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.sgd import Learner, learn
+from coalface.learn.work import LocalWork
+
+
+@message
+class Progress:
+    """Up: numbers for the curves, no model."""
+
+    images: int
+    loss: float
+
+
+@private
+class Own:
+    """The party's whole model, and what its training keeps."""
+
+    backbone: Tensors
+    learner: Learner
+
+
+@state
+class State:
+    """At the server: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solo(Method):
+    """Plain SGD at each party for as many rounds of local work as the federation has; momentum goes on throughout."""
+
+    title: ClassVar[str] = "each party trains alone; nothing but progress numbers is sent"
+    paper: ClassVar[str] = "the lower bound"
+    setting: ClassVar[str] = "any"
+
+    rounds: int = 20
+    local: LocalWork = LocalWork()
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
+
+    def init(self, fed: Federation) -> State:
+        return State()
+
+    def round(self, fed: Federation, state: State) -> State:
+        answer = fed.ask(self.train)
+        fed.log(loss=answer.mean("loss", by="images"))
+        return state
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Own | None) -> tuple[Progress, Own]:
+        begin, learner = (own.backbone, own.learner) if own else (party.initial, None)
+        loss, kept = learn(party, begin, learner, self.local, self.loss, momentum="keep")
+        return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=kept)
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Own | None) -> Tensors:
+        party.backbone.load(own.backbone if own else party.initial, own.learner.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(at_party=self.own_model)

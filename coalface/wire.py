@@ -1,0 +1,254 @@
+"""Bytes: how messages, private state and server state become safetensors bytes and come back, checked.
+
+Every encoding is a valid safetensors file: the tensors under `field` or `field/name`, everything else as JSON in the
+metadata key `coalface`. So what left a party can be opened with any safetensors reader. Decoding is directed by the
+declared types: bytes that do not fit them raise `WireError`, and nothing is ever executed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from coalface.core import Tensors, Ticket, counterpart, kind_of, without_none
+
+T = TypeVar("T")
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class WireError(ValueError):
+    """Bytes that are not an encoding of the declared class, or a value that has no encoding."""
+
+
+class Refused(ValueError):
+    """A reply that does not fit what was asked; it is kept out of every sum."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece of an encoding: the header with its plain values, or one tensor."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The bytes of one value. The sizes of the entries add up to `len(data)`."""
+
+    data: bytearray
+    entries: tuple[Entry, ...]
+    digest: str
+    """SHA-256 over the header and the SHA-256 of every tensor."""
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+    """The resolved annotations of a declared class."""
+    return typing.get_type_hints(cls)
+
+
+def encode(message: Any) -> Encoded:
+    """The bytes of a message. Raises WireError for anything that was not declared with @message."""
+    if kind_of(message) != "message" or isinstance(message, type):
+        what = "private state, which never leaves a party" if kind_of(message) == "private" else "not a message"
+        raise WireError(
+            f"{type(message).__name__} is {what}: only classes declared with @message are sent. "
+            "Copy the fields that may leave into a message."
+        )
+    return pack(message)
+
+
+def decode(data: bytearray | memoryview, cls: type[T]) -> T:
+    """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError."""
+    if kind_of(cls) != "message":
+        raise WireError(f"{cls.__name__} is not declared with @message: nothing else is read from the wire.")
+    return unpack(data, cls)
+
+
+def size(message: Any) -> int:
+    """Bytes of a message on the wire."""
+    return len(encode(message).data)
+
+
+def pack(value: Any) -> Encoded:
+    """The bytes of any declared value, private and server state included (for files, never for the wire)."""
+    found: dict[str, Tensor] = {}
+    skeleton = _flatten(value, "", found)
+    ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
+    head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
+    parts, entries, offset = [], [], 0
+    for name, tensor in ordered:
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if tensor.dtype not in _NAMES:
+            raise WireError(
+                f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
+            )
+        shape, dtype, end = tuple(tensor.shape), _NAMES[tensor.dtype], offset + len(raw)
+        head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        entries.append(Entry(name, "tensor", shape, dtype, len(raw), hashlib.sha256(raw).hexdigest()))
+        parts.append(raw)
+        offset = end
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = len(text).to_bytes(8, "little") + text
+    first = Entry("header", "header", (), "JSON", len(start), hashlib.sha256(start).hexdigest())
+    digest = hashlib.sha256(start + b"".join(bytes.fromhex(e.sha256) for e in entries)).hexdigest()
+    return Encoded(bytearray().join([start, *parts]), (first, *entries), digest)
+
+
+def unpack(data: bytearray | memoryview, cls: type[T]) -> T:
+    """A declared value from its bytes, checked against the annotations of its class. Raises WireError."""
+    tensors, skeleton = _read(data, cls.__name__)
+    value = _restore(skeleton, cls, "", tensors)
+    if tensors:
+        raise WireError(f"{cls.__name__}: tensors that it does not declare: {', '.join(sorted(tensors)[:5])}.")
+    return typing.cast(T, value)
+
+
+def _flatten(value: Any, path: str, found: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        if path in found:
+            raise WireError(f"two tensors would be called {path!r}: rename a key so that it holds no '/'.")
+        found[path] = value
+        return True
+    if isinstance(value, dict):
+        return {key: _flatten(item, f"{path}/{key}" if path else key, found) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_flatten(item, f"{path}/{i}", found) for i, item in enumerate(value)]
+    if kind_of(value) or isinstance(value, Ticket):
+        return {n: _flatten(item, f"{path}/{n}" if path else n, found) for n, item in vars(value).items()}
+    raise WireError(f"{path or type(value).__name__}: {type(value).__name__} has no encoding.")
+
+
+def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    inner, optional = without_none(annotation)
+    if skeleton is None and optional:
+        return None
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if inner is Tensor:
+        if skeleton is True and path in tensors:
+            return tensors.pop(path)
+    elif inner in (int, float, bool, str):
+        if type(skeleton) is inner or (inner is float and type(skeleton) is int):
+            return inner(skeleton)
+    elif origin is dict and isinstance(skeleton, dict):
+        return {k: _restore(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
+    elif origin is tuple and isinstance(skeleton, list):
+        return tuple(_restore(v, args[0], f"{path}/{i}", tensors) for i, v in enumerate(skeleton))
+    elif (kind_of(inner) or inner is Ticket) and isinstance(skeleton, dict) and set(skeleton) == set(hints(inner)):
+        return inner(
+            **{n: _restore(skeleton[n], a, f"{path}/{n}" if path else n, tensors) for n, a in hints(inner).items()}
+        )
+    raise WireError(
+        f"{path or 'the value'}: the bytes do not hold {annotation}; sender and receiver must run one version."
+    )
+
+
+def _read(data: bytearray | memoryview, what: str) -> tuple[dict[str, Tensor], Any]:
+    try:
+        view = memoryview(data)
+        length = int.from_bytes(view[:8], "little")
+        head: dict[str, Any] = json.loads(bytes(view[8 : 8 + length]))
+        skeleton = json.loads(head.pop("__metadata__")["coalface"])
+        tensors, expected = {}, 0
+        for name, entry in head.items():
+            dtype, shape = DTYPES[entry["dtype"]], [int(n) for n in entry["shape"]]
+            begin, end = entry["data_offsets"]
+            count = math.prod(shape)
+            if begin != expected or end - begin != count * dtype.itemsize or min(shape, default=0) < 0:
+                raise WireError(f"{what}: tensor {name!r} does not lie where its header says.")
+            offset, expected = 8 + length + begin, end
+            flat = (
+                torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            tensors[name] = flat.view(shape)
+        if 8 + length + expected != len(view):
+            raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
+    except WireError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
+    return tensors, skeleton
+
+
+def named_tensors(message: Any) -> Iterator[tuple[str, str, Tensor]]:
+    """(field, name, tensor) for every tensor of a message; a single tensor's name is empty."""
+    for field in hints(message.__class__):
+        value = getattr(message, field)
+        if isinstance(value, Tensor):
+            yield field, "", value
+        elif isinstance(value, dict):
+            for name, tensor in value.items():
+                yield field, name, tensor
+
+
+def copied(value: Any) -> Any:
+    """A field's value in memory of its own."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value
+
+
+def validate(reply: Any, sent: Sequence[Any]) -> None:
+    """Check a reply against what was sent to the party: names, shapes, dtypes, and finite values throughout.
+
+    Raises Refused with the reason, in words that can stand in a report.
+    """
+    for field, value in vars(reply).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"{field} is {value}")
+        if not isinstance(value, Tensor | dict):
+            continue
+        other = counterpart(type(reply), field)
+        if other is not None:
+            model = next((m for s in sent if (m := getattr(s, other, None)) is not None), None)
+            _compare(field, value, model)
+    for field, name, tensor in named_tensors(reply):
+        # A finite sum proves finite values; only a suspicious sum pays for the exact look.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
+
+
+def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None) -> None:
+    if model is None:
+        raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
+    if isinstance(value, Tensor) and isinstance(model, Tensor):
+        value, model = {"": value}, {"": model}
+    if not isinstance(value, dict) or not isinstance(model, dict) or list(value) != list(model):
+        missing, extra = sorted(set(model) - set(value))[:3], sorted(set(value) - set(model))[:3]
+        raise Refused(f"{field} has other tensors than were sent (missing {missing}, unexpected {extra})")
+    for name, tensor in value.items():
+        if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
+            got, want = (f"{_NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
+            raise Refused(f"{field}{'/' if name else ''}{name} is {got}, not {want}")
