@@ -157,7 +157,7 @@ def ten_fold_accuracy(
     field's scripts: a pair is accepted iff its squared distance 2 − 2·score is less than a threshold of `GRID`, and of
     equally good thresholds the smallest distance is taken.
     """
-    _check(scores, same)
+    check_scores(scores, same)
     fold = tenths(same) if fold is None else fold
     numbers = np.unique(fold)
     if len(numbers) < 2:
@@ -189,7 +189,7 @@ def two_list_accuracy(
 
     The error is the binomial √(p(1 − p) / n).
     """
-    _check(test_scores, test_same)
+    check_scores(test_scores, test_same)
     threshold = best_threshold(train_scores, train_same)
     rate = float(((test_scores >= threshold) == test_same).mean())
     return Accuracy(mean=rate, error=math.sqrt(rate * (1 - rate) / len(test_same)), thresholds=(threshold,))
@@ -205,7 +205,7 @@ def best_threshold(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> floa
     >>> best_threshold(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
     0.6
     """
-    _check(scores, same)
+    check_scores(scores, same)
     order = np.argsort(scores, kind="stable")
     return _best_cut(scores[order], same[order])
 
@@ -244,7 +244,7 @@ def tar_at_far(scores: NDArray[np.float64], same: NDArray[np.bool_], fars: Seque
     rejected too, and fewer than floor(far × N) may be accepted. With N = 1,000: far 0.01 allows 10; far 0.0001 allows
     none, and `carried` is False.
     """
-    _check(scores, same)
+    check_scores(scores, same)
     impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
     results = []
     for far in fars:
@@ -268,7 +268,7 @@ def tar_at_far(scores: NDArray[np.float64], same: NDArray[np.bool_], fars: Seque
 
 def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     """The equal error rate: where the ROC, its exact points joined by straight lines, has FAR = 1 − TAR."""
-    _check(scores, same)
+    check_scores(scores, same)
     levels = np.unique(scores)
     # Entry j: the threshold is levels[j]; the last entry: above all.
     far = 1 - np.append(np.searchsorted(np.sort(scores[~same]), levels), (~same).sum()) / (~same).sum()
@@ -281,7 +281,7 @@ def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
 
 def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200) -> Roc:
     """At most `points` points of the ROC for a drawing: FAR k / N log-spaced from 1 / N to 1, each TAR exact."""
-    _check(scores, same)
+    check_scores(scores, same)
     impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
     total = len(impostor)
     counts = np.unique(np.geomspace(1, total, points).round().astype(np.int64))
@@ -293,14 +293,15 @@ def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200)
 
 def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 100) -> Histogram:
     """Counts of genuine and impostor scores in equal intervals of [−1, 1]; rounding may put a cosine past an end."""
-    _check(scores, same)
+    check_scores(scores, same)
     inside = np.clip(scores, -1, 1)
     genuine, edges = np.histogram(inside[same], bins=bins, range=(-1, 1))
     impostor, _ = np.histogram(inside[~same], bins=bins, range=(-1, 1))
     return Histogram(edges=edges, genuine=genuine, impostor=impostor)
 
 
-def _check(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> None:
+def check_scores(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> None:
+    """Raise ValueError unless there is one finite score per pair, and pairs of both kinds."""
     if scores.shape != same.shape or scores.ndim != 1 or same.dtype != np.bool_:
         raise ValueError(
             f"scores {scores.shape} and same {same.dtype} {same.shape} do not go together: "
