@@ -1,0 +1,82 @@
+"""Identity folders: `root/IDENTITY/image.jpg`, one folder per person. LFW, as it is distributed, is one of these."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.source import decode
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
+"""The endings that make a file an image, in capitals or not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """The images below `root`, found but not yet read: a `Source`."""
+
+    root: Path
+    names: tuple[str, ...]
+    files: tuple[str, ...]
+    labels: NDArray[np.int64]
+    stamp: str
+    """SHA-256 over each image's name, size in bytes and time of change."""
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, (size, size, 1 or 3); ValueError names a damaged file."""
+        for file in self.files:
+            path = self.root / file
+            yield decode(path.read_bytes(), str(path), size=size, grey=grey)
+
+    def fingerprint(self) -> str:
+        """The stamp taken when the folder was listed."""
+        return self.stamp
+
+
+def read_folder(root: str | os.PathLike[str]) -> Folder:
+    """List the identities and images of `root`, both sorted by the bytes of their names.
+
+    A folder below `root` is an identity if it holds an image. Names that start with a dot are passed over, and so is
+    all that is not an image. Only names, sizes and times of change are read here.
+
+    Raises FileNotFoundError if `root` is not a folder, ValueError if no identity is in it.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is not a folder: give the folder that holds one folder of images per identity")
+    names: list[str] = []
+    files: list[str] = []
+    labels: list[int] = []
+    stamp = hashlib.sha256()
+    for identity in sorted((e.name for e in os.scandir(root) if e.is_dir() and _visible(e)), key=os.fsencode):
+        found = sorted((e for e in os.scandir(root / identity) if _is_image(e)), key=lambda e: os.fsencode(e.name))
+        for entry in found:
+            status = entry.stat()
+            file = f"{identity}/{entry.name}"
+            stamp.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"))
+            files.append(file)
+            labels.append(len(names))
+        if found:
+            names.append(identity)
+    if not files:
+        loose = sum(1 for entry in os.scandir(root) if _is_image(entry))
+        reason = f"its {loose} images lie in no identity's folder" if loose else "no folder below it holds an image"
+        raise ValueError(
+            f"{root} is not a set of identity folders: {reason}. Put the images of each person into a folder of that "
+            f"person's name, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
+        )
+    return Folder(root, tuple(names), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
+
+
+def _visible(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".")
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(SUFFIXES) and _visible(entry) and entry.is_file()

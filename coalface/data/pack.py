@@ -1,0 +1,216 @@
+"""Packs: decoded face images in one flat file, which opens at once and is read through a memory map.
+
+A pack is a folder of four files:
+
+    pixels.u8      the images, raw bytes, (M, height, width, channels) in row-major order
+    labels.npy     (M,) int64, the identity of each image
+    index.json     {"names": [...], "files": [...]}
+    meta.json      format, version, shape, size, grey, the source's fingerprint, and the SHA-256 of the files above
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.faces import FaceSet
+from coalface.data.source import Source
+
+FORMAT = "coalface-pack"
+VERSION = 1
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all) after every image."""
+
+_FILES = {"pixels.u8", "labels.npy", "index.json", "meta.json"}
+_MAKE_ANEW = "delete the folder and pack its source again"
+
+
+def default_cache() -> Path:
+    """Where packs are kept unless told otherwise: `$COALFACE_CACHE`, else `~/.cache/coalface`."""
+    chosen = os.environ.get("COALFACE_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "coalface"
+
+
+def cached_pack(
+    source: Source,
+    cache: str | os.PathLike[str] | None = None,
+    *,
+    size: int,
+    grey: bool,
+    progress: Progress | None = None,
+) -> FaceSet:
+    """The images of `source` from the cache, packed there first if they are not in it yet.
+
+    The pack's name is made of the source's fingerprint, the size and the colour, so a changed source makes a new pack.
+    """
+    folder = default_cache() if cache is None else Path(cache)
+    path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
+    write_pack(source, path, size=size, grey=grey, progress=progress)
+    return read_pack(path)
+
+
+def write_pack(
+    source: Source, path: str | os.PathLike[str], *, size: int, grey: bool, progress: Progress | None = None
+) -> None:
+    """Decode every image of `source` once, at `size` × `size`, into a pack at `path`.
+
+    One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole: a
+    process that is killed leaves no half pack (only a folder `.NAME.….partial`, which may be deleted). A sound pack of
+    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced.
+
+    Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
+    """
+    path = Path(path)
+    wanted = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
+    if _holds(path, wanted):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir()
+    try:
+        _write(source, partial, wanted, progress)
+        _put_in_place(partial, path, wanted)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
+    """Open a pack as a face set whose pixel store is a read-only memory map.
+
+    The small files are always checked against their SHA-256, the pixels against their length; `verify` reads all
+    pixels once and checks their SHA-256 too.
+
+    Raises FileNotFoundError if there is no pack, ValueError if it is damaged, cut short or of another version.
+    """
+    path = Path(path)
+    meta = _read_meta(path)
+    shape = tuple(meta["shape"])
+    pixels, expected = path / "pixels.u8", int(np.prod(shape))
+    found = pixels.stat().st_size if pixels.is_file() else 0
+    if found != expected:
+        raise ValueError(f"{pixels} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}")
+    for name in ("labels.npy", "index.json", *(["pixels.u8"] if verify else [])):
+        _check_sha256(path / name, meta["sha256"][name])
+    labels: NDArray[np.int64] = np.load(path / "labels.npy", allow_pickle=False)
+    index = json.loads((path / "index.json").read_text(encoding="ascii"))
+    return FaceSet(
+        pixels=np.memmap(pixels, dtype=np.uint8, mode="r", shape=shape),
+        rows=np.arange(shape[0], dtype=np.int64),
+        labels=labels,
+        names=tuple(index["names"]),
+        files=tuple(index["files"]),
+    )
+
+
+def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progress | None) -> None:
+    total = len(source.files)
+    if total == 0:
+        raise ValueError("the source lists no image, so there is nothing to pack: check where it reads from")
+    size, grey = wanted["size"], wanted["grey"]
+    shape = (total, size, size, 1 if grey else 3)
+    digest = hashlib.sha256()
+    written = 0
+    with open(folder / "pixels.u8", "wb") as out:
+        for image in _exactly(total, source.images(size=size, grey=grey)):
+            if image.shape != shape[1:] or image.dtype != np.uint8:
+                raise ValueError(
+                    f"{source.files[written]}: the source gave {image.dtype} {image.shape} where a pack of size {size} "
+                    f"needs uint8 {shape[1:]}; its images() must return what it is asked for"
+                )
+            raw = image.tobytes()
+            out.write(raw)
+            digest.update(raw)
+            written += 1
+            if progress is not None:
+                progress(written, total)
+    np.save(folder / "labels.npy", np.asarray(source.labels, dtype=np.int64))
+    index = json.dumps({"names": list(source.names), "files": list(source.files)})
+    (folder / "index.json").write_text(index, encoding="ascii")
+    sha256 = {name: _sha256(folder / name) for name in ("labels.npy", "index.json")} | {"pixels.u8": digest.hexdigest()}
+    meta = {"format": FORMAT, "version": VERSION, "shape": shape, **wanted, "sha256": sha256}
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
+
+
+def _exactly(total: int, images: Iterable[NDArray[np.uint8]]) -> Iterable[NDArray[np.uint8]]:
+    """Pass on the images, and raise ValueError unless there are `total` of them."""
+    count = 0
+    for count, image in enumerate(images, start=1):
+        if count > total:
+            break
+        yield image
+    if count != total:
+        raise ValueError(
+            f"the source lists {total:,} images but gave {'more' if count > total else f'{count:,}'}: "
+            "it changed while it was read; list it again and repeat"
+        )
+
+
+def _put_in_place(partial: Path, path: Path, wanted: dict[str, Any]) -> None:
+    """Rename a whole pack to its name; another process may have put the same pack there meanwhile."""
+    try:
+        os.rename(partial, path)  # also onto an empty folder
+    except OSError:
+        if _holds(path, wanted):
+            return
+        shutil.rmtree(path)
+        os.rename(partial, path)
+
+
+def _holds(path: Path, wanted: dict[str, Any]) -> bool:
+    """Whether a sound pack of the wanted images is there; FileExistsError if what is there must not be replaced."""
+    if not path.exists():
+        return False
+    if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
+        raise FileExistsError(f"{path} is there and is not a pack: choose another path, or move it away")
+    try:
+        read_pack(path)
+        meta = _read_meta(path)
+    except (FileNotFoundError, ValueError):
+        return False
+    return {key: meta.get(key) for key in wanted} == wanted
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / "meta.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path} is not a pack: it has no meta.json; check the path, or write a pack there with write_pack"
+        )
+    try:
+        meta = json.loads(file.read_bytes())
+        kind, version = meta["format"], meta["version"]
+        if kind == FORMAT and version == VERSION:
+            _, _, _, _ = meta["shape"]
+            _ = [meta["sha256"][name] for name in _FILES - {"meta.json"}]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+    if kind != FORMAT:
+        raise ValueError(
+            f"{path} is not a pack: {file.name} says its format is {kind!r}, not {FORMAT!r}; check the path"
+        )
+    if version != VERSION:
+        raise ValueError(
+            f"{path} is a pack of version {version}, and this release reads version {VERSION}; {_MAKE_ANEW}"
+        )
+    return dict(meta)
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _check_sha256(file: Path, expected: str) -> None:
+    found = _sha256(file) if file.is_file() else "missing"
+    if found != expected:
+        raise ValueError(f"{file} is damaged: its SHA-256 is {found}, not {expected} as written; {_MAKE_ANEW}")

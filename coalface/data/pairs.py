@@ -1,0 +1,338 @@
+"""Pair lists: which two images are compared, and whether they show one person. Read from LFW's files, or drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.faces import FaceSet
+
+DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
+"""`list_sha256` of `devtest_all` over LFW's images and the names in pairsDevTest.txt."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairList:
+    """n pairs of images of one face set: genuine where `same`, else impostor."""
+
+    name: str
+    left: NDArray[np.int64]
+    """(n,) an image of each pair, by its place in the face set (not in the pixel store)."""
+    right: NDArray[np.int64]
+    """(n,) the other image."""
+    same: NDArray[np.bool_]
+    """(n,) True for a genuine pair."""
+    fold: NDArray[np.int64] | None = None
+    """(n,) the fold of each pair, from 0; None where the list has none, and the judge makes them."""
+    headline: NDArray[np.bool_] | None = None
+    """(n,) True for the pairs that count in the headline figure: all impostor pairs, and so many genuine ones of each
+    identity. None: all pairs count."""
+    skipped: int = 0
+    """Pairs of the file that were left out because an image of theirs is not in the face set."""
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+
+def read_pairs(
+    path: str | os.PathLike[str], faces: FaceSet, *, missing: Literal["error", "skip"] = "error"
+) -> PairList:
+    """Read an LFW pair list of either view, its images looked up in `faces` by name and number.
+
+    View 2 (`pairs.txt`) begins with `folds pairs`, and each fold has so many genuine lines, then so many impostor
+    lines. View 1 (`pairsDevTrain.txt`, `pairsDevTest.txt`) begins with `pairs`, has one such block, and no folds.
+    A genuine line is `name a b`, an impostor line `name a name b`; image 7 of NAME is the file `NAME/NAME_0007`, of
+    any image type. Blank lines and the kind of white space do not matter.
+
+    Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
+    are not in the face set.
+    """
+    if faces.files is None:
+        raise ValueError("this face set does not know its files, so no pair list can be looked up in it: read a folder")
+    place: dict[str, int] = {}
+    for image, row in enumerate(faces.rows):
+        place.setdefault(faces.files[row].rpartition(".")[0], image)
+    lines = _parse(Path(path))
+    kept = [line for line in lines if _stem(line.left) in place and _stem(line.right) in place]
+    if len(kept) < len(lines) and missing == "error":
+        named = {_stem(image) for line in lines for image in (line.left, line.right)}
+        raise ValueError(
+            f"{path}: {len(lines) - len(kept)} of {len(lines)} pairs name images that are not in the face set, such as "
+            f"{', '.join(sorted(named - place.keys())[:3])}: check that list and images belong together, or leave "
+            'these pairs out with missing="skip"'
+        )
+    folds = [line.fold for line in kept if line.fold is not None]
+    return PairList(
+        name=Path(path).stem,
+        left=np.array([place[_stem(line.left)] for line in kept], dtype=np.int64),
+        right=np.array([place[_stem(line.right)] for line in kept], dtype=np.int64),
+        same=np.array([line.same for line in kept], dtype=bool),
+        fold=np.array(folds, dtype=np.int64) if folds else None,
+        skipped=len(lines) - len(kept),
+    )
+
+
+def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
+    """The identities that an LFW pair list names, so that they can be kept out of training."""
+    return frozenset(name for pair in _parse(Path(path)) for name, _ in (pair.left, pair.right))
+
+
+_Image = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Line:
+    left: _Image
+    right: _Image
+    same: bool
+    fold: int | None
+
+
+def _stem(image: _Image) -> str:
+    name, number = image
+    return f"{name}/{name}_{number:04d}"
+
+
+def _parse(path: Path) -> list[_Line]:
+    """The pairs of a list in LFW's format, of either view."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} is empty: an LFW pair list begins with its number of pairs")
+    first, fields = lines[0]
+    if len(fields) not in (1, 2) or not all(_counts(field) for field in fields):
+        raise ValueError(
+            f"{path}, line {first}: an LFW pair list begins with its number of pairs, as in `500`, or with its numbers "
+            f"of folds and of pairs, as in `10 300`; found {' '.join(fields)!r}"
+        )
+    folds, size = (1, int(fields[0])) if len(fields) == 1 else (int(fields[0]), int(fields[1]))
+    pairs = []
+    for place, (number, fields) in enumerate(lines[1:]):
+        fold, within = divmod(place, 2 * size)
+        try:
+            left, right = _genuine(fields) if within < size else _impostor(fields)
+        except ValueError as error:
+            where = f"pair {within % size + 1} of {size} of this kind" + (f" in fold {fold + 1}" if folds > 1 else "")
+            raise ValueError(f"{path}, line {number}: {error} ({where}); found {' '.join(fields)!r}") from None
+        pairs.append(_Line(left, right, within < size, fold if len(lines[0][1]) == 2 else None))
+    if len(pairs) != 2 * folds * size:
+        raise ValueError(
+            f"{path}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
+            f"{f' in each of {folds} folds' if folds > 1 else ''}), and {len(pairs)} follow: the file is cut short or "
+            "its first line is wrong"
+        )
+    return pairs
+
+
+def _counts(field: str) -> bool:
+    return field.isascii() and field.isdigit() and int(field) > 0
+
+
+def _genuine(fields: list[str]) -> tuple[_Image, _Image]:
+    if len(fields) != 3 or not _counts(fields[1]) or not _counts(fields[2]):
+        raise ValueError("expected a genuine pair, `name a b`, with the numbers of two images, counted from 1")
+    if int(fields[1]) == int(fields[2]):
+        raise ValueError("a pair compares two images, and this names one twice")
+    return (fields[0], int(fields[1])), (fields[0], int(fields[2]))
+
+
+def _impostor(fields: list[str]) -> tuple[_Image, _Image]:
+    if len(fields) != 4 or not _counts(fields[1]) or not _counts(fields[3]):
+        raise ValueError("expected an impostor pair, `name a name b`, with the numbers of two images, counted from 1")
+    if fields[0] == fields[2]:
+        raise ValueError("an impostor pair shows two people, and this names one")
+    return (fields[0], int(fields[1])), (fields[2], int(fields[3]))
+
+
+def devtest_all(faces: FaceSet, names: Collection[str]) -> PairList:
+    """Every genuine and 200,000 impostor pairs of the named identities: LFW's pairsDevTest, judged finely.
+
+    It is `all_pairs` with 20 genuine pairs per identity in the headline and `numpy.random.default_rng(2048)`; its hash
+    over LFW is `DEVTEST_ALL_SHA256`.
+    """
+    rng = np.random.default_rng(2048)
+    return all_pairs(faces, impostors=200_000, per_identity=20, rng=rng, names=names, title="devtest-all")
+
+
+def all_pairs(
+    faces: FaceSet,
+    *,
+    impostors: int,
+    per_identity: int,
+    rng: np.random.Generator,
+    names: Collection[str] | None = None,
+    title: str = "all-pairs",
+) -> PairList:
+    """Every genuine pair of the identities in `names` (None: of all) and so many different impostor pairs, drawn.
+
+    The n images are numbered by identity name, then file name, both compared as bytes. Genuine pairs (i, j), i < j,
+    come first, in the order of these numbers. Then the impostor pairs, as they are drawn: `rng.integers(n, size=2)`
+    gives (left, right), and the draw is rejected if it shows one identity or has been accepted before in either order,
+    until there are enough. Last, identity by identity, `rng.choice(m, per_identity, replace=False)` says which of its
+    m genuine pairs count in the headline, where m is more than `per_identity`.
+
+    If more than half of all impostor pairs are wanted, they are a `rng.choice` from the list of all of them instead.
+    The result depends on names and files, not on the order of the face set.
+
+    Raises ValueError if a name is unknown, or if there are not so many impostor pairs.
+    """
+    order = _sorted_images(faces, names)
+    labels = faces.labels[order]
+    starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
+    counts = np.diff(np.r_[starts, len(labels)])
+    totals = counts * (counts - 1) // 2
+    genuine = _genuine_pairs(starts, counts, np.arange(totals.sum()))
+    drawn = _draw_impostors(labels, impostors, rng)
+    headline = np.ones(len(genuine) + impostors, dtype=bool)
+    for first, total in zip(np.cumsum(totals) - totals, totals, strict=True):
+        if total > per_identity:
+            headline[first : first + total] = False
+            headline[first + rng.choice(total, per_identity, replace=False)] = True
+    pairs = order[np.concatenate([genuine, drawn])]
+    same = np.arange(len(pairs)) < len(genuine)
+    return PairList(title, left=pairs[:, 0], right=pairs[:, 1], same=same, headline=headline)
+
+
+def balanced_pairs(
+    faces: FaceSet, *, pairs: int, rng: np.random.Generator, folds: int = 10, title: str = "balanced"
+) -> PairList:
+    """So many genuine and as many impostor pairs in folds, as LFW's View 2: within a fold, genuine pairs come first.
+
+    Identities are shuffled and dealt to the folds by their number of images, largest first, so that no identity is in
+    two folds. Each fold draws its pairs uniformly, without repeats, from all that its identities can make. Where some
+    fold's identities cannot make its share, all the folds draw from one pool, and identities are in several folds.
+
+    Raises ValueError if the whole set cannot make so many pairs.
+    """
+    if not 1 <= folds <= pairs:
+        raise ValueError(f"{pairs} pairs cannot be put into {folds} folds: choose between 1 and {pairs} folds")
+    order = _sorted_images(faces, None)
+    present = rng.permutation(np.flatnonzero(faces.counts()))
+    by_size = present[np.argsort(-faces.counts()[present], kind="stable")]
+    sizes = np.array([len(part) for part in np.array_split(np.arange(pairs), folds)])
+    fold_of = np.zeros(len(faces.names), dtype=np.int64)
+    fold_of[by_size] = np.arange(len(by_size)) % folds
+    pools = [order[fold_of[faces.labels[order]] == f] for f in range(folds)]
+    if all(min(_capacity(faces.labels[pool])) >= size for pool, size in zip(pools, sizes, strict=True)):
+        parts = [_draw_both(faces.labels[pool], size, rng) for pool, size in zip(pools, sizes, strict=True)]
+        genuine = [pool[part[0]] for pool, part in zip(pools, parts, strict=True)]
+        drawn = [pool[part[1]] for pool, part in zip(pools, parts, strict=True)]
+    else:
+        both = _draw_both(faces.labels[order], pairs, rng)
+        genuine, drawn = (np.split(order[part], np.cumsum(sizes)[:-1]) for part in both)
+    blocks = [block for pair in zip(genuine, drawn, strict=True) for block in pair]
+    joined = np.concatenate(blocks)
+    return PairList(
+        name=title,
+        left=joined[:, 0],
+        right=joined[:, 1],
+        same=np.repeat(np.tile([True, False], folds), np.repeat(sizes, 2)),
+        fold=np.repeat(np.arange(folds), 2 * sizes),
+    )
+
+
+def list_sha256(pairs: PairList, faces: FaceSet) -> str:
+    """SHA-256 of the list as text, so that two people can know that they judge on the same pairs.
+
+    A pair is a line of five fields, each ended by a tab, the last by a newline: both files, `same`, the fold and
+    `headline`; 1 and 0 for true and false, `-` where the list has no folds or no headline.
+    """
+    if faces.files is None:
+        raise ValueError(
+            "this face set does not know its files, so a pair list over it has no text form: read a folder"
+        )
+    files = [faces.files[row] for row in faces.rows]
+    none = ["-"] * len(pairs)
+    fold = none if pairs.fold is None else pairs.fold.tolist()
+    headline = none if pairs.headline is None else pairs.headline.astype(int).tolist()
+    columns = (pairs.left.tolist(), pairs.right.tolist(), pairs.same.astype(int).tolist(), fold, headline)
+    text = "".join(f"{files[a]}\t{files[b]}\t{s}\t{f}\t{h}\n" for a, b, s, f, h in zip(*columns, strict=True))
+    return hashlib.sha256(os.fsencode(text)).hexdigest()
+
+
+def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.int64]:
+    """The images of the named identities, by identity name and then file name, as bytes; by place without files."""
+    wanted = np.ones(len(faces.names), dtype=bool)
+    if names is not None:
+        chosen = frozenset(names)
+        unknown = sorted(chosen - set(faces.names))
+        if unknown:
+            raise ValueError(
+                f"{len(unknown)} of the {len(chosen)} named identities are not in the face set, such as "
+                f"{', '.join(unknown[:3])}: check that names and images belong together"
+            )
+        wanted = np.array([name in chosen for name in faces.names])
+    images = np.flatnonzero(wanted[faces.labels])
+    if len(images) == 0:
+        raise ValueError("no image to make pairs of: the face set, or the list of names, is empty")
+    label = [os.fsencode(name) for name in faces.names]
+    if faces.files is None:
+        keys = {i: (label[faces.labels[i]], b"") for i in images.tolist()}
+    else:
+        keys = {i: (label[faces.labels[i]], os.fsencode(faces.files[faces.rows[i]])) for i in images.tolist()}
+    return np.array(sorted(keys, key=keys.__getitem__), dtype=np.int64)
+
+
+def _genuine_pairs(starts: NDArray[np.int64], counts: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(len(ranks), 2) the genuine pairs of the given ranks in the list of all of them.
+
+    The list goes through the identities, images starts[k] to starts[k] + counts[k] − 1, and for m images through
+    (0, 1), (0, 2), …, (0, m − 1), (1, 2), …. Row i of that triangle begins at rank i (2m − i − 1) / 2, so rank r is in
+    row ⌊((2m − 1) − √((2m − 1)² − 8r)) / 2⌋. The root is exact at a row's beginning, so the floor is right.
+    """
+    ends = np.cumsum(counts * (counts - 1) // 2)
+    identity = np.searchsorted(ends, ranks, side="right")
+    m = counts[identity]
+    rank = ranks - (ends - counts * (counts - 1) // 2)[identity]
+    i = ((2 * m - 1 - np.sqrt((2 * m - 1) ** 2 - 8 * rank)) // 2).astype(np.int64)
+    j = rank - i * (2 * m - i - 1) // 2 + i + 1
+    return np.stack([starts[identity] + i, starts[identity] + j], axis=1)
+
+
+def _draw_impostors(labels: NDArray[np.int64], wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(wanted, 2) different impostor pairs of the images whose identities are `labels`, as `all_pairs` says.
+
+    Each round draws just as many pairs as are missing. It can never draw one too many, so what is accepted, and where
+    the generator stands at the end, is the same as when the pairs are drawn one at a time.
+    """
+    n, available = len(labels), _capacity(labels)[1]
+    if wanted > available:
+        raise ValueError(f"the images make {available:,} impostor pairs, and {wanted:,} are wanted: ask for no more")
+    if 2 * wanted > available:
+        every = np.stack(np.triu_indices(n, 1), axis=1)
+        every = every[labels[every[:, 0]] != labels[every[:, 1]]]
+        return every[rng.choice(available, wanted, replace=False)]
+    accepted = np.empty((0, 2), dtype=np.int64)
+    while len(accepted) < wanted:
+        drawn = rng.integers(n, size=(wanted - len(accepted), 2))
+        accepted = np.concatenate([accepted, drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]])
+        _, first = np.unique(accepted.min(axis=1) * n + accepted.max(axis=1), return_index=True)
+        accepted = accepted[np.sort(first)]
+    return accepted
+
+
+def _draw_both(
+    labels: NDArray[np.int64], wanted: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """So many genuine and so many impostor pairs of images in identity order, each (wanted, 2)."""
+    available = _capacity(labels)[0]
+    if wanted > available:
+        raise ValueError(f"the images make {available:,} genuine pairs, and {wanted:,} are wanted: ask for no more")
+    starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
+    counts = np.diff(np.r_[starts, len(labels)])
+    genuine = _genuine_pairs(starts, counts, rng.choice(available, wanted, replace=False))
+    return genuine, _draw_impostors(labels, wanted, rng)
+
+
+def _capacity(labels: NDArray[np.int64]) -> tuple[int, int]:
+    """How many genuine and how many impostor pairs the images can make."""
+    counts = np.bincount(labels)
+    genuine = int((counts * (counts - 1) // 2).sum())
+    return genuine, len(labels) * (len(labels) - 1) // 2 - genuine

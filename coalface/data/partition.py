@@ -1,0 +1,160 @@
+"""How the identities of a face set are dealt to parties, and what is kept back to judge on.
+
+A partition gives `{party: FaceSet}`. Its keys are in registration order, which is their sorted order. All the views
+share the pixel store of the set they were cut from, and each numbers its identities from 0. Identities of which the
+set holds no image are dealt to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.faces import FaceSet
+
+
+def equal(faces: FaceSet, parties: int, rng: np.random.Generator) -> dict[str, FaceSet]:
+    """Deal shuffled identities to `parties` silos, as equally as can be: their numbers differ by at most one."""
+    present = _enough(faces, parties)
+    return _deal(faces, np.array_split(rng.permutation(present), parties), "silo")
+
+
+def one_identity(faces: FaceSet) -> dict[str, FaceSet]:
+    """One device per identity, in the order of the identities; the device's name does not tell whose it is."""
+    present = np.flatnonzero(faces.counts())
+    return _deal(faces, [present[i : i + 1] for i in range(len(present))], "device")
+
+
+def by_domain(faces: FaceSet, domain_names: Sequence[str]) -> dict[str, FaceSet]:
+    """One party per domain, named as the domain; `domain_names[d]` names domain number d.
+
+    An identity seen in two domains is with two parties, which hold different images of it.
+
+    Raises ValueError if the set has no domains, or if names and domains do not match one to one.
+    """
+    if faces.domains is None:
+        raise ValueError("this face set has no domains, so it cannot be dealt by domain: use equal or dirichlet")
+    known = np.unique(faces.domains)
+    if len(set(domain_names)) != len(domain_names) or not np.array_equal(known, np.arange(len(domain_names))):
+        raise ValueError(
+            f"the face set has images of the domains {known.tolist()} and was given the names {list(domain_names)}: "
+            "give one name, each different, for every domain from 0 on"
+        )
+    parties = {}
+    for name in sorted(domain_names):
+        view = faces.select(np.flatnonzero(faces.domains == domain_names.index(name)))
+        parties[name] = view.only(np.flatnonzero(view.counts()))
+    return parties
+
+
+def dirichlet(faces: FaceSet, parties: int, alpha: float, rng: np.random.Generator) -> dict[str, FaceSet]:
+    """Deal shuffled identities to silos of unequal size: one to each, the rest by Dirichlet(α, …, α) shares.
+
+    With N identities and K silos, silo k gets 1 + r_k identities, where Σ r_k = N − K and r_k is q_k (N − K) rounded
+    down, or up for the silos of the largest remainders; q ~ Dirichlet(α). α (`alpha`) of 100 is nearly equal, α of
+    0.1 gives nearly everything to a few silos.
+    """
+    present = _enough(faces, parties)
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha = {alpha} is no concentration of a Dirichlet distribution: give a number above 0")
+    shares = rng.dirichlet(np.full(parties, alpha)) * (len(present) - parties)
+    sizes = np.floor(shares).astype(np.int64)
+    missing = len(present) - parties - int(sizes.sum())
+    sizes[np.argsort(sizes - shares, kind="stable")[:missing]] += 1
+    return _deal(faces, np.split(rng.permutation(present), np.cumsum(1 + sizes)[:-1]), "silo")
+
+
+PARTITIONS: dict[str, Callable[..., dict[str, FaceSet]]] = {
+    "equal": equal,
+    "one-identity": one_identity,
+    "by-domain": by_domain,
+    "dirichlet": dirichlet,
+}
+
+
+def hold_out(
+    faces: FaceSet, rng: np.random.Generator, *, identities: int | None = None, fraction: float | None = None
+) -> tuple[FaceSet, FaceSet]:
+    """Split by identity into (rest, held): so many `identities` are held, or that `fraction` of all, rounded.
+
+    Which are held is drawn; both sets keep the order of the identities. Neither set may end up empty.
+    """
+    present = np.flatnonzero(faces.counts())
+    if (identities is None) == (fraction is None):
+        raise ValueError(
+            "hold_out takes either identities (how many) or fraction (of all identities): give one of them"
+        )
+    held = round(fraction * len(present)) if fraction is not None else identities
+    if held is None or not 0 < held < len(present):
+        raise ValueError(
+            f"holding out {held} of {len(present)} identities leaves one side empty: "
+            f"choose between 1 and {len(present) - 1}"
+        )
+    chosen = np.zeros(len(faces.names), dtype=bool)
+    chosen[rng.permutation(present)[:held]] = True
+    return faces.only(present[~chosen[present]]), faces.only(present[chosen[present]])
+
+
+def minimum_images(faces: FaceSet, images: int) -> FaceSet:
+    """The identities that have at least so many images."""
+    return faces.only(np.flatnonzero(faces.counts() >= images))
+
+
+def without(faces: FaceSet, names: Collection[str]) -> FaceSet:
+    """The identities that are not among `names`; a name that the set does not hold changes nothing."""
+    excluded = frozenset(names)
+    return faces.only([number for number, name in enumerate(faces.names) if name not in excluded])
+
+
+def check_disjoint(a: FaceSet, b: FaceSet) -> None:
+    """Raise ValueError if both sets hold images of the same identity, told by name."""
+    shared = sorted(_present_names(a) & _present_names(b))
+    if shared:
+        several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
+        raise ValueError(
+            f"the two sets share {several} ({', '.join(shared[:5])}{', …' if len(shared) > 5 else ''}): "
+            "take them out of one with without(), or nobody can say what was learnt and what was known"
+        )
+
+
+def _present_names(faces: FaceSet) -> set[str]:
+    return {faces.names[i] for i in np.flatnonzero(faces.counts())}
+
+
+def _enough(faces: FaceSet, parties: int) -> NDArray[np.int64]:
+    """The identities that have images; ValueError unless every party can have one."""
+    present = np.flatnonzero(faces.counts())
+    if not 1 <= parties <= len(present):
+        raise ValueError(
+            f"{parties} parties cannot each have one of {len(present)} identities: "
+            f"choose between 1 and {len(present)} parties"
+        )
+    return present
+
+
+def _deal(faces: FaceSet, groups: Sequence[NDArray[np.int64]], kind: str) -> dict[str, FaceSet]:
+    """Group g of identities becomes party g, each numbered in its group's order; one sort serves all parties."""
+    party = np.full(len(faces.names), len(groups), dtype=np.int64)
+    number = np.zeros(len(faces.names), dtype=np.int64)
+    for g, group in enumerate(groups):
+        party[group] = g
+        number[group] = np.arange(len(group))
+    owner = party[faces.labels]
+    order = np.argsort(owner, kind="stable")
+    rows, labels = faces.rows[order], number[faces.labels[order]]
+    domains = None if faces.domains is None else faces.domains[order]
+    bounds = np.searchsorted(owner[order], np.arange(len(groups) + 1))
+    width = max(2, len(str(len(groups) - 1)))
+    return {
+        f"{kind}-{g:0{width}d}": replace(
+            faces,
+            rows=rows[bounds[g] : bounds[g + 1]],
+            labels=labels[bounds[g] : bounds[g + 1]],
+            names=tuple(faces.names[i] for i in group),
+            domains=None if domains is None else domains[bounds[g] : bounds[g + 1]],
+        )
+        for g, group in enumerate(groups)
+    }
