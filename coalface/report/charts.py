@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from coalface.report import drawings
 from coalface.report.drawings import Curve, Interval
-from coalface.report.runs import Run, clean, figure_name, flat_figures, mapping, number, whole_number
+from coalface.report.runs import Run, figure_name, flat_figures, mapping, number, whole_number
 
 MOST_LOGGED = 24
 """Drawings of logged numbers on one page; the first that the method logged have them."""
@@ -33,13 +33,14 @@ class Drawing:
 
 def overview(runs: Sequence[Run], key: str) -> Drawing:
     rows = [
-        Interval(clean(run.label), run.figures[key], run.figures.get(f"{key}_se", 0.0), series)
+        Interval(run.label, run.figures[key], run.figures.get(f"{key}_se", 0.0), series)
         for series, run in enumerate(runs)
         if key in run.figures
     ]
     title = f"{figure_name(key)}, by run"
     svg = drawings.interval_chart(rows, title=title, x_label="percent", level=_level(runs, key))
-    return Drawing(title, svg, "Bars: ± one standard error of the run's own figure.")
+    bars = any(row.error for row in rows)
+    return Drawing(title, svg, "Bars: ± one standard error of the run's own figure." if bars else "")
 
 
 def _level(runs: Sequence[Run], key: str) -> tuple[str, float] | None:
@@ -63,7 +64,7 @@ def _curves(runs: Sequence[Run], take: Callable[[dict[str, Any]], object]) -> li
             if value is not None and abs(value) < LARGEST:
                 points.append((place if at is None else at, value))
         points.sort(key=lambda point: point[0])
-        curves.append(Curve(clean(run.label), [x for x, _ in points], [y for _, y in points], series))
+        curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
     return curves
 
 
@@ -73,7 +74,7 @@ def _marks(runs: Sequence[Run]) -> list[tuple[float, str]]:
         return []
     found: dict[str, float] = {}
     for place, record in enumerate(runs[0].metrics, start=1):
-        found.setdefault(clean(record.get("stage", "")), place)
+        found.setdefault(str(record.get("stage", "")), place)
     return [(place, name) for name, place in found.items()]
 
 
@@ -121,7 +122,7 @@ def logged(runs: Sequence[Run]) -> list[Drawing]:
     )
     drawn = []
     for key in list(keys)[:MOST_LOGGED]:
-        drawn += _drawn(runs, clean(key), lambda record, key=key: record.get(key))  # type: ignore[misc]
+        drawn += _drawn(runs, key, lambda record, key=key: record.get(key))  # type: ignore[misc]
     return drawn
 
 
@@ -135,14 +136,15 @@ def similarity(runs: Sequence[Run]) -> list[Drawing]:
         for series, (run, curves) in enumerate(zip(runs, found, strict=True)):
             roc = mapping(mapping(curves.get(judge)).get("roc"))
             points = [(x, y) for x, y in zip(_numbers(roc.get("far")), _numbers(roc.get("tar")), strict=False)]
-            lines.append(Curve(clean(run.label), [x for x, _ in points], [y for _, y in points], series))
-        title = clean(f"{judge} ROC, TAR (%)")
+            lines.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+        title = f"{judge} ROC, TAR (%)"
         if svg := drawings.roc_chart(lines, title=title):
             drawn.append(Drawing(title, svg, "Dashed: chance."))
     for run, curves in zip(runs, found, strict=True):
         for judge in judges[:1] if len(runs) > 1 else judges:
             counts = mapping(mapping(curves.get(judge)).get("histogram"))
-            title = clean(f"{judge} similarities, % of pairs" + (f": {run.label}" if len(runs) > 1 else ""))
+            whose = f"{run.label}: {judge}" if len(runs) > 1 else f"{judge} similarities"
+            title = f"{whose}, % of pairs"
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             if svg := drawings.histogram(edges, genuine, impostor, title=title):
                 drawn.append(Drawing(title, svg, "pairs"))

@@ -1,8 +1,8 @@
 """Line charts, ROC curves, similarity histograms and interval plots as inline SVG.
 
 The SVG is written by hand: it takes its colours from the page's style sheet (light, dark, print), its text is text, and
-the same numbers give the same bytes. Every string is escaped. A drawing is `WIDTH` × `HEIGHT` units and scales to its
-place on the page.
+the same numbers give the same bytes. Every string is escaped and loses its control characters. A drawing is `WIDTH` ×
+`HEIGHT` units and scales to its place on the page.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from coalface.report.runs import clean
+
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 38
 MOST_POINTS = 400
 """Points drawn of one curve; a longer one is thinned evenly and keeps its last point."""
+MOST_DOTS = 20
+"""Points of a curve up to which each has its dot."""
 SERIES = 8
 """Colours in the style sheet (`s0` to `s7`); further curves repeat them with dashes."""
 
@@ -94,9 +98,9 @@ def line_chart(
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         above = y - 5 if y - 5 > TOP + 10 else y + 13
         parts.append(
-            f'<text class="small" text-anchor="end" x="{WIDTH - RIGHT}" y="{above:.1f}">{escape(level[0])}</text>'
+            f'<text class="small" text-anchor="end" x="{WIDTH - RIGHT}" y="{above:.1f}">{_safe(level[0])}</text>'
         )
-    parts += [_curve(curve, x_axis, y_axis, dots=len(curve.x) <= 40) for curve in curves]
+    parts += [_curve(curve, x_axis, y_axis, dots=len(curve.x) <= MOST_DOTS) for curve in curves]
     return _svg(parts, title, x_label)
 
 
@@ -177,7 +181,7 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
         parts.append(f'<line class="level" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         shift = 3 if anchor == "start" else -3
         parts.append(
-            f'<text class="small" text-anchor="{anchor}" x="{x + shift:.1f}" y="{TOP + 3}">{escape(level[0])}</text>'
+            f'<text class="small" text-anchor="{anchor}" x="{x + shift:.1f}" y="{TOP + 3}">{_safe(level[0])}</text>'
         )
     for index, row in enumerate(rows):
         y = TOP + step * (index + 0.5) + 6
@@ -187,7 +191,7 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
             parts.append(
                 f'<line class="bar {_class(row.series)}" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y}" y2="{y}"/>'
             )
-        hover = f"<title>{escape(row.label)}: {_plain(row.value)}</title>"
+        hover = f"<title>{_safe(row.label)}: {_plain(row.value)}</title>"
         parts.append(
             f'<circle class="{_class(row.series)}" cx="{x_axis.at(row.value):.1f}" cy="{y}" r="5">{hover}</circle>'
         )
@@ -224,11 +228,11 @@ def _curve(curve: Curve, x_axis: _Axis, y_axis: _Axis, dots: bool = False) -> st
     places = [(x_axis.at(x), y_axis.at(y)) for x, y in zip(curve.x, curve.y, strict=True)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [
-        f'<polyline class="line {_class(curve.series)}" points="{path}"><title>{escape(curve.label)}</title></polyline>'
+        f'<polyline class="line {_class(curve.series)}" points="{path}"><title>{_safe(curve.label)}</title></polyline>'
     ]
     if dots or len(places) == 1:
         for (x, y), at, value in zip(places, curve.x, curve.y, strict=True):
-            hover = f"<title>{escape(curve.label)}, {_plain(at)}: {value:.4g}</title>"
+            hover = f"<title>{_safe(curve.label)}, {_plain(at)}: {value:.4g}</title>"
             parts.append(f'<circle class="{_class(curve.series)}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">{hover}</circle>')
     return "".join(parts)
 
@@ -252,9 +256,9 @@ def _grid(
 
 
 def _svg(parts: Sequence[str], title: str, x_label: str, height: float = HEIGHT) -> Markup:
-    label = f'<text class="label" text-anchor="end" x="{WIDTH - RIGHT}" y="{height - 6}">{escape(x_label)}</text>'
+    label = f'<text class="label" text-anchor="end" x="{WIDTH - RIGHT}" y="{height - 6}">{_safe(x_label)}</text>'
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}" '
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{label}</svg>'
     )
 
@@ -264,7 +268,12 @@ def _class(series: int) -> str:
 
 
 def _short(name: str, most: int) -> Markup:
-    return escape(name if len(name) <= most else name[: most - 1] + "…")
+    return _safe(name if len(name) <= most else name[: most - 1] + "…")
+
+
+def _safe(text: str) -> Markup:
+    """A string as it may stand in the page: escaped, without control characters."""
+    return escape(clean(text))
 
 
 def _plain(value: float) -> str:

@@ -136,12 +136,12 @@ def traffic(run: Run) -> Grid:
     whole = mapping(run.summary.get("bytes"))
     found = as_dicts(run.summary.get("parties"))
     rows = []
-    for name, down, up in (
-        ("whole run, all parties", [whole.get("down")], [whole.get("up")]),
-        ("a round, all parties (median)", *([r.get(key) for r in run.metrics] for key in ("bytes_down", "bytes_up"))),
-        ("a party, whole run (median)", *([p.get(key) for p in found] for key in ("bytes_down", "bytes_up"))),
+    for name, entries, down, up in (
+        ("whole run, all parties", [whole], "down", "up"),
+        ("a round, all parties (median)", run.metrics, "bytes_down", "bytes_up"),
+        ("a party, whole run (median)", found, "bytes_down", "bytes_up"),
     ):
-        cells = [_median(down), _median(up)]
+        cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
         if any(cells):
             rows.append([name, *cells])
     return Grid(("", "to the parties", "from the parties"), rows, frozenset({1, 2}))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from coalface.report import charts, grids
@@ -54,14 +55,10 @@ def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path
 def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     """The page of the first run, held against the others, as HTML."""
     run = runs[0]
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    template = environment.from_string((files("coalface.report") / "page.html").read_text("utf-8"))
     judged = [key for key in run.figures if not key.endswith("_se")]
     comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
     ledger = mapping(run.summary.get("ledger"))
-    return template.render(
+    return _template().render(
         run=run,
         runs=runs,
         pooled=[one.label for one in runs if one.summary.get("pooled")],
@@ -90,6 +87,14 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    return environment.from_string((files("coalface.report") / "page.html").read_text("utf-8"))
 
 
 def _shown(value: object) -> object:

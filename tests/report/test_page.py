@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from coalface.report import page
+
+EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">\x1b\u202e'
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: every tag is closed in order; keeps tags, attributes and text."""
+
+    def __init__(self, page_text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], []
+        self.feed(page_text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def read(path):
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_says_what_was_trained_and_what_came_of_it(write_run):
+    target = page.build(write_run("demo", method="fedface", gain=22.0))
+    assert target.name == "report.html"
+    text = read(target).text
+    assert "fedface trained sphere20 over 4 parties (cross-silo) in 6 rounds, seed 1." in text
+    assert "devtest accuracy: 82.0 ± 1.1 %, untrained 60.0 % (+22.00 points)." in text
+    for part in ("Over the rounds", "devtest ROC", "silo-03 trainer 33 630 6 0 25.2 MB 25.2 MB", "sum 126 2,460"):
+        assert part in text
+    assert "train 3 silo-02 sent NaN in backbone" in text
+    assert "↑ leaves Update.backbone to server tensors 4.2 MB" in text and "Stays at the party" in text
+    assert "This run has 288 lines for 101 MB" in text and "backbone.conv1.weight parameter 64 × 3 × 3 × 3" in text
+    assert "02" * 32 in text and "cohorts off" in text and "image_size: 112" in text
+    assert "Pooled" not in text and "side by side" not in text
+
+
+def test_the_same_folder_gives_the_same_bytes(write_run):
+    folder, other = write_run("a"), write_run("b")
+    first = page.build(folder, other).read_bytes()
+    assert page.build(folder, other).read_bytes() == first
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(write_run):
+    reader = read(page.build(write_run("a"), write_run("b")))
+    assert not {tag for tag, _ in reader.tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
+    for _, attributes in reader.tags:
+        assert not {"src", "href", "srcset", "data"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+    whole = page.build(write_run("c")).read_text()
+    assert not re.findall(r"url\(|@import", whole)
+    assert set(re.findall(r"https?://[^\"' ]+", whole)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_every_string_of_the_folder_is_escaped(write_run):
+    folder = write_run("a", method=EVIL)
+
+    def poisoned(value):
+        if isinstance(value, dict):
+            return {EVIL + key if key.startswith("silo") else key: poisoned(found) for key, found in value.items()}
+        if isinstance(value, list):
+            return [poisoned(found) for found in value]
+        return EVIL + value if isinstance(value, str) and value not in ("up", "down") else value
+
+    summary = poisoned(json.loads((folder / "summary.json").read_text()))
+    for key in ("figures", "untrained", "curves"):
+        summary[key] = {EVIL: {**summary[key]["devtest"], EVIL: 1.0}}
+    (folder / "summary.json").write_text(json.dumps(summary | {"numerics": {EVIL: EVIL}}))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line | {"stage": EVIL + str(i % 2), EVIL: i, "failed": {EVIL: EVIL}} for i, line in enumerate(lines)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text(json.dumps({"model": EVIL, EVIL: EVIL}))
+    for target in (page.build(folder), page.build(folder, write_run("b"))):
+        whole = target.read_text(encoding="utf-8")
+        assert [bad for bad in ("<script", "<img", "\x1b", "\u202e") if bad in whole] == []
+        reader = read(target)
+        assert not any(name.startswith("on") for _, attributes in reader.tags for name in attributes)
+        assert "alert(1)" in reader.text  # shown as text
+
+
+def test_a_pooled_run_says_so_plainly(write_run):
+    text = read(page.build(write_run("merge", method="merge", pooled=True))).text
+    assert "merge trained sphere20 on the images of all parties, pooled in one place" in text
+    assert "Pooled: merge puts the images of all parties in one place. This is a baseline" in text
+
+
+def test_a_solo_run_shows_each_partys_own_figures(write_run):
+    text = read(page.build(write_run("solo", method="solo"))).text
+    assert "solo trained sphere20 at each of 4 parties (cross-silo), each on its own images" in text
+    assert "its figures are means over the parties" in text
+    assert "silo-01 trainer 31 610 6 0 25.2 MB 25.2 MB 1.600 71.0" in text
+
+
+def test_several_runs_are_compared_on_one_page(write_run, tmp_path):
+    runs = [write_run("fedface", gain=22.0), write_run("fedavg", method="fedavg", rounds=9), write_run("none")]
+    (runs[2] / "summary.json").unlink()
+    key = "devtest/accuracy"
+    target = page.build(*runs, intervals={(runs[1], key): (-2.0, -4.1, 0.1)}, to=tmp_path / "all.html")
+    text = read(target).text
+    assert target == tmp_path / "all.html" and not (runs[0] / "report.html").exists()
+    assert "comparison of 3 runs" in text and "against fedavg, none" in text
+    assert "fedavg: 80.0 ± 1.1 %, −2.00 points (interval −4.10 to +0.10, undecided)." in text
+    assert "80.0 ± 1.1 −2.00 [−4.10, +0.10] undecided" in text
+    assert "config method.rounds 6 9 6" in text
+    whole = target.read_text()
+    assert whole.count('<polyline class="line s1"') >= 3  # the second run lies over the first: loss, figures, ROC
+
+
+@pytest.mark.parametrize("keep", ["config.yaml", "metrics.jsonl", "summary.json"])
+def test_one_file_is_enough_for_a_page(write_run, keep):
+    folder = write_run()
+    for path in folder.iterdir():
+        if path.name != keep:
+            path.unlink()
+    text = read(page.build(folder)).text
+    assert "demo-fedavg" in text
+    assert ("This run has no summary yet" in text) == (keep != "summary.json")
+
+
+def test_any_missing_or_misshapen_key_draws_nothing_and_breaks_nothing(write_run):
+    folder = write_run()
+    whole = json.loads((folder / "summary.json").read_text())
+    for key in whole:
+        for value in ("absent", None, [], {}, "text", 7, [None], {"devtest": None}, [{}], {"a": {"b": [1]}}):
+            summary = {k: v for k, v in whole.items() if k != key} | ({} if value == "absent" else {key: value})
+            (folder / "summary.json").write_text(json.dumps(summary))
+            page.render(page.read_all([folder]))
+
+
+def test_numbers_that_are_none_break_no_drawing(write_run):
+    folder = write_run()
+    lines = [{"round": r, "loss": loss} for r, loss in enumerate([1.0, None, float("nan"), 1e300, float("inf"), 2.0])]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole = page.build(folder).read_text()
+    assert len(re.search(r'class="line s0" points="([^"]*)"', whole)[1].split()) == 2
+
+
+def test_ten_thousand_parties_and_rounds_stay_below_a_megabyte(write_run):
+    folder = write_run(parties=10_000, rounds=2)
+    lines = [
+        {"stage": "train", "round": r, "loss": 1 / (r + 1), "bytes_up": r, "failed": {f"p{r}": "late"}}
+        for r in range(10_000)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    target = page.build(folder)
+    assert target.stat().st_size < 1_000_000
+    text = read(target).text
+    assert "9,940 more are not shown here; the run folder holds them all." in text and "over 10,000 parties" in text
+
+
+def test_stages_are_counted_on_and_marked(write_run):
+    folder = write_run()
+    stages = [("pretrain", 1), ("pretrain", 2), ("federate", 1), ("federate", 2)]
+    lines = [{"stage": stage, "round": r, "loss": float(i)} for i, (stage, r) in enumerate(stages)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole = page.build(folder).read_text()
+    xs = [float(p.split(",")[0]) for p in re.search(r'class="line s0" points="([^"]*)"', whole)[1].split()]
+    assert xs == sorted(set(xs)) and len(xs) == 4
+    marked = re.findall(r'class="mark" x1="([0-9.]+)"', whole)
+    assert [float(x) for x in marked[:2]] == [xs[0], xs[2]]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from coalface.report.progress import Progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain(encoding="utf-8"):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    return Console(file=raw, width=80), lambda: raw.buffer.getvalue().decode(encoding).splitlines()
+
+
+def record(number, **changes):
+    whole = {"stage": "train", "round": number, "asked": 8, "arrived": 8, "failed": {}, "abandoned": False}
+    return whole | {"bytes_down": 500_000, "bytes_up": 250_000, "loss": 3.25, "seconds": 2.0} | changes
+
+
+def test_plain_output_is_one_line_a_round_with_the_time_left():
+    console, lines = plain()
+    clock = Clock()
+    with Progress(console=console, clock=clock) as progress:
+        progress.start("demo", 4)
+        for r in (1, 2, 3, 4):
+            clock.now += 30
+            progress.round(record(r, judged={"devtest": {"eer": 20.0 + r}} if r == 2 else {}))
+        progress.finish({"devtest": {"accuracy": 74.0}}, "runs/demo")
+    assert lines() == [
+        "demo  4 rounds",
+        "demo  round 1/4  loss 3.25  8/8 parties  down 500 kB up 250 kB  0:30 gone, 1:30 left",
+        "demo  round 2/4  loss 3.25  8/8 parties  down 1 MB up 500 kB  devtest EER 22.0  1:00 gone, 1:00 left",
+        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  devtest EER 22.0  1:30 gone, 0:30 left",
+        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  devtest EER 22.0  2:00 gone",
+        "demo  done  4 rounds  2:00  devtest accuracy 74.0  down 2 MB up 1 MB  in runs/demo",
+    ]
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, 1), (50, 50), (51, 26), (1000, 50), (1001, 48)])
+def test_long_runs_print_about_every_fiftieth_and_always_the_last(rounds, expected):
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("long", rounds)
+        for r in range(1, rounds + 1):
+            progress.round(record(r))
+        progress.finish({}, "x")
+    shown = [line for line in lines() if "  round " in line]
+    assert len(shown) == expected
+    assert f"round {rounds}/{rounds}" in shown[-1]
+
+
+def test_a_resumed_run_estimates_from_the_rounds_of_this_session():
+    console, lines = plain()
+    clock = Clock()
+    with Progress(console=console, clock=clock) as progress:
+        progress.start("demo", 20, already=10)
+        clock.now += 6
+        progress.round(record(11))
+        progress.finish({}, "x")
+    assert lines()[0] == "demo  20 rounds, resumed after 10"
+    assert "round 11/20" in lines()[1] and lines()[1].endswith("0:06 gone, 0:54 left")
+
+
+def test_failures_stages_and_notes_are_said_without_control_characters():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("demo\x1b[2J", 2)
+        progress.stage("pretrain")
+        progress.stage("pretrain")
+        progress.round(record(1, arrived=6, failed={"a": "x", "b\n": "y"}, abandoned=True))
+        progress.note("party b\nsent \x1b[31mNaN [bold]")
+        progress.finish({}, "x")
+    assert lines()[1] == "demo?[2J  stage pretrain"
+    assert "6/8 parties" in lines()[2] and "2 failed  1 abandoned" in lines()[2]
+    assert lines()[3] == "party b sent ?[31mNaN [bold]"
+    assert len(lines()) == 5
+
+
+def test_an_ascii_file_takes_every_name():
+    console, lines = plain("ascii")
+    with Progress(console=console) as progress:
+        progress.start("größe 顔", 1)
+        progress.round(record(1, judged={"devtest": {"accuracy": 70.0, "accuracy_se": 1.0}}))
+        progress.finish({}, "x")
+    assert lines()[0] == "gr??e ?  1 rounds"
+
+
+def test_quiet_says_nothing():
+    console, lines = plain()
+    with Progress(quiet=True, console=console) as progress:
+        progress.start("demo", 1)
+        progress.round(record(1))
+        progress.note("hello")
+        progress.finish({"devtest": {"accuracy": 1.0}}, "x")
+    assert lines() == []
+
+
+def test_a_run_that_fails_says_how_far_it_came():
+    console, lines = plain()
+    with pytest.raises(KeyboardInterrupt):
+        with Progress(console=console) as progress:
+            progress.start("demo", 9)
+            progress.round(record(1))
+            raise KeyboardInterrupt
+    assert lines()[-1] == "demo  stopped by KeyboardInterrupt after 1/9 rounds"
+
+
+def test_a_round_before_a_start_is_an_error():
+    with Progress(quiet=True) as progress, pytest.raises(RuntimeError, match="call Progress.start"):
+        progress.round(record(1))
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 20, 80, 300])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_live_view_fits_any_terminal(width, encoding):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    console = Console(file=raw, width=width, height=10, force_terminal=True, legacy_windows=False)
+    with Progress(console=console) as progress:
+        for name in ("demo-größe", "second"):
+            progress.start(name, 3)
+            for r in (1, 2, 3, 4):  # one more than was said: the view must bear it
+                progress.round(record(r, loss=None, judged={"devtest": {"accuracy": 70.0}}))
+            progress.finish({"devtest": {"accuracy": 71.5}}, "runs/x")
+    written = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode(encoding))
+    if width >= 80:
+        assert "round 2/3" in written and "second  done  4 rounds" in written and "accuracy 71.5" in written
+
+
+def test_a_record_with_nothing_in_it_is_a_round():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("demo", 0)
+        progress.round({"loss": float("nan"), "failed": None, "judged": None, "asked": "x"})
+        progress.finish({}, "x")
+    assert "round 1/0  down 0 B up 0 B" in lines()[1]
