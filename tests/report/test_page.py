@@ -183,3 +183,9 @@ def test_stages_are_counted_on_and_marked(write_run):
     assert xs == sorted(set(xs)) and len(xs) == 4
     marked = re.findall(r'class="mark" x1="([0-9.]+)"', whole)
     assert [float(x) for x in marked[:2]] == [xs[0], xs[2]]
+
+
+def test_a_fall_of_an_error_is_a_gain_and_a_fall_of_a_rate_is_a_loss(write_run):
+    figures = {"devtest": {"accuracy": 55.0, "eer": 30.0}}
+    whole = page.build(write_run(figures=figures)).read_text()  # untrained: accuracy 60, EER 41
+    assert '<td class="n worse">−5.00</td>' in whole and '<td class="n better">−11.00</td>' in whole
