@@ -182,7 +182,7 @@ def tar_evidence(
 
     Of N impostors the best `tail` · max(fars) · N + 100 are kept, less those tied with the first that is not. A draw in
     which these weigh no more than its FAR allows is reported as short. 200,000 impostors and 6,000 genuine pairs make
-    about 25 KB. A model that gives all pairs one score leaves an empty tail, and every draw of it is short.
+    17 to 27 KB. A model that gives all pairs one score leaves an empty tail, and every draw of it is short.
     """
     check_scores(scores, pairs.same)
     impostor, genuine = scores[pairs.impostor], scores[pairs.genuine]
