@@ -110,7 +110,9 @@ class Judge(_Section):
     """Rounds between two judgements during the run; 0: the end only."""
     flip: bool = False
     """Add the embedding of the mirrored image."""
-    on: dict[str, PairsFrom] = {}
+    parties: int = Field(16, ge=1)
+    """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
+    lists: dict[str, PairsFrom] = {}
 
 
 class Model(_Section):
@@ -211,6 +213,13 @@ class Recipe(_Section):
             del whole["engine"][key]
         del whole["name"]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+    def with_threads(self) -> Recipe:
+        """The recipe with `engine.threads` filled in: the cores of this machine divided by the workers."""
+        if self.engine.threads is not None:
+            return self
+        threads = max(1, (os.cpu_count() or 1) // self.engine.workers)
+        return self.model_copy(update={"engine": self.engine.model_copy(update={"threads": threads})})
 
     def root(self) -> Path:
         """The data root. Raises RecipeError where none is given."""

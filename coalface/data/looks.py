@@ -19,48 +19,48 @@ Numbers = NDArray[np.floating[Any]]
 
 IDENTITY: dict[str, tuple[float, float]] = {
     # name: (mean, standard deviation); lengths are in the head's own units, see rendering.py
-    "face_width": (0.62, 0.042),
-    "face_length": (0.84, 0.040),
-    "jaw": (0.29, 0.075),
-    "temple": (0.08, 0.030),
-    "cheek": (0.00, 0.030),
-    "asymmetry": (0.0, 0.020),
-    "eye_distance": (0.385, 0.034),
-    "eye_height": (-0.06, 0.040),
-    "eye_width": (0.175, 0.020),
-    "eye_open": (0.076, 0.015),
-    "eye_tilt": (0.0, 0.11),
-    "iris_size": (0.074, 0.007),
-    "lid": (0.035, 0.008),
-    "socket": (0.55, 0.22),
-    "brow_height": (0.205, 0.030),
-    "brow_length": (0.225, 0.026),
-    "brow_thick": (0.038, 0.013),
-    "brow_arch": (0.030, 0.030),
-    "brow_tilt": (-0.12, 0.20),
-    "brow_dark": (0.72, 0.16),
-    "nose_tip": (0.27, 0.045),
-    "nose_width": (0.150, 0.027),
-    "nose_relief": (0.8, 0.22),
-    "bridge": (0.085, 0.020),
-    "mouth_height": (0.56, 0.040),
-    "mouth_width": (0.33, 0.045),
-    "upper_lip": (0.050, 0.014),
-    "lower_lip": (0.070, 0.018),
-    "mouth_bow": (0.35, 0.15),
-    "lip_tone": (0.5, 0.25),
+    "face_width": (0.62, 0.061),
+    "face_length": (0.84, 0.058),
+    "jaw": (0.29, 0.109),
+    "temple": (0.08, 0.043),
+    "cheek": (0.00, 0.043),
+    "asymmetry": (0.0, 0.029),
+    "eye_distance": (0.385, 0.049),
+    "eye_height": (-0.06, 0.058),
+    "eye_width": (0.175, 0.029),
+    "eye_open": (0.076, 0.022),
+    "eye_tilt": (0.0, 0.160),
+    "iris_size": (0.074, 0.010),
+    "lid": (0.035, 0.012),
+    "socket": (0.55, 0.319),
+    "brow_height": (0.205, 0.043),
+    "brow_length": (0.225, 0.038),
+    "brow_thick": (0.038, 0.019),
+    "brow_arch": (0.030, 0.043),
+    "brow_tilt": (-0.12, 0.290),
+    "brow_dark": (0.72, 0.232),
+    "nose_tip": (0.27, 0.065),
+    "nose_width": (0.150, 0.039),
+    "nose_relief": (0.8, 0.319),
+    "bridge": (0.085, 0.029),
+    "mouth_height": (0.56, 0.058),
+    "mouth_width": (0.33, 0.065),
+    "upper_lip": (0.050, 0.020),
+    "lower_lip": (0.070, 0.026),
+    "mouth_bow": (0.35, 0.217),
+    "lip_tone": (0.5, 0.362),
     "hollow": (0.10, 0.08),
     "skin_tone": (0.0, 1.0),
     "hair_tone": (0.0, 1.0),
-    "eye_tone": (0.4, 0.27),
-    "hair_line": (-0.60, 0.085),
-    "hair_curve": (0.25, 0.20),
-    "hair_length": (0.65, 0.50),
-    "ear_size": (1.0, 0.16),
-    "beard": (-0.25, 0.45),
-    "beard_line": (0.62, 0.10),
-    "spot_depth": (0.055, 0.020),
-    "mole_size": (0.075, 0.012),
+    "eye_tone": (0.4, 0.392),
+    "hair_line": (-0.60, 0.123),
+    "hair_curve": (0.25, 0.290),
+    "hair_length": (0.65, 0.725),
+    "ear_size": (1.0, 0.232),
+    "beard": (-0.25, 0.652),
+    "beard_line": (0.62, 0.145),
+    "spot_depth": (0.055, 0.029),
+    "mole_size": (0.075, 0.017),
     "age": (0.35, 0.30),
 } | {
     f"{part}{k}_{name}": value
@@ -71,7 +71,7 @@ IDENTITY: dict[str, tuple[float, float]] = {
         ("spot", "phase", (0.0, 1.0)),
         ("mole", "u", (0.0, 0.42)),
         ("mole", "v", (0.15, 0.38)),
-        ("mole", "dark", (0.0, 0.30)),
+        ("mole", "dark", (0.15, 0.30)),
     )
 }
 """What stays with a person, over all images."""
@@ -107,11 +107,11 @@ class Domain:
     """Mean place on the scale of hair colours, 0 darkest to 1 lightest."""
     yaw: float = 0.0
     """Mean half-angle tangent by which heads turn to the left of the picture."""
-    yaw_spread: float = 0.11
+    yaw_spread: float = 0.085
     pitch: float = 0.0
-    pitch_spread: float = 0.055
-    roll_spread: float = 0.045
-    shift: float = 0.045
+    pitch_spread: float = 0.045
+    roll_spread: float = 0.035
+    shift: float = 0.028
     """Standard deviation of the crop's place, in half pictures; its scale varies as much."""
     light_x: float = 0.0
     light_x_spread: float = 0.55
@@ -128,7 +128,7 @@ class Domain:
     tone: float = 0.2
     """Above 0 lifts the middle greys, below 0 sinks them."""
     tone_spread: float = 0.25
-    blur: float = 0.20
+    blur: float = 0.15
     """0 to 0.5 is one pass of a (¼, ½, ¼) blur; up to 1 adds a second."""
     grain: float = 0.014
     """Standard deviation of the camera's noise, 1 being white."""
@@ -144,9 +144,9 @@ class Domain:
     clutter: float = 0.30
     expression: float = 1.0
     """Scale of everything that a face does: smile, open mouth, brows, lids."""
-    glasses: float = 0.12
+    glasses: float = 0.08
     """Share of images with glasses; a quarter of those are dark."""
-    mask: float = 0.03
+    mask: float = 0.02
     """Share of images with a cloth over mouth and nose."""
 
     def towards(self, other: Domain, strength: float) -> Domain:
@@ -162,13 +162,13 @@ DOMAINS: dict[str, Domain] = {
         ambient=0.42, lamp=0.75, blur=0.05, grain=0.008, haze=0.0, back=0.75, clutter=0.05, warm=0.02,
     ),
     "street": Domain(
-        skin=0.55, hair=0.25, light_x=0.6, light_x_spread=0.8, light_y=-1.1, light_y_spread=0.4, hardness=0.9,
-        ambient=0.25, lamp=0.95, blur=0.25, grain=0.02, back=0.5, clutter=0.6, glasses=0.25, pitch=0.05, warm=0.06,
+        skin=0.58, hair=0.25, light_x=0.7, light_x_spread=0.6, light_y=-1.0, light_y_spread=0.35, hardness=0.8,
+        ambient=0.28, lamp=0.95, blur=0.15, grain=0.014, back=0.5, clutter=0.6, glasses=0.15, pitch=0.04, warm=0.06,
     ),
     "night": Domain(
-        skin=0.5, hair=0.3, light_x=-0.2, light_x_spread=0.7, light_y=0.6, light_y_spread=0.4, hardness=0.4,
-        ambient=0.18, lamp=0.9, gain=0.85, tone=0.0, blur=0.5, grain=0.035, haze=0.1, vignette=0.2, back=0.12,
-        infrared=0.8, warm=-0.08,
+        skin=0.5, hair=0.3, light_x=-0.6, light_x_spread=0.4, light_y=0.7, light_y_spread=0.3, hardness=0.4,
+        ambient=0.25, lamp=0.95, gain=0.95, gain_spread=0.1, tone=0.1, blur=0.35, grain=0.022, haze=0.1, vignette=0.2,
+        back=0.12, infrared=0.6, warm=-0.08,
     ),
 }  # fmt: skip
 """The domains by name."""
@@ -321,7 +321,7 @@ def _colours(
 
     nothing = np.zeros_like(age)
     skin = paint(SKINS, d["skin"] + d["skin_spread"] * t["skin_tone"], 0.72)
-    hair = paint(HAIRS, d["hair"] + 0.24 * t["hair_tone"], 0.36)
+    hair = paint(HAIRS, d["hair"] + 0.28 * t["hair_tone"], 0.36)
     grey = np.clip(age - 0.6, 0.0, 0.6)[:, None]
     hair = hair + grey * (0.7 - hair)
     lips = paint(LIPS, t["lip_tone"], 0.66) * (0.35 + 0.65 * skin)

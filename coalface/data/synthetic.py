@@ -29,8 +29,8 @@ BLOCK = 32
 
 
 KEPT = 30 << 20
-"""Bytes. To free so many at once, unwritten, teaches glibc's allocator to keep what is freed for the next plane. Without
-that it gives each plane back to the system, and the page faults cost 40 % of the time."""
+"""Bytes. To free so many at once, unwritten, teaches glibc's allocator to keep what is freed for the next plane.
+Without that it gives each plane back to the system, and the page faults cost 40 % of the time."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,12 @@ class SyntheticFaces:
         chosen = {name: asdict(DOMAINS[name]) for name in self.domains}
         return hashlib.sha256(f"{VERSION} {self!r} {chosen!r}".encode()).hexdigest()
 
-    def images(self) -> Iterator[NDArray[np.uint8]]:
-        """The images in order, (size, size, channels) each."""
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, (size, size, channels); ValueError for a size or colour other than its own."""
+        if (size, grey) != (self.size, self.grey):
+            raise ValueError(
+                f"{self.name}: drawn at size={self.size}, grey={self.grey}; make it with the size you want"
+            )
         for start in range(0, len(self), BLOCK):
             yield from self.take(np.arange(start, min(start + BLOCK, len(self))))
 

@@ -71,8 +71,8 @@ Reply = bytearray | memoryview | wire.Encoded | StepFailed
 class Transport(Protocol):
     """How an engine reaches the parties. Replies come in the order of the requests, a bounded window ahead."""
 
-    members: Mapping[str, Member]
-
+    @property
+    def members(self) -> Mapping[str, Member]: ...
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
@@ -349,6 +349,15 @@ class Server(Federation):
                 state = self._one_round(stage.round, state, last=self.round == stage.rounds)
             self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t.bytes_down})
         return state, self.method.models(self, state)
+
+    def resumes_after(self) -> int:
+        """Rounds that a resume of this folder need not repeat."""
+        found = checkpoint.load(self.folder / "checkpoints")
+        return sum(s.rounds for s in self._stages[: found.stage]) + found.round if found else 0
+
+    def checkpoint_share(self) -> float:
+        """The checkpoints' share of the time of all rounds so far."""
+        return self.seconds["checkpoint"] / max(1e-9, sum(self.seconds.values()))
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
         """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""

@@ -1,0 +1,252 @@
+"""The command `coalface`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, for example recipes/lfw/silos.yaml.")],
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option(help="The run folder to make.")] = Path("runs/run"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, its bytes and memory, and stop.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; the bits do not depend on it.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one recipe."""
+    from coalface import config, dry, experiment
+    from coalface.report.progress import Progress
+
+    every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    loaded = config.load(recipe, every)
+    if dry_run:
+        typer.echo(dry.describe(loaded))
+        return
+    with Progress(quiet=quiet) as view:
+        experiment.run(loaded, out, view)
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+@app.command()
+def resume(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Only engine.workers may change the way it goes on.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    from coalface import experiment
+    from coalface.report.progress import Progress
+
+    with Progress(quiet=quiet) as view:
+        experiment.resume(run_folder, view, tuple(changes or ()))
+    typer.echo(f"report: {run_folder / 'report.html'}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo"),
+    quiet: Quiet = False,
+) -> None:
+    """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
+    from coalface import demo as demonstration
+    from coalface.report.progress import Progress
+
+    with Progress(quiet=quiet) as view:
+        typer.echo(demonstration.run(out, view))
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods: paper, setting, and what they send."""
+    import json
+
+    from coalface.methods import METHODS
+    from coalface.planning import declared, what_stays
+
+    rows = []
+    for name, cls in METHODS.items():
+        steps = declared(cls)
+        up = [f for _, _, _, fields in steps for f in fields]
+        rows.append(
+            {
+                "method": name,
+                "setting": "pooled" if cls.pooled else cls.setting,
+                "paper": cls.paper,
+                "leaves a party": ", ".join(dict.fromkeys(up)),
+                "stays": ", ".join(what_stays(cls)),
+                "what it is": cls.title,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    _table(rows)
+
+
+@app.command()
+def wire(
+    method: Annotated[str, typer.Argument(help="A method's name; `coalface methods` lists them.")],
+    recipe: Annotated[Path | None, typer.Option(help="A recipe with the model and the parties.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print who sends what to whom, in how many bytes, and what stays, without running."""
+    import json
+
+    from coalface import config, dry, planning
+
+    loaded = config.load(recipe, [f"method={method}"])
+    planned = dry.plan(loaded)
+    if as_json:
+        typer.echo(json.dumps({"sent": planning.as_dicts(planned.sent), "stays": planned.stays}, indent=1))
+        return
+    typer.echo(dry.wire_text(loaded, planned))
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
+    on: Annotated[Path, typer.Option("--on", help="A pair list (with --images), a pack, or identity folders.")],
+    images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
+    party: Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")] = None,
+    threshold_from: Annotated[
+        Path | None, typer.Option(help="A second list that the threshold is chosen on (View 1).")
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image.")] = False,
+    pairs: Annotated[int, typer.Option(help="Genuine pairs drawn where --on is a pack or folders.")] = 3000,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER."""
+    import json
+
+    from coalface.evaluation import judge_model
+
+    figures = judge_model(model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=1))
+        return
+    for name, value in figures.items():
+        typer.echo(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN …", help="Run folders; differences are to the first.")],
+    page: Annotated[Path | None, typer.Option(help="Also write a report page of them all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities)."""
+    from coalface import comparing
+    from coalface.report import page as pages
+    from coalface.report import table
+
+    intervals = comparing.intervals(runs)
+    compared = table.compare(runs, intervals)
+    if page is not None:
+        pages.build(runs[0], *runs[1:], intervals=intervals, to=page)
+    if as_json:
+        typer.echo(table.as_json(compared))
+        return
+    _print(table.rendered(compared))
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A recipe.")],
+    changes: Annotated[
+        list[str], typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the cells and the table.")] = Path("sweeps/sweep"),
+    baseline: Annotated[str | None, typer.Option(help="What differences are to: key=value of one swept key.")] = None,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a grid of recipes, resumable, into one table with paired differences."""
+    from coalface import sweeping
+    from coalface.report.progress import Progress
+
+    with Progress(quiet=quiet) as view:
+        typer.echo(sweeping.sweep(recipe, changes, out, view, baseline=baseline, keep_runs=keep_runs))
+
+
+data = typer.Typer(no_args_is_help=True, help="Packs and pictures of face images.", rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+
+@data.command()
+def pack(
+    source: Annotated[Path, typer.Argument(help="Identity folders.")],
+    out: Annotated[Path, typer.Argument(help="The pack to make.")],
+    size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
+    grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
+) -> None:
+    """Decode identity folders once, into a pack that training reads as a memory map."""
+    import rich.progress
+
+    from coalface.data.folder import read_folder
+    from coalface.data.pack import read_pack, write_pack
+
+    listed = read_folder(source)
+    with rich.progress.Progress() as bar:
+        task = bar.add_task("packing", total=len(listed.files))
+        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: bar.update(task, completed=done))
+    faces = read_pack(out)
+    typer.echo(f"{out}: {len(faces):,} images of {len(faces.names):,} identities, {size}×{size}")
+
+
+@data.command()
+def sheet(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-sheet.png"),
+    seed: Annotated[int, typer.Option(help="Other seeds show other people.")] = 0,
+) -> None:
+    """Draw a sheet of the synthetic faces: the same people in every domain."""
+    from coalface.data import synthetic
+
+    synthetic.sheet(out, seed=seed)
+    typer.echo(f"wrote {out}")
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for key in rows[0]:
+        table.add_column(key, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    _print(table)
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    Console(highlight=False, width=console.width if console.is_terminal else 160).print(renderable)
+
+
+def main() -> None:
+    """Run the command; what a person can mend is said in one line, without a traceback."""
+    from coalface.config import RecipeError
+    from coalface.engines.checkpoint import CheckpointError
+    from coalface.engines.server import RunFailed
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("stopped; `coalface resume RUN` goes on from the last checkpoint", err=True)
+        sys.exit(130)
+    except (RecipeError, CheckpointError, RunFailed, FileNotFoundError, FileExistsError, ValueError) as error:
+        typer.echo(f"coalface: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,266 @@
+"""One experiment, from a recipe to a run folder: model, metrics, ledger, summary and report."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from coalface import config, judging, planning, world
+from coalface.config import Recipe, RecipeError
+from coalface.core import Method, Models, Tensors
+from coalface.data.pack import default_cache
+from coalface.engines.local import InProcess, Setup, Workers, World
+from coalface.engines.server import Rules, Server
+from coalface.judging import Judge, write_json
+from coalface.methods import METHODS
+from coalface.privacy import ledger
+from coalface.report import page
+
+SCANNED = 200
+"""Ledgers that a summary reads line by line; the totals are of all."""
+
+
+class View(Protocol):
+    """What shows a run to a person; `coalface.report.progress.Progress` is one."""
+
+    def start(self, name: str, rounds: int, already: int = 0) -> None: ...
+    def round(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
+
+
+def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
+    """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run."""
+    if (out / "config.yaml").exists():
+        raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
+    recipe = recipe.with_threads()
+    resolved = recipe.resolved()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return _execute(recipe, resolved, out, view, report=report)
+
+
+def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
+    """Go on with a run from its last checkpoint; a finished one is only judged and reported again."""
+    if not (out / "config.yaml").exists():
+        raise RecipeError(
+            f"{out} holds no run: there is no config.yaml in it. Start one with `coalface run RECIPE --out`"
+        )
+    recipe = config.load(out / "config.yaml", changes)
+    return _execute(recipe, recipe.resolved(), out, view)
+
+
+def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *, report: bool = True) -> Path:
+    begun = time.perf_counter()
+    method, numerics = recipe.build_method(), world.numerics(recipe)
+    initial = _pretrained(recipe, view) if recipe.pretrain is not None else None
+    train, held = world.training_faces(recipe, _packing(view))
+    build = functools.partial(world.build_world, resolved, initial)
+    here = build()
+    setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
+    judge = Judge(
+        world.judged(recipe, train, held, _packing(view)),
+        here.backbone,
+        recipe.model.batchnorm,
+        recipe.judge.flip,
+        recipe.engine.device,
+        recipe.judge.parties,
+    )
+    first = {**here.backbone.shared(), **here.backbone.kept()}
+    with _transport(recipe, setup, here) as transport:
+        untrained = judge.models([first])
+        server = Server(
+            method,
+            rules(recipe),
+            numerics,
+            transport,
+            out,
+            initial=here.backbone.shared(),
+            policy=recipe.model.batchnorm,
+            observers=[judge],
+            report=view.round,
+        )
+        view.start(recipe.name, sum(s.rounds for s in method.stages()), already=server.resumes_after())
+        _, models = server.run()
+        figures = judge(server, models)
+        _write_models(recipe, server, models, out, figures)
+    judging.keep_lists(out / "judged", judge.lists)
+    write_json(out / "evidence.json", judge.evidence())
+    summary = _summary(recipe, method, server, here, judge, figures, untrained, out)
+    summary["seconds"] = {"total": time.perf_counter() - begun, **server.seconds}
+    write_json(out / "summary.json", summary)
+    if report:
+        page.build(out)
+    if share := server.checkpoint_share():
+        view.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
+    view.finish(figures, out)
+    return out
+
+
+def rules(recipe: Recipe) -> Rules:
+    """How the run is conducted."""
+    engine = recipe.engine
+    return Rules(
+        run=recipe.name,
+        seed=recipe.seed,
+        quorum=engine.quorum,
+        patience=engine.patience,
+        checkpoint=engine.checkpoint,
+        keep=engine.keep,
+        judge=recipe.judge.every,
+        on_error=engine.on_error,
+        trouble=recipe.build_trouble(),
+    )
+
+
+@contextlib.contextmanager
+def _transport(recipe: Recipe, setup: Setup, here: World) -> Iterator[InProcess]:
+    """The parties in this process, or in workers that end with the run; torch's settings are put back after it."""
+    threads = torch.get_num_threads()
+    engine = recipe.engine
+    try:
+        if engine.workers == 1:
+            yield InProcess(setup, here)
+        else:
+            workers = Workers(setup, here, engine.workers, engine.window or 4 * engine.workers)
+            try:
+                yield workers
+            finally:
+                workers.close()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+
+
+def _packing(view: View) -> Callable[[int, int], None]:
+    def tell(done: int, total: int) -> None:
+        if done == total or (done and done % 5000 == 0):
+            view.note(f"packing images: {done:,} of {total:,}")
+
+    return tell
+
+
+def _pretrained(recipe: Recipe, view: View) -> Tensors:
+    """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before."""
+    inner = config.parse(config.merged({**recipe.model_dump(mode="json"), "pretrain": None}, recipe.pretrain or {}))
+    inner = inner.model_copy(update={"name": f"{recipe.name}-pretrain"}).with_threads()
+    place = default_cache() / "pretrained" / inner.digest()
+    model = place / "model" / "backbone.safetensors"
+    if not model.exists():
+        view.note(f"pre-training in {place}")
+        if (place / "config.yaml").exists():
+            resume(place, view)
+        else:
+            run(inner, place, view)
+    if not model.exists():
+        raise RecipeError(f"pretrain.method: {inner.method!r} leaves no global model to start from; take centralized")
+    shared = world.backbone(recipe).shared()
+    loaded = load_file(model)
+    return {name: loaded[name] for name in shared}
+
+
+def _write_models(recipe: Recipe, server: Server, models: Models, out: Path, figures: judging.Figures) -> None:
+    """`model/` with the tensors, how to build the network, and a card."""
+    folder, fresh = out / "model", out / "model.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    if models.shared is not None:
+        save_file({n: t.contiguous() for n, t in models.shared.items()}, fresh / "backbone.safetensors")
+    elif models.at_party is not None:
+        (fresh / "parties").mkdir()
+        for party, tensors in server.own_models(models):
+            save_file({n: t.contiguous() for n, t in tensors.items()}, fresh / "parties" / f"{party}.safetensors")
+    channels = 1 if recipe.data.grey else 3
+    about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": channels}
+    write_json(fresh / "model.json", about | {"embedding_size": recipe.model.embedding_size})
+    (fresh / "README.md").write_text(_card(recipe, models, figures), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
+def _card(recipe: Recipe, models: Models, figures: judging.Figures) -> str:
+    source, partition = recipe.data.source, recipe.data.partition
+    what = f"{source.kind} {source.path or ''}".strip()
+    pooled = METHODS[recipe.method].pooled
+    lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
+    lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
+    lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
+    parties = "pooled at one party" if pooled else f"{partition.kind}, {partition.parties} parties"
+    if partition.kind == "one-identity" and not pooled:
+        parties = "one party per identity"
+    lines += [f"- data: {what}; {parties}"]
+    lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
+    if models.shared is None:
+        lines += ["One model per party, in `parties/`; the figures are the mean over the parties judged.", ""]
+    lines += ["| judged on | figure | % |", "|---|---|---|"]
+    lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
+    lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(
+    recipe: Recipe,
+    method: Method,
+    server: Server,
+    here: World,
+    judge: Judge,
+    figures: judging.Figures,
+    untrained: judging.Figures,
+    out: Path,
+) -> dict[str, Any]:
+    members = server.transport.members
+    by_role: dict[str, list[str]] = {}
+    for name, member in members.items():
+        by_role.setdefault(member.role, []).append(name)
+    planned = planning.plan(method, by_role, here.backbone.shared(), recipe.model.batchnorm)
+    parties = [
+        {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
+        for n, tally in server.tallies.items()
+    ]
+    return {
+        "name": recipe.name,
+        "method": recipe.method,
+        "setting": method.setting,
+        "pooled": method.pooled,
+        "seed": recipe.seed,
+        "rounds": sum(stage.rounds for stage in method.stages()),
+        "parties": parties,
+        "bytes": dict(server.totals),
+        "figures": figures,
+        "untrained": untrained,
+        "curves": judge.curves(),
+        "numerics": vars(server.numerics),
+        "ledger": _ledger(out / "ledger", list(members)),
+        "messages": [{**m, "kind": m["kind"]} for m in planning.as_dicts(planned.sent)],
+        "stays": list(planned.stays),
+    }
+
+
+def _ledger(folder: Path, parties: list[str]) -> dict[str, Any]:
+    lines, heads, total = 0, {}, 0
+    distinct: dict[tuple[Any, ...], int] = {}
+    for place, party in enumerate(sorted(parties)):
+        path = folder / f"{party}.jsonl"
+        head = ledger.read_head(path)
+        lines += head.lines
+        if head.lines:
+            heads[party] = head.chain
+        if place < SCANNED and path.exists():
+            for text in path.read_text(encoding="utf-8").splitlines():
+                line = json.loads(text)
+                total += line["bytes"]
+                key = (line["name"], line["kind"], tuple(line["shape"]), line["dtype"], line["bytes"])
+                distinct[key] = distinct.get(key, 0) + 1
+    names = ("name", "kind", "shape", "dtype", "bytes")
+    tensors = [{**dict(zip(names, key, strict=True)), "count": count} for key, count in distinct.items()]
+    return {"lines": lines, "bytes": total, "tensors": tensors, "head": heads, "scanned": min(SCANNED, len(parties))}

@@ -1,0 +1,136 @@
+"""The lab's judge: an observer outside the method that scores models on pair lists, with nothing on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core import Backbone, Models, Tensors
+from coalface.engines.server import Server
+from coalface.evaluate.features import embed, images_needed
+from coalface.evaluate.paired import PairIdentities, accuracy_evidence, tar_evidence
+from coalface.evaluate.verification import histogram, judge, roc, score_pairs
+from coalface.world import Lists
+
+Figures = dict[str, dict[str, float]]
+"""List name -> figure name -> percent."""
+
+
+@dataclass
+class Judge:
+    """Scores a shared model, or the parties' own ones, on every list of a recipe."""
+
+    lists: Sequence[Lists]
+    backbone: Backbone
+    policy: str
+    flip: bool = False
+    device: str = "cpu"
+    most: int = 16
+    """Own models that are judged, the first by party name."""
+    last_scores: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
+    """Of the last judgement: each list's scores, model by model."""
+    last_parties: dict[str, Figures] = field(default_factory=dict)
+    """Of the last judgement: the figures of each party's own model."""
+
+    def __call__(self, server: Server, models: Models) -> Figures:
+        """The figures of what a run has reached; the mean over parties where each has a model of its own."""
+        if models.shared is not None:
+            self.last_parties = {}
+            return self.models([models.shared])
+        own = list(itertools.islice(server.own_models(models), self.most))
+        self.last_parties = {party: self.models([tensors]) for party, tensors in own}
+        return self.models([tensors for _, tensors in own])
+
+    def models(self, models: Sequence[Tensors]) -> Figures:
+        """The mean figures of some models, each with all tensors of the backbone."""
+        found: Figures = {}
+        self.last_scores = {}
+        for chosen in self.lists:
+            each = []
+            for tensors in models:
+                features, left, right = self._features(tensors, chosen)
+                pairs = chosen.pairs
+                each.append(judge(features, left, right, pairs.same, pairs.fold, pairs.headline).figures())
+                self.last_scores.setdefault(chosen.name, []).append(score_pairs(features, left, right))
+            found[chosen.name] = {name: float(np.mean([f[name] for f in each])) for name in each[0]}
+        return found
+
+    def _features(
+        self, tensors: Tensors, chosen: Lists
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+        shared, kept = self.backbone.shared(), self.backbone.kept()
+        self.backbone.load({n: tensors[n] for n in shared}, {n: tensors[n] for n in kept} if kept else None)
+        needed, left, right = images_needed(chosen.pairs.left, chosen.pairs.right)
+        features = embed(self.backbone.module, chosen.faces, needed, flip=self.flip, device=self.device)
+        return features, left, right
+
+    def evidence(self) -> dict[str, list[dict[str, Any]]]:
+        """What a paired comparison needs of the last judgement: list name -> model by model."""
+        return {
+            chosen.name: [_evidence(scores, chosen.identities) for scores in self.last_scores[chosen.name]]
+            for chosen in self.lists
+        }
+
+    def curves(self) -> dict[str, dict[str, Any]]:
+        """ROC and similarity histograms of the last judgement, all models' pairs taken together."""
+        found = {}
+        for chosen in self.lists:
+            models = self.last_scores[chosen.name]
+            scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
+            counted = np.ones(len(same), dtype=bool)
+            if chosen.pairs.headline is not None:
+                counted = np.tile(chosen.pairs.headline, len(models)) | ~same
+            curve, bars = roc(scores[counted], same[counted]), histogram(scores[counted], same[counted])
+            found[chosen.name] = {
+                "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
+                "histogram": {
+                    "edges": bars.edges.tolist(),
+                    "genuine": bars.genuine.tolist(),
+                    "impostor": bars.impostor.tolist(),
+                },
+            }
+        return found
+
+
+def _evidence(scores: NDArray[np.float64], identities: PairIdentities) -> dict[str, Any]:
+    if identities.headline is not None:
+        return tar_evidence(scores, identities)
+    return accuracy_evidence(scores, identities)
+
+
+def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
+    """Write who is in each pair of each list, so that runs can be compared later without the images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chosen in lists:
+        who = chosen.identities
+        arrays: dict[str, NDArray[Any]] = {"left": who.left.astype(np.int32), "right": who.right.astype(np.int32)}
+        if who.headline is not None:
+            arrays["headline"] = who.headline
+        if who.fold is not None:
+            arrays["fold"] = who.fold.astype(np.int32)
+        np.savez_compressed(folder / f"{chosen.name}.npz", sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
+
+
+def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
+    """What `keep_lists` wrote, by list name."""
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path, allow_pickle=False) as kept:
+            optional = {n: kept[n] for n in ("headline", "fold") if n in kept}
+            if "fold" in optional:
+                optional["fold"] = optional["fold"].astype(np.int64)
+            left, right = kept["left"].astype(np.int64), kept["right"].astype(np.int64)
+            yield path.stem, PairIdentities(left, right, str(kept["sha256"]), **optional)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside its place and rename it there."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    fresh.rename(path)

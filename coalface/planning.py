@@ -1,0 +1,182 @@
+"""What a method would send, without running it: its server code over a federation that answers with empty numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface import wire
+from coalface.core import Answer, Federation, HasSteps, Mean, Method, Tensors, Ticket, counterpart, generator, kind_of
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One field of one message in one round, for one party."""
+
+    step: str
+    role: str
+    direction: str
+    """`down` to a party, `up` to the server."""
+    field: str
+    kind: str
+    """`tensors`, `tensor` or a plain type; with `folded` where only sums of it are asked for."""
+    tensors: int
+    bytes: int | None
+    """None where only the method knows the shape."""
+    to: str
+    """`all alike` or `each its own`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round of every stage, as messages, and what stays at the parties."""
+
+    sent: tuple[Sent, ...]
+    stays: tuple[str, ...]
+    parties: dict[str, int]
+    """How many parties are asked in a round, by step."""
+
+    def down(self) -> int:
+        """Bytes to all parties in a round."""
+        return sum((s.bytes or 0) * self.parties[s.step] for s in self.sent if s.direction == "down")
+
+    def up(self) -> int:
+        """Bytes from all parties in a round."""
+        return sum((s.bytes or 0) * self.parties[s.step] for s in self.sent if s.direction == "up")
+
+
+def plan(method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> Plan:
+    """Follow one round of each stage of a method over `parties` (role -> names)."""
+    fed = _Paper(method, parties, initial, policy)
+    state = None
+    for stage in method.stages():
+        state = stage.round(fed, stage.begin(fed, state))
+    return Plan(tuple(fed.sent.values()), what_stays(method), fed.asked)
+
+
+def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
+    """The private fields of every step, as `Class.field`."""
+    steps = method.own_steps if isinstance(method, type) else {n: d for n, (_, d) in method.steps.items()}
+    classes = {c for d in steps.values() for c in (d.own, d.keeps) if c is not None}
+    return tuple(f"{c.__name__}.{f}" for c in sorted(classes, key=lambda c: c.__name__) for f in wire.hints(c))
+
+
+class _Paper(Federation):
+    """A federation on paper: it notes what is asked and answers as each reply is declared."""
+
+    def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> None:
+        self.method, self.initial, self.policy, self.data, self.round = method, initial, policy, None, 1
+        self.rng = generator(0, "plan")
+        self.sent: dict[tuple[str, str, str], Sent] = {}
+        self.asked: dict[str, int] = {}
+        self._parties = {role: tuple(sorted(names)) for role, names in parties.items()}
+        self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
+
+    def parties(self, role: str) -> tuple[str, ...]:
+        return self._parties.get(role, ())
+
+    def images(self, party: str) -> int:
+        return 1
+
+    def log(self, **metrics: float) -> None:
+        """Numbers of a plan mean nothing."""
+
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        name, declaration = self.method.find(step)
+        names = tuple(sorted(to if to is not None else each if each is not None else self.parties(declaration.role)))
+        one = each[names[0]] if each is not None else None
+        self.asked[name] = len(names)
+        for message, how in ((common, "all alike"), (one, "each its own")):
+            if message is not None:
+                self._note(name, declaration.role, "down", message, how, frozenset())
+        reply_class: Any = declaration.reply
+        reply = self._blank(reply_class, [m for m in (one, common) if m is not None])
+        folded = {mean.field for mean in folds}
+        self._note(name, declaration.role, "up", reply, "the server", folded)
+        values = {f: getattr(reply, f) for f in wire.hints(reply_class)}
+        single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
+        return Answer({mean.key: values[mean.field] for mean in folds}, single, {})
+
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        ticket = Ticket("plan", 1, len(self._posted))
+        self._posted[ticket] = lambda folds: self.ask(step, to=to, common=common, each=each, folds=folds)
+        self._posted[ticket](())
+        return ticket
+
+    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
+        return self._posted.pop(ticket)(folds)
+
+    def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:
+        values: dict[str, Any] = {}
+        for name, annotation in wire.hints(cls).items():
+            other = counterpart(cls, name)
+            found = next((v for m in sent if (v := getattr(m, other or "", None)) is not None), None)
+            plain = {int: 1, float: 0.0, bool: False, str: ""}.get(annotation)
+            values[name] = plain if plain is not None else _zeros(found)
+        return cls(**values)
+
+    def _note(
+        self, step: str, role: str, direction: str, message: Any, to: str, folded: frozenset[str] | set[str]
+    ) -> None:
+        encoded = wire.encode(message)
+        sizes = {e.name: e.bytes for e in encoded.entries}
+        for name in wire.hints(message.__class__):
+            value = getattr(message, name)
+            mine = [size for key, size in sizes.items() if key == name or key.startswith(f"{name}/")]
+            unknown = (
+                direction == "up" and isinstance(value, Tensor | dict) and counterpart(type(message), name) is None
+            )
+            kind = (
+                "tensors"
+                if isinstance(value, dict)
+                else "tensor"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            kind += ", folded" if name in folded else ""
+            size = None if unknown else sum(mine)
+            self.sent[step, direction, name] = Sent(step, role, direction, name, kind, len(mine), size, to)
+        key = (step, direction, "header")
+        self.sent[key] = Sent(step, role, direction, "header", "names, shapes, plain values", 0, sizes["header"], to)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    return {n: torch.zeros_like(t) for n, t in value.items()} if isinstance(value, dict) else torch.zeros(1)
+
+
+def declared(method: type[Method]) -> list[tuple[str, str, list[str], list[str]]]:
+    """(step, role, fields sent down, fields sent up) of a method class, from its declarations alone."""
+    found = []
+    for name, d in method.own_steps.items():
+        down = [f for c in (d.common, d.each) if c is not None and kind_of(c) == "message" for f in wire.hints(c)]
+        up = list(wire.hints(d.reply)) if d.reply is not None else []
+        found.append((name, d.role, down, up))
+    return found
+
+
+def as_dicts(sent: Iterable[Sent]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [dataclasses.asdict(s) for s in sent]
