@@ -307,6 +307,11 @@ class HasSteps:
         for name, value in vars(cls).items():
             if hasattr(value, "__coalface_step__"):
                 found[name] = _declaration(cls, name, value)
+            elif name in found:
+                raise DeclarationError(
+                    f"{cls.__name__}.{name} takes the place of a step but is none, so the step of the parent class "
+                    "would go on being run. Put @step(role=…) above it too, or give it another name."
+                )
         cls.own_steps = found
 
     @property
@@ -317,6 +322,14 @@ class HasSteps:
             part = getattr(self, f.name)
             if isinstance(part, HasSteps):
                 found |= {f"{f.name}.{n}": entry for n, entry in part.steps.items()}
+        kept: dict[str, type] = {}
+        for cls in (c for _, declared in found.values() for c in (declared.own, declared.keeps) if c is not None):
+            if kept.setdefault(cls.__name__, cls) is not cls:
+                raise DeclarationError(
+                    f"{type(self).__name__}: two classes of private state are called {cls.__name__} "
+                    f"({kept[cls.__name__].__module__} and {cls.__module__}), and a party keeps each under its name, so "
+                    "one would take the other's place. Rename one of them."
+                )
         return found
 
     def find(self, bound: Callable[..., Any]) -> tuple[str, StepDeclaration]:
@@ -494,9 +507,13 @@ class Method(HasSteps, ABC):
         for name in ("title", "paper", "setting"):
             if not inspect.isabstract(cls) and not hasattr(cls, name):
                 raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
-        made = typing.get_type_hints(cls.init).get("return") if "init" in vars(cls) else None
-        if "init" in vars(cls) and kind_of(made) != "state":
-            raise DeclarationError(f"method {cls.__name__}: init must return a class declared with @state, not {made}.")
+        for name in {"init", "round"} & set(vars(cls)):
+            made = typing.get_type_hints(getattr(cls, name)).get("return")
+            if kind_of(made) != "state":
+                raise DeclarationError(
+                    f"method {cls.__name__}: {name} must return a class declared with @state, since a checkpoint holds "
+                    f"it; it has {made}. Write `-> State`."
+                )
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:
