@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 WIDTHS = (16, 32, 64, 128, 128)
 """Channels after each block; multiples of 16 fill the vector registers of a CPU."""
-CHANNELS_PER_GROUP = 16
+CHANNELS_PER_GROUP = 8
 
 
 class CnnSmall(nn.Module):
@@ -14,8 +14,9 @@ class CnnSmall(nn.Module):
 
     (n, channels, size, size) → (n, embedding_size). The side is halved (rounded up) in each block, so the linear layer
     reads 128 · ⌈size / 32⌉² numbers; 0.31 M parameters at 64×64 grey. The stride stands in the place of pooling: a
-    pooled block computes four times the positions and keeps one. GroupNorm has no running statistics, so every
-    BatchNorm policy is the same for it.
+    pooled block computes four times the positions and keeps one, and trained 2 to 4 times slower for no measured gain.
+    GroupNorm (8 channels a group) has no running statistics, so every BatchNorm policy is the same.
+    Convolutions start from He et al.'s normal weights ("Delving deep into rectifiers", ICCV 2015; fan-out).
 
     Raises ValueError for a size below 32.
     """
@@ -35,6 +36,9 @@ class CnnSmall(nn.Module):
             width, side = wider, -(-side // 2)
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(width * side * side, embedding_size)
+        for module in self.blocks:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         self.embedding_size = embedding_size
 
     def forward(self, images: Tensor) -> Tensor:
