@@ -171,11 +171,8 @@ class Answer:
     """Every field that was not folded: party -> value, in party order."""
     failed: dict[str, str]
     """The parties whose reply does not count, with the reason."""
-
-    @property
-    def arrived(self) -> tuple[str, ...]:
-        """The parties whose replies count, in party order."""
-        return tuple(next(iter(self.each.values()), {}))
+    arrived: tuple[str, ...]
+    """The parties whose replies count, in party order."""
 
     def mean(self, name: str, *, by: str | None = None) -> float:
         """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p."""

@@ -109,7 +109,7 @@ class _Paper(Federation):
         self._note(name, declaration.role, "up", reply, "the server", folded)
         values = {f: getattr(reply, f) for f in wire.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
-        return Answer({mean.key: values[mean.field] for mean in folds}, single, {})
+        return Answer({mean.key: values[mean.field] for mean in folds}, single, {}, names)
 
     def post(
         self,

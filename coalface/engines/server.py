@@ -329,7 +329,7 @@ class Server(Federation):
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
         self._now.accepted |= accepted
-        return Answer({s.mean.key: s.result() for s in sums}, each, dict(sorted(failed.items())))
+        return Answer({s.mean.key: s.result() for s in sums}, each, dict(sorted(failed.items())), tuple(accepted))
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
