@@ -324,7 +324,7 @@ class HasSteps:
             if kept.setdefault(cls.__name__, cls) is not cls:
                 raise DeclarationError(
                     f"{type(self).__name__}: two classes of private state are called {cls.__name__} "
-                    f"({kept[cls.__name__].__module__} and {cls.__module__}), and a party keeps each under its name, so "
+                    f"({kept[cls.__name__].__module__} and {cls.__module__}), and each is kept under its name, so "
                     "one would take the other's place. Rename one of them."
                 )
         return found
