@@ -82,7 +82,23 @@ def encode(message: Any) -> Encoded:
             f"{type(message).__name__} is {what}: only classes declared with @message are sent. "
             "Copy the fields that may leave into a message."
         )
+    for name, annotation in hints(type(message)).items():
+        if not _fits(value := getattr(message, name), annotation):
+            raise WireError(
+                f"{type(message).__name__}.{name} holds a {type(value).__name__} that is not the declared {annotation}: "
+                "only what is declared is sent. Convert it, or declare the field as what it holds."
+            )
     return pack(message)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    inner, optional = without_none(annotation)
+    if inner == Tensors:
+        fits = isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+        return fits or (optional and value is None)
+    if isinstance(value, bool) and inner is not bool:
+        return False
+    return isinstance(value, (float, int) if inner is float else inner) or (optional and value is None)
 
 
 def decode(data: bytearray | memoryview, cls: type[T]) -> T:
