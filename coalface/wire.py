@@ -174,7 +174,7 @@ def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tenso
         if skeleton is True and path in tensors:
             return tensors.pop(path)
     elif inner in (int, float, bool, str):
-        if type(skeleton) is inner or (inner is float and type(skeleton) is int):
+        if type(skeleton) is inner or (inner is float and type(skeleton) is int and abs(skeleton) < 1 << 53):
             return inner(skeleton)
     elif origin is dict and isinstance(skeleton, dict):
         return {k: _restore(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
@@ -213,7 +213,7 @@ def _read(data: bytearray | memoryview, what: str) -> tuple[dict[str, Tensor], A
             raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
     except WireError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
     return tensors, skeleton
 
@@ -263,7 +263,8 @@ def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None
         value, model = {"": value}, {"": model}
     if not isinstance(value, dict) or not isinstance(model, dict) or list(value) != list(model):
         missing, extra = sorted(set(model) - set(value))[:3], sorted(set(value) - set(model))[:3]
-        raise Refused(f"{field} has other tensors than were sent (missing {missing}, unexpected {extra})")
+        how = f"missing {missing}, unexpected {extra}" if missing or extra else "the same in another order"
+        raise Refused(f"{field} has other tensors than were sent ({how})")
     for name, tensor in value.items():
         if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
             got, want = (f"{_NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
