@@ -85,7 +85,7 @@ def encode(message: Any) -> Encoded:
     for name, annotation in hints(type(message)).items():
         if not _fits(value := getattr(message, name), annotation):
             raise WireError(
-                f"{type(message).__name__}.{name} holds a {type(value).__name__} that is not the declared {annotation}: "
+                f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "
                 "only what is declared is sent. Convert it, or declare the field as what it holds."
             )
     return pack(message)
@@ -174,7 +174,7 @@ def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tenso
         if skeleton is True and path in tensors:
             return tensors.pop(path)
     elif inner in (int, float, bool, str):
-        if type(skeleton) is inner or (inner is float and type(skeleton) is int and abs(skeleton) < 1 << 53):
+        if type(skeleton) is inner or (inner is float and type(skeleton) is int and abs(skeleton) < 1 << 1000):
             return inner(skeleton)
     elif origin is dict and isinstance(skeleton, dict):
         return {k: _restore(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
