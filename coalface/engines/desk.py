@@ -157,8 +157,7 @@ class Desk:
         if again and (saved := Commit.open(place).read("")) is not None:
             return saved
         base = self._base(request)
-        reply, kept = self._run(request, base)
-        encoded = wire.encode(reply)
+        encoded, kept = self._run(request, base)
         if again:
             return encoded
         parts = {name: part for name in base.spans if name and (part := base.read(name)) is not None}
@@ -175,7 +174,8 @@ class Desk:
 
     def own_model(self, request: Request) -> Tensors:
         """Run a step with `stays=True` on the accepted state; the model that it returns stays at the party."""
-        return self._run(request, self._base(request))[0]
+        model: Tensors = self._run(request, self._base(request))[0]
+        return model
 
     def settle(self, accepted: str | None) -> None:
         """Forget every commit but the accepted one: nothing is pending after it."""
@@ -199,9 +199,15 @@ class Desk:
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         try:
             result = declaration.function(owner, party=party, **self._arguments(declaration, request, base))
+            reply, kept = result if isinstance(result, tuple) else (result, None)
+            if declaration.reply is None:
+                return reply, None
+            if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
+                got = f"{type(reply).__name__} and {type(kept).__name__}"
+                raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
+            return wire.encode(reply), kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
-        return result if isinstance(result, tuple) else (result, None)
 
     def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
