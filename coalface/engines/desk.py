@@ -135,6 +135,12 @@ def write_commit(
     finally:
         os.close(descriptor)
     os.rename(fresh, path)
+    if flush:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # without it a power cut may undo the rename
+        finally:
+            os.close(folder)
 
 
 class Desk:
@@ -229,8 +235,9 @@ class Desk:
             self.ledger.parent.mkdir(parents=True, exist_ok=True)
             return []
         commits = [name for name in found if name.endswith(".commit")]
-        if commits:  # the newest one's lines may have been written nowhere else yet
-            ledger.extend(self.ledger, Commit.open(self.folder / commits[-1]).lines, flush=self.site.flush)
+        if commits:  # the lines of the commit written last, which a resume may have named before others, may be missing
+            lines = max((Commit.open(self.folder / name).lines for name in commits), key=ledger.first_line)
+            ledger.extend(self.ledger, lines, flush=self.site.flush)
         return commits
 
     def _prune(self, commits: list[str], request: Request) -> Path | None:

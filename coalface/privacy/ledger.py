@@ -58,6 +58,11 @@ def read_head(path: Path) -> Head:
     return Head(last["line"] + 1, last["chain"])
 
 
+def first_line(lines: list[str]) -> int:
+    """The number of the first of some lines of a ledger."""
+    return int(json.loads(lines[0])["line"])
+
+
 def extend(path: Path, lines: Iterable[str], *, flush: bool = False) -> None:
     """Append the lines that are not there yet, and take away a line that a crash cut off."""
     head = read_head(path)
