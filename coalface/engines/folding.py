@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coalface.core import Mean, Tensors
-from coalface.wire import Refused
+from coalface.core import Mean, Tensors, without_none
+from coalface.wire import Refused, hints
 
 
 class Fold:
@@ -18,11 +18,15 @@ class Fold:
 
     Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
     the next begins, so the result depends on the order of the parties and on the block size, never on who answered
-    first. Raises ValueError where the server's own weights are not finite and ≥ 0.
+    first. `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
+    Raises ValueError where the server's own weights are not finite and ≥ 0, or the mean names a field that is not there.
     """
 
-    def __init__(self, mean: Mean, *, block: int, everyone: Iterable[str]) -> None:
+    def __init__(
+        self, mean: Mean, *, block: int, everyone: Iterable[str], reply: type, sent: Sequence[type] = ()
+    ) -> None:
         self.mean = mean
+        self._check_names(hints(reply), reply.__name__, sent)
         if isinstance(mean.by, Mapping):
             bad = {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
             if bad:
@@ -34,11 +38,27 @@ class Fold:
         self._dtypes: dict[str, torch.dtype] = {}
         self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
 
+    def _check_names(self, declared: Mapping[str, Any], reply: str, sent: Sequence[type]) -> None:
+        mean = self.mean
+        tensors = [n for n, a in declared.items() if without_none(a)[0] in (Tensor, Tensors)]
+        if mean.field not in tensors:
+            raise ValueError(f"Mean({mean.field!r}): no tensors of {reply}; those that can be folded: {tensors}.")
+        numbers = [n for n, a in declared.items() if a in (int, float)]
+        if isinstance(mean.by, str) and mean.by not in numbers:
+            raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): no number of {reply}; it has {numbers}.")
+        if mean.of == "differences" and not any(mean.field in hints(cls) for cls in sent):
+            raise ValueError(
+                f"Mean({mean.field!r}, of='differences'): nothing sent to the party is called {mean.field!r}. Send the "
+                "values under that name, or fold differences that the step has taken."
+            )
+
     def _server_weight(self, party: str) -> float:
         return float(self.mean.by.get(party, 0.0)) if isinstance(self.mean.by, Mapping) else 1.0
 
     def check(self, reply: Any, limit: int) -> None:
-        """Raise Refused where the weight that a reply claims is not within 0 < w ≤ limit."""
+        """Raise Refused where the field is empty, or the weight that a reply claims is not within 0 < w ≤ limit."""
+        if getattr(reply, self.mean.field) is None:
+            raise Refused(f"{self.mean.field} is empty")
         if isinstance(self.mean.by, str) and not 0 < (claimed := getattr(reply, self.mean.by)) <= limit:
             raise Refused(f"{self.mean.by} is {claimed}; this party can have 1 to {limit}")
 
@@ -49,6 +69,8 @@ class Fold:
         if place // self._block != self._current:
             self._close()
             self._current = place // self._block
+        if self.mean.of == "differences" and sent is None:
+            raise ValueError(f"Mean({self.mean.field!r}, of='differences'): {party} was sent no {self.mean.field}.")
         before = _named(sent) if self.mean.of == "differences" and sent is not None else None
         for name, tensor in _named(value).items():
             if not tensor.is_floating_point():

@@ -262,7 +262,9 @@ class Server(Federation):
         declaration = self.method.steps[call.step][1]
         reply_class: Any = declaration.reply
         everyone = self.parties(declaration.role)
-        sums = [Fold(mean, block=self.numerics.block, everyone=everyone) for mean in folds]
+        sent_classes = [cls for cls in (declaration.each, declaration.common) if cls is not None]
+        block = self.numerics.block
+        sums = [Fold(m, block=block, everyone=everyone, reply=reply_class, sent=sent_classes) for m in folds]
         single = [n for n in wire.hints(reply_class) if n not in {mean.field for mean in folds}]
         each: dict[str, dict[str, Any]] = {name: {} for name in single}
         common = wire.decode(call.common.data, declaration.common) if call.common and declaration.common else None
