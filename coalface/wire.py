@@ -82,7 +82,7 @@ def encode(message: Any) -> Encoded:
             f"{type(message).__name__} is {what}: only classes declared with @message are sent. "
             "Copy the fields that may leave into a message."
         )
-    for name, annotation in hints(type(message)).items():
+    for name, annotation in hints(message.__class__).items():
         if not _fits(value := getattr(message, name), annotation):
             raise WireError(
                 f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "

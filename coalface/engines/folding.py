@@ -19,7 +19,7 @@ class Fold:
     Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
     the next begins, so the result depends on the order of the parties and on the block size, never on who answered
     first. `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
-    Raises ValueError where the server's own weights are not finite and ≥ 0, or the mean names a field that is not there.
+    Raises ValueError where the server's own weights are not finite and ≥ 0, or a field that it names is not there.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Fold:
             self._current = place // self._block
         if self.mean.of == "differences" and sent is None:
             raise ValueError(f"Mean({self.mean.field!r}, of='differences'): {party} was sent no {self.mean.field}.")
-        before = _named(sent) if self.mean.of == "differences" and sent is not None else None
+        before = _named(sent) if self.mean.of == "differences" else None
         for name, tensor in _named(value).items():
             if not tensor.is_floating_point():
                 continue  # counters are never folded
@@ -102,5 +102,5 @@ class Fold:
         return mean[""] if list(mean) == [""] else mean
 
 
-def _named(value: Tensor | Tensors) -> Tensors:
-    return {"": value} if isinstance(value, Tensor) else value
+def _named(value: Tensor | Tensors | None) -> Tensors:
+    return {"": value} if isinstance(value, Tensor) else value or {}
