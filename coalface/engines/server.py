@@ -349,7 +349,7 @@ class Server(Federation):
             while self.round < stage.rounds:
                 self.round += 1
                 state = self._one_round(stage.round, state, last=self.round == stage.rounds)
-            self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t.bytes_down})
+            self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t != Tally()})
         return state, self.method.models(self, state)
 
     def resumes_after(self) -> int:
@@ -444,7 +444,7 @@ class Server(Federation):
         record = {
             "accepted": self._accepted,
             "abandoned": self._abandoned,
-            "tallies": {p: list(vars(t).values()) for p, t in self.tallies.items() if t.bytes_down or t.failed},
+            "tallies": {p: list(vars(t).values()) for p, t in self.tallies.items() if t != Tally()},
             "totals": self.totals,
             "seconds": self.seconds,
             "metrics": (self.folder / "metrics.jsonl").stat().st_size,
