@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -349,6 +350,7 @@ class Server(Federation):
             while self.round < stage.rounds:
                 self.round += 1
                 state = self._one_round(stage.round, state, last=self.round == stage.rounds)
+            self._drain(list(self._open))
             self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t != Tally()})
         return state, self.method.models(self, state)
 
@@ -360,6 +362,12 @@ class Server(Federation):
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
         return self.seconds["checkpoint"] / max(1e-9, sum(self.seconds.values()))
+
+    def _drain(self, tickets: Iterable[Ticket]) -> None:
+        """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
+        for ticket in tickets:
+            requests = list(self._requests(self._open.pop(ticket), {}))
+            collections.deque(self.transport.collect(ticket, requests), maxlen=0)
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
         """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
@@ -392,7 +400,10 @@ class Server(Federation):
             self._accepted |= self._now.accepted
             self._abandoned = 0
         except Abandoned as error:
-            abandoned, self._open, self._abandoned = str(error), kept_open, self._abandoned + 1
+            abandoned, self._abandoned = str(error), self._abandoned + 1
+            self._now.accepted.clear()
+            self._drain(t for t in list(self._open) if t not in kept_open)
+            self._open = kept_open
         trained = time.perf_counter()
         for party in self._now.asked - set(self._now.failed):
             self.tallies[party].rounds += abandoned is None
