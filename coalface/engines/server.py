@@ -181,7 +181,7 @@ class Server(Federation):
         folds: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
-        call = self._call(step, to, common, each)
+        call = self._idle(self._call(step, to, common, each))
         failed: dict[str, str] = {}
         return self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
 
@@ -193,7 +193,7 @@ class Server(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
-        call = self._call(step, to, common, each)
+        call = self._idle(self._call(step, to, common, each))
         ticket = Ticket(call.stage, call.round, call.call)
         self._open[ticket] = call
         self.transport.post(ticket, list(self._requests(call, {})))
@@ -215,6 +215,8 @@ class Server(Federation):
         where = f"{type(self.method).__name__}, step {name}"
         known = self.parties(declaration.role)
         names = tuple(sorted(to if to is not None else each if each is not None else known))
+        if len(set(names)) < len(names):
+            raise ValueError(f"{where}: a party is named twice in `to`; it would count twice. Name each once.")
         if not names or (unknown := sorted(set(names) - set(known))[:5]):
             has = f"{unknown} are not" if names else "there are no"
             raise ValueError(f"{where}: {has} parties with the role {declaration.role!r}.")
@@ -225,21 +227,30 @@ class Server(Federation):
             declared = getattr(declaration, kind)
             if value is not None and type(value) is not declared:
                 raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}.")
-        if busy := sorted({p for call in self._open.values() for p in call.to} & set(names))[:5]:
-            raise ValueError(f"{where}: {busy} still work on what was posted to them; collect that ticket first.")
         self._now.calls += 1
         stage = self._stages[self._stage]
         encoded = wire.encode(common) if common is not None else None
         when = (stage.name, self.round, stage.rounds, self._ordinal, self._now.calls)
         return _Call(name, names, *when, encoded, each)
 
-    def _requests(self, call: _Call, failed: dict[str, str]) -> Iterator[Request]:
-        """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties."""
+    def _idle(self, call: _Call) -> _Call:
+        if busy := sorted({p for other in self._open.values() for p in other.to} & set(call.to))[:5]:
+            raise ValueError(
+                f"{type(self.method).__name__}, step {call.step}: {busy} still work on what was posted to them; "
+                "collect that ticket first."
+            )
+        return call
+
+    def _requests(self, call: _Call, failed: dict[str, str] | None) -> Iterator[Request]:
+        """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties.
+
+        `failed` takes the parties that are not reached; with None every party is.
+        """
         ordinal, checkpointed = self._horizons[0]
         when = (call.stage, call.round, call.call)
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         for party in call.to:
-            if why := self.rules.trouble.before(self.rules.seed, party, when):
+            if failed is not None and (why := self.rules.trouble.before(self.rules.seed, party, when)):
                 failed[party] = why
                 continue
             yield Request(
@@ -374,7 +385,7 @@ class Server(Federation):
         if models.at_party is None:
             return iter(())
         call = self._call(models.at_party, None, models.common, None)
-        return self.transport.own_models(self._requests(call, {}))
+        return self.transport.own_models(self._requests(call, None))
 
     def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
         self._ordinal += 1
