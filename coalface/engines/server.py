@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -293,8 +294,11 @@ class Server(Federation):
                 message, size = self._read(request, reply, reply_class)
                 own = call.each[party] if call.each is not None else None
                 wire.validate(message, [m for m in (own, common) if m is not None])
+                most = self._most_images(party)
+                if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
+                    raise wire.Refused(f"images is {images}; this party can have 1 to {most}")
                 for fold in sums:
-                    fold.check(message, self._most_images(party))
+                    fold.check(message, most)
             except (wire.Refused, wire.WireError, StepFailed) as error:
                 failed[party] = str(error)
                 continue
@@ -338,12 +342,17 @@ class Server(Federation):
         self._now.failed |= failed
         for party in failed:
             self.tallies[party].failed += 1
-        need = max(1, at_least or 0, -int(-self.rules.quorum * len(call.to) // 1))
+        share = self.rules.quorum * len(call.to)
+        need = max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is a little more than 55 in floats
         if len(accepted) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        try:
+            folded = {s.mean.key: s.result() for s in sums}
+        except ValueError as error:  # those with a weight are among those that failed
+            raise Abandoned(str(error)) from error
         self._now.accepted |= accepted
-        return Answer({s.mean.key: s.result() for s in sums}, each, dict(sorted(failed.items())), tuple(accepted))
+        return Answer(folded, each, dict(sorted(failed.items())), tuple(accepted))
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
