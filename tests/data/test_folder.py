@@ -1,0 +1,144 @@
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from coalface.data.folder import SUFFIXES, read_folder
+from coalface.data.source import decode
+
+
+def ramp(height: int, width: int) -> np.ndarray:
+    """A smooth colour image, in OpenCV's order blue, green, red."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([255 * x / width, 255 * y / height, 200 + 0 * x], axis=2).astype(np.uint8)
+
+
+def put(root: Path, file: str, image: np.ndarray) -> None:
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(root / file), image)
+
+
+def encoded(image: np.ndarray, suffix: str) -> bytes:
+    return cv2.imencode(suffix, image)[1].tobytes()
+
+
+def test_identities_and_files_come_in_the_order_of_their_bytes(tmp_path: Path) -> None:
+    for file in ["bo/2.png", "bo/10.png", "Zoe/a.png", "Zoe/B.png", "Émile/1.png", "bo-2/1.png"]:
+        put(tmp_path, file, ramp(4, 4))
+    source = read_folder(tmp_path)
+    assert source.names == ("Zoe", "bo", "bo-2", "Émile")
+    assert source.files == ("Zoe/B.png", "Zoe/a.png", "bo/10.png", "bo/2.png", "bo-2/1.png", "Émile/1.png")
+    assert source.labels.tolist() == [0, 0, 1, 1, 2, 3]
+
+
+def test_what_is_no_identity_is_passed_over(tmp_path: Path) -> None:
+    put(tmp_path, "ann/1.PNG", ramp(4, 4))
+    put(tmp_path, "loose.png", ramp(4, 4))
+    put(tmp_path, ".hidden/1.png", ramp(4, 4))
+    put(tmp_path, "ann/.1.png", ramp(4, 4))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "ann" / "notes.txt").write_text("no image")
+    (tmp_path / "ann" / "folder.png").mkdir()
+    assert read_folder(tmp_path).files == ("ann/1.PNG",)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_image_type_is_read(tmp_path: Path, suffix: str) -> None:
+    image = np.full((6, 6), 90, np.uint8) if suffix == ".pgm" else np.full((6, 6, 3), 90, np.uint8)
+    put(tmp_path, f"ann/1{suffix}", image)
+    (pixels,) = read_folder(tmp_path).images(size=6, grey=True)
+    assert pixels.shape == (6, 6, 1)
+    assert np.abs(pixels.astype(int) - 90).max() <= 2
+
+
+def test_colours_come_as_red_green_blue() -> None:
+    image = np.zeros((2, 2, 3), np.uint8)
+    image[:] = (10, 20, 200)  # blue, green, red
+    pixels = decode(encoded(image, ".png"), "x", size=2, grey=False)
+    assert pixels.shape == (2, 2, 3)
+    assert pixels[0, 0].tolist() == [200, 20, 10]
+
+
+def test_grey_is_the_weighted_sum_of_the_colours() -> None:
+    image = np.full((2, 2, 3), (10, 20, 200), np.uint8)
+    grey = decode(encoded(image, ".png"), "x", size=2, grey=True)
+    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 20 + 0.114 * 10)) <= 1
+
+
+def test_shrinking_averages_areas() -> None:
+    image = np.arange(16, dtype=np.uint8).reshape(4, 4) * 10
+    small = decode(encoded(image, ".png"), "x", size=2, grey=True)[:, :, 0]
+    by_hand = [
+        [(0 + 10 + 40 + 50) / 4, (20 + 30 + 60 + 70) / 4],
+        [(80 + 90 + 120 + 130) / 4, (100 + 110 + 140 + 150) / 4],
+    ]
+    assert small.tolist() == by_hand
+
+
+def test_growing_keeps_the_range_of_the_pixels() -> None:
+    large = decode(encoded(np.array([[0, 100], [0, 100]], np.uint8), ".png"), "x", size=8, grey=True)
+    assert large.shape == (8, 8, 1)
+    assert (large.min(), large.max()) == (0, 100)
+    assert 0 < large[0, 4, 0] < 100
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 4), (4, 7)])
+def test_an_oblong_image_is_cut_to_its_central_square(height: int, width: int) -> None:
+    image = np.arange(28, dtype=np.uint8).reshape(height, width)
+    square = decode(encoded(image, ".png"), "x", size=4, grey=True)[:, :, 0]
+    assert np.array_equal(square, image[1:5, :] if height > width else image[:, 1:5])
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize("kept", [0.0, 0.6, 0.97])
+def test_a_damaged_image_is_named(tmp_path: Path, suffix: str, kept: float, capfd: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "ann/1.png", ramp(40, 40))
+    whole = encoded(ramp(40, 40), suffix)
+    (tmp_path / "ann" / f"2{suffix}").write_bytes(whole[: int(len(whole) * kept)])
+    images = read_folder(tmp_path).images(size=8, grey=False)
+    assert next(images).shape == (8, 8, 3)
+    with pytest.raises(ValueError, match=rf"ann/2{suffix} is damaged .*: replace it from the original, or delete it"):
+        next(images)
+    capfd.readouterr()  # the decoder also complains on its own
+
+
+def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no folder below it holds an image. Put the images of each person into a f"):
+        read_folder(tmp_path)
+    put(tmp_path, "photo.jpg", ramp(4, 4))
+    with pytest.raises(ValueError, match=r"its 1 images lie in no identity's folder.*NAME/photo.jpg"):
+        read_folder(tmp_path)
+
+
+def test_a_missing_folder_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent is not a folder: give the folder that holds one folder of im"):
+        read_folder(tmp_path / "absent")
+
+
+def test_the_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
+    first = tmp_path / "ann" / "1.png"
+    put(tmp_path, "ann/1.png", ramp(4, 4))
+    os.utime(first, ns=(0, 1_000))
+
+    def fingerprint() -> str:
+        return read_folder(tmp_path).fingerprint()
+
+    seen = [fingerprint()]
+    assert fingerprint() == seen[0]
+    os.utime(first, ns=(0, 2_000))
+    seen.append(fingerprint())
+    first.write_bytes(first.read_bytes() + b"\0")
+    os.utime(first, ns=(0, 2_000))
+    seen.append(fingerprint())
+    first.rename(tmp_path / "ann" / "2.png")
+    seen.append(fingerprint())
+    assert len(set(seen)) == 4
+
+
+def test_the_fingerprint_does_not_depend_on_where_the_folder_lies(tmp_path: Path) -> None:
+    put(tmp_path / "a", "ann/1.png", ramp(4, 4))
+    before = read_folder(tmp_path / "a").fingerprint()
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert read_folder(tmp_path / "b").fingerprint() == before

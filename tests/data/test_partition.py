@@ -1,0 +1,246 @@
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coalface.data.faces import FaceSet
+from coalface.data.partition import (
+    PARTITIONS,
+    by_domain,
+    check_disjoint,
+    dirichlet,
+    equal,
+    hold_out,
+    minimum_images,
+    one_identity,
+    without,
+)
+
+
+def faces_of(counts: list[int], seed: int = 0) -> FaceSet:
+    """Identities `id0`, `id1`, … with so many images each, in mixed order; the pixel tells the identity."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    pixels = labels.astype(np.uint8).reshape(-1, 1, 1, 1)
+    return FaceSet(pixels, np.arange(len(labels)), labels, tuple(f"id{i}" for i in range(len(counts))))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def all_partitions(faces: FaceSet) -> list[dict[str, FaceSet]]:
+    domained = replace(faces, domains=faces.labels % 2)
+    return [
+        equal(faces, 4, rng()),
+        one_identity(faces),
+        dirichlet(faces, 4, 0.3, rng()),
+        by_domain(domained, ["street", "studio"]),
+    ]
+
+
+def test_every_partition_deals_every_image_once_under_its_own_name() -> None:
+    faces = faces_of([3, 1, 4, 1, 5, 9, 2, 6, 5])
+    for parties in all_partitions(faces):
+        rows = np.concatenate([view.rows for view in parties.values()])
+        assert sorted(rows.tolist()) == list(range(len(faces)))
+        for view in parties.values():
+            assert view.pixels is faces.pixels
+            named = [view.names[label] for label in view.labels]
+            assert named == [f"id{pixel}" for pixel in view.take(np.arange(len(view)))[:, 0, 0, 0]]
+            assert view.counts().min() > 0
+            assert (np.diff(view.rows) > 0).all()  # images keep their order
+        for a, b in itertools.combinations(parties.values(), 2):
+            check_disjoint(a, b)
+
+
+def test_every_partition_registers_in_sorted_order() -> None:
+    for parties in all_partitions(faces_of([1] * 120)):
+        assert list(parties) == sorted(parties)
+
+
+def test_a_view_is_cut_by_its_own_images_not_by_the_store() -> None:
+    """A view that is a shuffled part of the store, its identities renumbered."""
+    faces = faces_of([3, 1, 4, 1, 5, 9]).select(rng(1).permutation(23)[:15]).only([5, 2, 4, 0])
+    for parties in [equal(faces, 2, rng()), one_identity(faces)]:
+        for view in parties.values():
+            named = [view.names[label] for label in view.labels]
+            assert named == [f"id{pixel}" for pixel in view.take(np.arange(len(view)))[:, 0, 0, 0]]
+        assert sum(len(view) for view in parties.values()) == len(faces)
+
+
+def test_domains_go_with_the_images() -> None:
+    faces = faces_of([2, 2, 2, 2])
+    faces = replace(faces, domains=faces.labels + 10)
+    for view in equal(faces, 2, rng()).values():
+        assert view.domains is not None
+        assert [f"id{domain - 10}" for domain in view.domains] == [view.names[label] for label in view.labels]
+
+
+def test_identities_without_images_are_dealt_to_nobody() -> None:
+    faces = faces_of([2, 0, 1, 0, 3])
+    assert [view.names for view in one_identity(faces).values()] == [("id0",), ("id2",), ("id4",)]
+    assert {name for view in equal(faces, 3, rng()).values() for name in view.names} == {"id0", "id2", "id4"}
+
+
+def test_equal_shares_differ_by_at_most_one() -> None:
+    sizes = [len(view.names) for view in equal(faces_of([1] * 23), 5, rng()).values()]
+    assert sorted(sizes) == [4, 4, 5, 5, 5]
+
+
+def test_the_generator_decides_who_goes_where() -> None:
+    faces = faces_of([1] * 30)
+
+    def names(seed: int, alpha: float | None = None) -> list[tuple[str, ...]]:
+        dealt = equal(faces, 3, rng(seed)) if alpha is None else dirichlet(faces, 3, alpha, rng(seed))
+        return [view.names for view in dealt.values()]
+
+    assert names(1) == names(1) != names(2)
+    assert names(1, 0.5) == names(1, 0.5) != names(2, 0.5)
+
+
+def test_names_of_parties_are_padded() -> None:
+    assert list(equal(faces_of([1] * 4), 4, rng())) == ["silo-00", "silo-01", "silo-02", "silo-03"]
+    devices = list(one_identity(faces_of([1] * 1001)))
+    assert (devices[0], devices[7], devices[-1]) == ("device-0000", "device-0007", "device-1000")
+
+
+def test_dirichlet_sizes_follow_the_shares() -> None:
+    """By hand: 4 silos, 24 identities; the shares of the same generator, times 20, rounded to a sum of 20."""
+    shares = rng(3).dirichlet([0.5] * 4) * 20
+    sizes = np.array([len(view.names) for view in dirichlet(faces_of([1] * 24), 4, 0.5, rng(3)).values()])
+    assert sizes.sum() == 24
+    assert (np.abs(sizes - 1 - shares) < 1).all()
+    rounded_up = (sizes - 1) > shares
+    remainders = shares - np.floor(shares)
+    assert remainders[rounded_up].min() > remainders[~rounded_up].max()
+
+
+def test_a_small_alpha_skews_and_a_large_one_does_not() -> None:
+    faces = faces_of([1] * 1000)
+    spread = {}
+    for alpha in (0.01, 1e6):
+        sizes = [len(view.names) for view in dirichlet(faces, 10, alpha, rng(1)).values()]
+        assert sum(sizes) == 1000
+        assert min(sizes) >= 1
+        spread[alpha] = max(sizes) - min(sizes)
+    assert spread[0.01] > 400
+    assert spread[1e6] <= 2
+
+
+def test_as_many_parties_as_identities_get_one_each() -> None:
+    for parties in [equal(faces_of([2] * 9), 9, rng()), dirichlet(faces_of([2] * 9), 9, 0.01, rng())]:
+        assert [len(view.names) for view in parties.values()] == [1] * 9
+
+
+@pytest.mark.parametrize("parties", [0, -1, 4])
+def test_too_many_or_no_parties_are_refused(parties: int) -> None:
+    said = rf"{parties} parties cannot each have one of 3 identities: choose between 1 and 3 parties"
+    with pytest.raises(ValueError, match=said):
+        equal(faces_of([1, 2, 3]), parties, rng())
+    with pytest.raises(ValueError, match=said):
+        dirichlet(faces_of([1, 2, 3]), parties, 1.0, rng())
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_alpha_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=f"alpha = {alpha} is no concentration .* give a number above 0"):
+        dirichlet(faces_of([1, 2, 3]), 2, alpha, rng())
+
+
+def test_by_domain_gives_each_domain_its_images() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    domains = np.array([1, 0, 1, 1, 0, 0])
+    faces = FaceSet(np.zeros((6, 1, 1, 1), np.uint8), np.arange(6), labels, ("a", "b", "c"), domains=domains)
+    parties = by_domain(faces, ["studio", "night"])
+    assert list(parties) == ["night", "studio"]
+    assert parties["studio"].rows.tolist() == [1, 4, 5]
+    assert parties["studio"].names == ("a", "c")
+    assert parties["studio"].labels.tolist() == [0, 1, 1]
+    assert parties["night"].rows.tolist() == [0, 2, 3]
+    assert parties["night"].names == ("a", "b")
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "c"], ["a", "a"]])
+def test_domain_names_must_match_the_domains(names: list[str]) -> None:
+    faces = faces_of([1, 1])
+    with pytest.raises(ValueError, match=r"images of the domains \[0, 1\] and was given the names .*: give one name"):
+        by_domain(replace(faces, domains=faces.labels), names)
+    with pytest.raises(ValueError, match="has no domains, so it cannot be dealt by domain: use equal or dirichlet"):
+        by_domain(faces, names)
+
+
+def test_the_registry_names_the_partitions() -> None:
+    assert PARTITIONS == {"equal": equal, "one-identity": one_identity, "by-domain": by_domain, "dirichlet": dirichlet}
+
+
+def test_hold_out_is_disjoint_and_complete() -> None:
+    faces = faces_of([2, 3, 0, 1, 2, 2])
+    rest, held = hold_out(faces, rng(4), identities=2)
+    assert len(held.names) == 2
+    assert sorted(rest.names + held.names) == ["id0", "id1", "id3", "id4", "id5"]
+    assert list(held.names) == sorted(held.names)
+    assert len(rest) + len(held) == len(faces)
+    check_disjoint(rest, held)
+    assert hold_out(faces, rng(4), identities=2)[1].names == held.names
+    assert len({hold_out(faces, rng(seed), identities=2)[1].names for seed in range(20)}) > 3
+
+
+def test_hold_out_takes_a_fraction() -> None:
+    rest, held = hold_out(faces_of([1] * 10), rng(), fraction=0.3)
+    assert (len(rest.names), len(held.names)) == (7, 3)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"identities": 3}, "holding out 3 of 3 identities leaves one side empty: choose between 1 and 2"),
+    ({"identities": 0}, "holding out 0 of 3"),
+    ({"fraction": 0.1}, "holding out 0 of 3"),
+    ({}, "give one of them"),
+    ({"identities": 1, "fraction": 0.5}, "give one of them"),
+])  # fmt: skip
+def test_an_impossible_hold_out_is_refused(arguments: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        hold_out(faces_of([1, 1, 1]), rng(), **arguments)
+
+
+def test_minimum_images_keeps_the_larger_identities() -> None:
+    view = minimum_images(faces_of([3, 1, 4, 1, 5]), 3)
+    assert view.names == ("id0", "id2", "id4")
+    assert view.counts().tolist() == [3, 4, 5]
+
+
+def test_without_takes_the_named_out() -> None:
+    view = without(faces_of([3, 1, 4]), {"id1", "somebody else"})
+    assert view.names == ("id0", "id2")
+    assert view.counts().tolist() == [3, 4]
+
+
+def test_shared_identities_are_named() -> None:
+    a, b = faces_of([1, 0, 2, 1]), faces_of([1, 1, 1])
+    with pytest.raises(
+        ValueError, match=r"the two sets share 2 identities \(id0, id2\): take them out of one with wit"
+    ):
+        check_disjoint(a, b)
+    with pytest.raises(ValueError, match=r"share 8 identities \(id0, id1, id2, id3, id4, …\)"):
+        check_disjoint(faces_of([1] * 8), faces_of([1] * 8))
+    with pytest.raises(ValueError, match=r"share 1 identity \(id2\)"):
+        check_disjoint(a, faces_of([0, 0, 1]))
+    check_disjoint(a, faces_of([0, 5]))
+
+
+def test_ten_thousand_parties_are_dealt_at_once() -> None:
+    """About 0.1 s; one view per party by FaceSet.only would take minutes."""
+    n = 10_000
+    faces = FaceSet(
+        np.zeros((20 * n, 1, 1, 1), np.uint8), np.arange(20 * n), np.repeat(np.arange(n), 20), tuple(map(str, range(n)))
+    )
+    for deal in (
+        lambda: one_identity(faces),
+        lambda: equal(faces, n, rng()),
+        lambda: dirichlet(faces, n // 2, 1, rng()),
+    ):
+        start = time.process_time()
+        parties = deal()
+        assert time.process_time() - start < 1
+        assert all(view.pixels is faces.pixels for view in parties.values())
