@@ -21,6 +21,10 @@ from coalface.data.faces import FaceSet
 from coalface.engines.desk import Desk, Request, Site, StepFailed
 from coalface.engines.server import Member, Numerics, Reply, RunFailed
 
+_WORKER_DIED = (
+    "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
+    "workers if memory was short."
+)
 _NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 
 
@@ -138,7 +142,9 @@ class Workers(InProcess):
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
         ahead: collections.deque[tuple[Request, concurrent.futures.Future[Reply]]] = collections.deque()
+        last = None
         for request in requests:
+            last = request
             ahead.append((request, self._submit(request)))
             if len(ahead) >= self._window:
                 first, future = ahead.popleft()
@@ -146,7 +152,8 @@ class Workers(InProcess):
         while ahead:
             first, future = ahead.popleft()
             yield first, self._result(future)
-            self._letter(first).unlink(missing_ok=True)
+        if last is not None:  # by now every worker that needs the letter has read it
+            self._letter(last).unlink(missing_ok=True)
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Start the work; it runs beside the coming rounds."""
@@ -157,7 +164,8 @@ class Workers(InProcess):
         futures = self._posted.pop(ticket, None) or [self._submit(request) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             yield request, self._result(future)
-            self._letter(request).unlink(missing_ok=True)
+        if requests:
+            self._letter(requests[0]).unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the workers."""
@@ -173,7 +181,10 @@ class Workers(InProcess):
             if not self._letter(request).exists():
                 self._letter(request).write_bytes(request.common.data)
             request = dataclasses.replace(request, common=dataclasses.replace(request.common, data=bytearray()))
-        return self._pool.submit(_serve, request, self._letter(request))
+        try:
+            return self._pool.submit(_serve, request, self._letter(request))
+        except concurrent.futures.BrokenExecutor as error:
+            raise RunFailed(_WORKER_DIED) from error
 
     @staticmethod
     def _result(future: concurrent.futures.Future[Reply]) -> Reply:
@@ -182,10 +193,7 @@ class Workers(InProcess):
         except StepFailed as error:
             return error
         except concurrent.futures.BrokenExecutor as error:
-            raise RunFailed(
-                "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, "
-                "with fewer workers if memory was short."
-            ) from error
+            raise RunFailed(_WORKER_DIED) from error
 
 
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
