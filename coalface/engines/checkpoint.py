@@ -64,7 +64,7 @@ def load(folder: Path) -> Checkpoint | None:
         posted = {name: (place / f"{name}.safetensors").read_bytes() for name in about["posted"]}
         state = (place / "state.safetensors").read_bytes()
         return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], posted)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{place}: the checkpoint cannot be read ({error}). Remove that folder to go on from the one before it."
         ) from error

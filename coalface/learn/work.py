@@ -52,7 +52,7 @@ class LocalWork:
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).
 
-        `step`: η · 10^(−number of milestones m with m·R < r); `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
+        `step`: η · 10^(−number of milestones m with m·R ≤ r − 1); `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
 
         >>> LocalWork(lr=0.1, schedule="step", milestones=(0.5,)).lr_at(6, 10)
         0.01
