@@ -56,6 +56,7 @@ IDENTITY: dict[str, tuple[float, float]] = {
     "hair_line": (-0.60, 0.123),
     "hair_curve": (0.25, 0.290),
     "hair_length": (0.65, 0.725),
+    "hair_volume": (0.17, 0.07),
     "ear_size": (1.0, 0.232),
     "beard": (-0.25, 0.652),
     "beard_line": (0.62, 0.145),
@@ -102,21 +103,21 @@ class Domain:
 
     skin: float = 0.42
     """Mean place on the scale of skins, 0 lightest to 1 darkest."""
-    skin_spread: float = 0.20
+    skin_spread: float = 0.24
     hair: float = 0.40
     """Mean place on the scale of hair colours, 0 darkest to 1 lightest."""
     yaw: float = 0.0
     """Mean half-angle tangent by which heads turn to the left of the picture."""
-    yaw_spread: float = 0.085
+    yaw_spread: float = 0.07
     pitch: float = 0.0
-    pitch_spread: float = 0.045
+    pitch_spread: float = 0.04
     roll_spread: float = 0.035
-    shift: float = 0.028
+    shift: float = 0.022
     """Standard deviation of the crop's place, in half pictures; its scale varies as much."""
     light_x: float = 0.0
-    light_x_spread: float = 0.55
+    light_x_spread: float = 0.40
     light_y: float = -0.30
-    light_y_spread: float = 0.30
+    light_y_spread: float = 0.20
     lamp: float = 0.85
     """Strength of the directed light."""
     ambient: float = 0.30
@@ -124,10 +125,10 @@ class Domain:
     """0: light fades smoothly over the face; 1: a sharp border of shadow."""
     gain: float = 0.95
     """Exposure."""
-    gain_spread: float = 0.15
+    gain_spread: float = 0.11
     tone: float = 0.2
     """Above 0 lifts the middle greys, below 0 sinks them."""
-    tone_spread: float = 0.25
+    tone_spread: float = 0.15
     blur: float = 0.15
     """0 to 0.5 is one pass of a (¼, ½, ¼) blur; up to 1 adds a second."""
     grain: float = 0.014
@@ -158,8 +159,8 @@ class Domain:
 DOMAINS: dict[str, Domain] = {
     "neutral": Domain(),
     "studio": Domain(
-        skin=0.25, hair=0.55, light_x=0.0, light_x_spread=0.25, light_y=-0.15, light_y_spread=0.15, hardness=0.0,
-        ambient=0.42, lamp=0.75, blur=0.05, grain=0.008, haze=0.0, back=0.75, clutter=0.05, warm=0.02,
+        skin=0.25, hair=0.55, light_x=0.0, light_x_spread=0.35, light_y=-0.15, light_y_spread=0.2, hardness=0.0,
+        ambient=0.42, lamp=0.75, blur=0.05, grain=0.008, haze=0.0, back=0.70, clutter=0.05, warm=0.02,
     ),
     "street": Domain(
         skin=0.58, hair=0.25, light_x=0.7, light_x_spread=0.6, light_y=-1.0, light_y_spread=0.35, hardness=0.8,
@@ -242,10 +243,10 @@ def _look(
     """The parameters that `rendering.render` takes, from traits, an image's own numbers and its domain."""
     t, b, d = trait, number, domain
     wild = d["expression"]
-    age = t["age"] + 0.10 * b["age"]
+    age = t["age"] + 0.06 * b["age"]
     grown = np.clip(age, 0.0, 1.2)
     smile = wild * b["smile"]
-    opened = np.clip(wild * 0.020 * (b["mouth_open"] - 0.4), 0.0, 0.09)
+    opened = np.clip(wild * 0.016 * (b["mouth_open"] - 0.5), 0.0, 0.09)
     person = {name: t[name] for name in IDENTITY if name not in COMBINED}
     flat: dict[str, Numbers] = person | {
         "yaw": d["yaw"] + d["yaw_spread"] * b["yaw"],
@@ -274,17 +275,17 @@ def _look(
         "gaze_y": 0.008 * b["gaze_y"] - 0.008,
         "age": grown,
         "hollow": np.clip(t["hollow"] + 0.10 * grown, 0.0, 0.45),
-        "beard": np.clip(t["beard"] + 0.15 * b["beard"], 0.0, 0.8),
+        "beard": np.clip(t["beard"] + 0.10 * b["beard"], 0.0, 0.8),
         "gloss": np.full_like(age, 0.05),
-        "hair_volume": np.clip(0.16 + 0.07 * b["hair_volume"], 0.02, 0.45),
-        "hair_line": t["hair_line"] + 0.05 * b["hair_line"],
+        "hair_volume": np.clip(t["hair_volume"] + 0.025 * b["hair_volume"], 0.02, 0.45),
+        "hair_line": t["hair_line"] + 0.03 * b["hair_line"],
         "hair_cover": np.full_like(age, 0.96),
-        "fringe": 0.05 * b["fringe"],
-        "part": 0.30 * b["part"],
+        "fringe": 0.03 * b["fringe"],
+        "part": 0.12 * b["part"],
         "sideburn": np.full_like(age, 0.93),
         "strand": 2.0 * b["part"],
-        "back_slope_x": b["slope_x"],
-        "back_slope_y": b["slope_y"],
+        "back_slope_x": 1.5 * b["slope_x"],
+        "back_slope_y": 1.5 * b["slope_y"],
         "back_freq_x": 0.8 + 0.5 * b["back_freq_x"],
         "back_freq_y": 0.6 + 0.5 * b["back_freq_y"],
         "back_phase": b["back_phase"],
@@ -325,8 +326,8 @@ def _colours(
     grey = np.clip(age - 0.6, 0.0, 0.6)[:, None]
     hair = hair + grey * (0.7 - hair)
     lips = paint(LIPS, t["lip_tone"], 0.66) * (0.35 + 0.65 * skin)
-    back = d["back"] + 0.20 * b["back"]
-    contrast = np.abs(b["contrast"]) * 0.15 + 0.05
+    back = d["back"] + 0.28 * b["back"]
+    contrast = np.abs(b["contrast"]) * 0.20 + 0.05
     pupil = paint(HAIRS, nothing, 0.10)
     return {
         "skin": skin,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +28,8 @@ VERSION = 1
 BLOCK = 32
 """Images drawn at once: few enough that a plane of them stays in a core's cache."""
 
+
+THREADS = 2
 
 KEPT = 30 << 20
 """Bytes. To free so many at once, unwritten, teaches glibc's allocator to keep what is freed for the next plane.
@@ -96,22 +99,33 @@ class SyntheticFaces:
         chosen = {name: asdict(DOMAINS[name]) for name in self.domains}
         return hashlib.sha256(f"{VERSION} {self!r} {chosen!r}".encode()).hexdigest()
 
-    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, (size, size, channels); ValueError for a size or colour other than its own."""
-        if (size, grey) != (self.size, self.grey):
-            raise ValueError(
-                f"{self.name}: drawn at size={self.size}, grey={self.grey}; make it with the size you want"
-            )
+    def images(self, *, size: int | None = None, grey: bool | None = None) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, (size, size, channels), at another size or in other colours than the source's if asked.
+
+        They are drawn at that size, not resized.
+        """
+        asked = replace(self, size=size or self.size, grey=self.grey if grey is None else grey)
         for start in range(0, len(self), BLOCK):
-            yield from self.take(np.arange(start, min(start + BLOCK, len(self))))
+            yield from asked.take(np.arange(start, min(start + BLOCK, len(self))))
 
     def take(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Some images: (len(index), size, size, channels). Which others are made along with one does not change it."""
+        wrong = index[(index < 0) | (index >= len(self))]
+        if len(wrong):
+            raise IndexError(f"synthetic faces: no image {wrong[0]}; there are {len(self)}, numbered from 0")
         np.empty(KEPT, dtype=np.uint8)  # freed at once
         pixels = np.empty((len(index), self.size, self.size, 1 if self.grey else 3), dtype=np.uint8)
-        for start in range(0, len(index), BLOCK):
-            some = index[start : start + BLOCK]
-            pixels[start : start + BLOCK] = self._block(some)
+
+        def fill(start: int) -> None:
+            pixels[start : start + BLOCK] = self._block(index[start : start + BLOCK])
+
+        starts = range(0, len(index), BLOCK)
+        if len(starts) == 1:
+            fill(0)
+            return pixels
+        with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter's lock while it computes
+            for _ in pool.map(fill, starts):
+                pass
         return pixels
 
     def generate(self) -> FaceSet:
