@@ -121,7 +121,8 @@ def pack(value: Any) -> Encoded:
     head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
     parts, entries, offset = [], [], 0
     for name, tensor in ordered:
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")  # an empty one can have any stride
         if tensor.dtype not in _NAMES:
             raise WireError(
                 f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
