@@ -101,10 +101,10 @@ def measure(case: Case, seconds: float) -> list[Timing]:
     module = build(case.backbone, size=case.size, channels=case.channels, generator=np.random.default_rng(0))
     steps = [stepper(case, setting, module) for setting in SETTINGS]
     times: list[list[float]] = [[] for _ in SETTINGS]
-    for step in steps * 2:  # the first steps allocate, and choose kernels
+    for step in steps:  # the first step allocates, and chooses kernels
         step()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 5:
+    while time.perf_counter() < end or len(times[0]) < 3:
         for step, taken in zip(steps, times, strict=True):
             start = time.perf_counter()
             step()
@@ -124,12 +124,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    timings = [
-        timing
-        for case in CASES
-        if arguments.only in (None, case.backbone)
-        for timing in measure(case, arguments.seconds)
-    ]
+    cases = [case for case in CASES if arguments.only in (None, case.backbone)]
     if arguments.json:
         machine = {
             "torch": torch.__version__,
@@ -137,13 +132,16 @@ def main() -> None:
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "processor": platform.machine(),
         }
-        print(json.dumps({"machine": machine, "timings": [asdict(t) for t in timings]}, indent=2))
+        timings = [asdict(timing) for case in cases for timing in measure(case, arguments.seconds)]
+        print(json.dumps({"machine": machine, "timings": timings}, indent=2))
         return
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads")
     print(f"{'backbone':<11}{'batch':>5}  {'setting':<24}{'turns':>6}{'images/s':>10}{'to float32':>12}")
-    for t in timings:
-        ratio = f"{t.speed_to_float32:.2f}×"
-        print(f"{t.backbone:<11}{t.batch:>5}  {t.setting:<24}{t.turns:>6}{t.images_per_second:>10.0f}{ratio:>12}")
+    for case in cases:
+        for t in measure(case, arguments.seconds):
+            ratio = f"{t.speed_to_float32:.2f}×"
+            row = f"{t.backbone:<11}{t.batch:>5}  {t.setting:<24}{t.turns:>6}{t.images_per_second:>10.0f}{ratio:>12}"
+            print(row, flush=True)
 
 
 if __name__ == "__main__":
