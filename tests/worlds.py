@@ -1,0 +1,203 @@
+"""Tiny federations for tests: builders at module level, so that worker processes and subprocesses can import them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coalface import wire
+from coalface.core import Method, Models, Tensors
+from coalface.data.augment import Augment
+from coalface.data.faces import FaceSet
+from coalface.data.synthetic import SyntheticFaces
+from coalface.engines.desk import Commit, Request
+from coalface.engines.local import InProcess, Setup, Workers, World
+from coalface.engines.server import Numerics, Reply, Rules, Server
+from coalface.learn.compute import Compute
+from coalface.learn.margins import CosFace
+from coalface.learn.work import LocalWork
+from coalface.methods import METHODS
+from coalface.models.groups import Backbone, BatchNormPolicy
+
+NUMERICS = Numerics(threads=1, block=2)
+LOSS = CosFace(scale=16.0, margin=0.1)
+WORK = LocalWork(epochs=1, batch=4, lr=0.05)
+
+
+class Net(nn.Module):
+    """16×16 grey images -> 8 numbers, by two linear layers with or without BatchNorm between them."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.embedding_size = 8
+        self.down = nn.Linear(256, 16)
+        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
+        self.up = nn.Linear(16, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.up(torch.relu(self.norm(self.down(images.flatten(1)))))
+
+
+@functools.cache
+def faces(identities: int, each: int) -> FaceSet:
+    """Synthetic faces of 16×16 grey pixels."""
+    return SyntheticFaces(identities, each, seed=3, size=16).generate()
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Builds a world: parties of two or three identities and unequal numbers of images; the same every time."""
+
+    parties: int = 3
+    norm: bool = False
+    policy: BatchNormPolicy = "average"
+    pooled: bool = False
+    """One party, `all`, holds everybody's images."""
+    reverse: bool = False
+    """Register the parties in the opposite order."""
+    roles: tuple[tuple[str, str], ...] = ()
+    each: int = 6
+    """Images of an identity, at most."""
+
+    def data(self) -> dict[str, FaceSet]:
+        """Each party's images."""
+        whole = faces(2 * self.parties, self.each)
+        if self.pooled:
+            return {"all": whole}
+        found = {}
+        for i in range(self.parties):
+            view = whole.only([2 * i, 2 * i + 1])
+            found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
+        return dict(reversed(found.items())) if self.reverse else found
+
+    def __call__(self) -> World:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            backbone = Backbone(Net(norm=self.norm), self.policy)
+        return World(self.data(), backbone, Compute(augment=Augment(flip=True)), roles=dict(self.roles))
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """A run that came to its end."""
+
+    server: Server
+    state: Any
+    models: Models
+    folder: Path
+
+    def own_models(self) -> dict[str, Tensors]:
+        """Every party's own model."""
+        return dict(self.server.own_models(self.models))
+
+    def bytes(self) -> dict[str, bytes]:
+        """Everything whose bits are promised: the state, the metrics, the parties' private state and ledgers."""
+        found = {"state": bytes(wire.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
+        for path in sorted((self.folder / "ledger").glob("*.jsonl")):
+            found[f"ledger {path.stem}"] = path.read_bytes()
+        for path in sorted((self.folder / "parties").rglob("*.commit")):
+            commit = Commit.open(path)
+            for name in commit.spans:
+                data = commit.read(name)
+                assert data is not None
+                if name:  # replies may be saved or not
+                    found[f"{path.parent.name} {path.stem} {name}"] = bytes(data)
+        return found
+
+
+def setup(method: Method, folder: Path, build: Callable[[], World], *, seed: int = 0, **changes: Any) -> Setup:
+    """What a process needs to play the parties of a tiny run."""
+    return Setup(method, build, changes.pop("numerics", NUMERICS), seed, folder, **changes)
+
+
+def run(
+    method: Method,
+    folder: Path,
+    build: Callable[[], World] = Tiny(),  # noqa: B008 - frozen
+    *,
+    transport: Callable[[Setup, World], Any] = InProcess,
+    observers: Iterable[Any] = (),
+    report: Callable[[dict[str, Any]], None] = lambda record: None,
+    numerics: Numerics = NUMERICS,
+    save_replies: bool = True,
+    **rules: Any,
+) -> Ran:
+    """Run, or resume, a method over a tiny world to its end."""
+    world = build()
+    conduct = Rules("test", **rules)
+    made = setup(method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies)
+    carrier = transport(made, world)
+    try:
+        server = Server(
+            method,
+            conduct,
+            numerics,
+            carrier,
+            folder,
+            initial=build().backbone.shared(),
+            policy=world.backbone.policy,  # type: ignore[attr-defined]
+            observers=tuple(observers),
+            report=report,
+        )
+        state, models = server.run()
+        return Ran(server, state, models, folder)
+    finally:
+        if isinstance(carrier, Workers):
+            carrier.close()
+
+
+def workers(n: int, window: int = 4) -> Callable[[Setup, World], Workers]:
+    """A transport of n worker processes."""
+    return lambda made, world: Workers(made, world, n, window)
+
+
+class Stop(Exception):
+    """The process is stopped here."""
+
+
+def stopping(after: int) -> type[InProcess]:
+    """A transport that stops when the parties have answered so many requests: their work is done, and nobody hears."""
+    left = [after]
+
+    class Stopping(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for answered in super().exchange(requests):
+                if left[0] == 0:
+                    raise Stop
+                left[0] -= 1
+                yield answered
+
+    return Stopping
+
+
+def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
+    """A registered method with tiny settings, and the world it is run in."""
+    cls = METHODS[name]
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    common = {"rounds": 3, "local": WORK, "loss": LOSS}
+    settings = {k: v for k, v in common.items() if k in known} | changes
+    return cls(**settings), Tiny(pooled=cls.pooled)
+
+
+def killed_in(folder: Path, delays: Iterable[float], **settings: Any) -> None:
+    """In a fresh process: for each delay, begin a run in a folder of its own, and kill -9 it after so many seconds."""
+    for place, delay in enumerate(delays):
+        child = os.fork()
+        if child == 0:
+            method, build = recipe("fedavg", **settings)
+            run(method, folder / str(place), build)
+            os._exit(0)
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
