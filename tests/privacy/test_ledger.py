@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coalface import wire
+from coalface.core import Tensors, message
+from coalface.privacy import ledger
+
+
+@message
+class Update:
+    w: Tensors
+    images: int
+
+
+def encoded(round_: int) -> wire.Encoded:
+    return wire.encode(Update(w={'a "quoted"': torch.full((3,), float(round_)), "ö": torch.zeros(2, 1)}, images=round_))
+
+
+def about(round_: int) -> dict[str, str | int]:
+    return {"run": "r", "stage": "train", "round": round_, "call": 1, "step": "train", "to": "server"}
+
+
+def written(path: Path, rounds: int = 4) -> list[str]:
+    """A ledger of some rounds, written one by one; returns its lines."""
+    for round_ in range(1, rounds + 1):
+        ledger.append(path, ledger.lines_for(encoded(round_), about(round_), ledger.read_head(path)))
+    return path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def test_every_piece_has_a_line_that_any_reader_understands(tmp_path: Path) -> None:
+    lines = [json.loads(text) for text in written(tmp_path / "l.jsonl", rounds=2)]
+    assert [entry["line"] for entry in lines] == list(range(6))
+    assert [entry["name"] for entry in lines[:3]] == ["header", 'w/a "quoted"', "w/ö"]
+    message_bytes = encoded(1)
+    assert sum(entry["bytes"] for entry in lines[:3]) == len(message_bytes.data)
+    assert lines[1]["sha256"] == hashlib.sha256(np.full(3, 1, dtype=np.float32).tobytes()).hexdigest()
+    assert (lines[4]["round"], lines[4]["shape"], lines[4]["dtype"], lines[4]["kind"]) == (2, [3], "F32", "tensor")
+
+
+def test_the_chain_is_sha256_over_the_line_and_the_hash_before_it(tmp_path: Path) -> None:
+    chain = "0" * 64
+    for text in written(tmp_path / "l.jsonl"):
+        body = text[: text.index('"chain": "') + len('"chain": "')]
+        chain = hashlib.sha256((chain + body).encode()).hexdigest()
+        assert json.loads(text)["chain"] == chain
+    assert ledger.verify(tmp_path / "l.jsonl") == ledger.read_head(tmp_path / "l.jsonl") == ledger.Head(12, chain)
+
+
+def change_a_number(lines: list[str]) -> list[str]:
+    return [lines[0].replace('"bytes": ', '"bytes": 1'), *lines[1:]]
+
+
+def change_white_space(lines: list[str]) -> list[str]:
+    return [*lines[:5], lines[5].replace(", ", ",  ", 1), *lines[6:]]
+
+
+def drop_the_first(lines: list[str]) -> list[str]:
+    return lines[1:]
+
+
+def drop_one(lines: list[str]) -> list[str]:
+    return lines[:4] + lines[5:]
+
+
+def repeat_one(lines: list[str]) -> list[str]:
+    return lines[:4] + lines[3:]
+
+
+def swap_two(lines: list[str]) -> list[str]:
+    return [*lines[:6], lines[7], lines[6], *lines[8:]]
+
+
+def insert_one(lines: list[str]) -> list[str]:
+    forged = ledger.lines_for(encoded(9), about(9), ledger.Head(3, json.loads(lines[2])["chain"]))[:1]
+    return [*lines[:3], forged[0] + "\n", *lines[3:]]
+
+
+def change_the_last(lines: list[str]) -> list[str]:
+    return [*lines[:-1], lines[-1].replace('"round": 4', '"round": 5')]
+
+
+def cut_the_last(lines: list[str]) -> list[str]:
+    return [*lines[:-1], lines[-1][:-9]]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "line"),
+    [
+        (change_a_number, 1),
+        (change_white_space, 6),
+        (drop_the_first, 1),
+        (drop_one, 5),
+        (repeat_one, 5),
+        (swap_two, 7),
+        (insert_one, 5),
+        (change_the_last, 12),
+        (cut_the_last, 12),
+    ],
+)
+def test_what_was_changed_after_it_was_written_is_found(tmp_path: Path, tamper: Any, line: int) -> None:
+    path = tmp_path / "l.jsonl"
+    path.write_text("".join(tamper(written(path))), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"l.jsonl, line {line}: the hash chain breaks here"):
+        ledger.verify(path)
+
+
+def test_lines_dropped_from_the_end_show_in_the_head(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    head = ledger.verify(path)
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
+    assert ledger.verify(path) != head
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.99, 1.0])
+def test_a_line_that_a_crash_cut_off_is_mended(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    last = lines[-1].rstrip("\n").encode()
+    path.write_bytes("".join(lines[:-1]).encode() + last[: int(share * len(last))])
+    assert ledger.read_head(path).lines == 11
+    ledger.extend(path, [text.rstrip("\n") for text in lines[-3:]])
+    assert path.read_text(encoding="utf-8") == "".join(lines)
+
+
+def test_extending_writes_what_is_missing_and_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    commit = [text.rstrip("\n") for text in lines[-3:]]
+    for kept in (9, 10, 12):
+        path.write_text("".join(lines[:kept]), encoding="utf-8")
+        ledger.extend(path, commit)
+        ledger.extend(path, commit)
+        assert path.read_text(encoding="utf-8") == "".join(lines)
+
+
+def test_a_ledger_that_holds_only_a_cut_line_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    path.write_bytes(b'{"line": 0, "ru')
+    assert ledger.read_head(path) == ledger.Head()
+    written(path)
+    assert ledger.verify(path).lines == 12
+
+
+def test_a_ledger_longer_than_what_is_read_at_once_has_the_right_head(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    written(path, rounds=20)
+    assert path.stat().st_size > 2 * 8192
+    assert ledger.read_head(path) == ledger.verify(path)
+
+
+def test_only_the_owner_may_read_a_ledger(tmp_path: Path) -> None:
+    written(tmp_path / "l.jsonl")
+    assert (tmp_path / "l.jsonl").stat().st_mode & 0o777 == 0o600
