@@ -1,0 +1,46 @@
+"""The demonstration: three ways to train on the same synthetic faces, compared on one page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from coalface import comparing, config, experiment
+from coalface.config import Recipe, RecipeError
+from coalface.experiment import View
+from coalface.report import page, table
+
+RECIPE = {
+    "name": "demo",
+    "rounds": 20,
+    "local": {"epochs": 1, "batch": 32, "lr": 0.02, "schedule": "cosine"},
+    "data": {
+        "source": {"kind": "synthetic", "identities": 360, "images": 16, "domains": ["studio"]},
+        "hold_out": 120,
+        "partition": {"kind": "equal", "parties": 6},
+    },
+    "engine": {"workers": 2, "threads": 1},
+    "judge": {"every": 5, "lists": {"unseen": {"kind": "balanced", "pairs": 1500}}},
+}
+
+METHODS = ("fedavg", "solo", "centralized")
+
+
+def recipe(method: str) -> Recipe:
+    """The demonstration's recipe for one method."""
+    return config.parse({**RECIPE, "name": f"demo-{method}", "method": method})
+
+
+def run(out: Path, view: View) -> str:
+    """Train, compare, and return what to tell the person. A demonstration that is there already is replaced."""
+    if out.exists():
+        if not (out / "fedavg").is_dir() and any(out.iterdir()):
+            raise RecipeError(f"{out} exists and is no demonstration: give another --out")
+        shutil.rmtree(out)
+    runs = [experiment.run(recipe(method), out / method, view, report=False) for method in METHODS]
+    intervals = comparing.intervals(runs)
+    report = page.build(runs[0], *runs[1:], intervals=intervals, to=out / "report.html")
+    for place in runs:
+        page.build(place)
+    compared = table.text(table.compare(runs, intervals), width=120)
+    return f"{compared}\nthe report: {report}\nthe runs:   {', '.join(str(r) for r in runs)}"

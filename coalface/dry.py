@@ -1,0 +1,72 @@
+"""What a recipe would do, in words: the plan, the bytes and the memory, without running it."""
+
+from __future__ import annotations
+
+import math
+
+from coalface import config, planning, world
+from coalface.config import Recipe
+from coalface.methods import METHODS
+from coalface.planning import Plan
+from coalface.report.runs import size
+
+
+def plan(recipe: Recipe) -> Plan:
+    """One round's messages, with as many parties as the recipe would deal."""
+    names = [f"party-{place:05d}" for place in range(party_count(recipe))]
+    first = world.backbone(recipe).shared()
+    return planning.plan(recipe.build_method(), {"trainer": names}, first, recipe.model.batchnorm)
+
+
+def party_count(recipe: Recipe) -> int:
+    """Parties of a recipe; where each identity is one, that takes a look at the images."""
+    if METHODS[recipe.method].pooled:
+        return 1
+    if recipe.data.partition.kind in ("equal", "dirichlet"):
+        return recipe.data.partition.parties
+    faces, _ = world.training_faces(recipe)
+    return len(world.deal(recipe, faces))
+
+
+def describe(recipe: Recipe) -> str:
+    """The plan of a run: who takes part, what travels, what memory it takes."""
+    config.parse(recipe.model_dump(mode="json"))
+    recipe = recipe.with_threads()
+    planned, engine = plan(recipe), recipe.engine
+    message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")
+    model = sum(t.numel() * t.element_size() for t in world.backbone(recipe).shared().values())
+    window = 1 if engine.workers == 1 else engine.window or 4 * engine.workers
+    rounds = recipe.rounds
+    lines = [
+        f"{recipe.name}: {recipe.method} over {party_count(recipe):,} parties, {rounds} rounds, seed {recipe.seed}",
+        "",
+        wire_text(recipe, planned),
+        "",
+        f"bytes a round: down {size(planned.down())}, up {size(planned.up())}; "
+        f"in all: down {size(rounds * planned.down())}, up {size(rounds * planned.up())}",
+        f"memory for messages: a window of {window} {'reply' if window == 1 else 'replies'} ({size(window * message)}) "
+        f"and the sums of the folds ({size(4 * model)}); pixels are mapped, private state and replies lie on the disk",
+        f"processes: {engine.workers}, {engine.threads} threads each; a checkpoint every {engine.checkpoint} rounds",
+    ]
+    return "\n".join(lines)
+
+
+def wire_text(recipe: Recipe, planned: Plan) -> str:
+    """Who sends what to whom in a round, and what stays."""
+    title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
+    lines = [f"{title}, per party and round", ""]
+    widths = "{:10} {:5} {:22} {:28} {:>7} {:>12}  {}"
+    lines.append(widths.format("step", "way", "field", "kind", "tensors", "bytes", "to"))
+    for s in planned.sent:
+        to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
+        number = "?" if s.bytes is None else f"{s.bytes:,}"
+        lines.append(widths.format(s.step, s.direction, s.field, s.kind, s.tensors or "", number, to))
+    folded = [s for s in planned.sent if s.kind.endswith("folded")]
+    lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
+    if folded:
+        lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
+    if METHODS[recipe.method].pooled:
+        lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
+    total = math.fsum(s.bytes or 0 for s in planned.sent)
+    lines.append(f"one party, one round, both ways: {size(total)}")
+    return "\n".join(lines)

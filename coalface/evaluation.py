@@ -1,0 +1,102 @@
+"""Judging a finished model on pairs that it is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+
+from coalface.core import generator
+from coalface.data.faces import FaceSet
+from coalface.data.folder import read_folder
+from coalface.data.pack import cached_pack, read_pack
+from coalface.data.pairs import PairList, balanced_pairs, read_pairs
+from coalface.evaluate.features import embed, images_needed
+from coalface.evaluate.verification import judge, score_pairs, tar_at_far, two_list_accuracy
+from coalface.models import Backbone, build
+
+FARS = (0.1, 0.01, 0.001)
+
+
+def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
+    """The network of a run folder or model folder, and `model.json`. Raises FileNotFoundError with what there is."""
+    folder = place / "model" if (place / "model" / "model.json").exists() else place
+    if not (folder / "model.json").exists():
+        raise FileNotFoundError(f"{place} holds no model: give a run folder, or the folder `model` in one")
+    about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    path = folder / "backbone.safetensors" if party is None else folder / "parties" / f"{party}.safetensors"
+    if not path.exists():
+        found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
+        hint = f"each party has its own: add --party with one of {', '.join(found[:8])}" if found else "it is damaged"
+        raise FileNotFoundError(f"{path} is not there; {hint}")
+    module = build(
+        about["backbone"],
+        size=about["size"],
+        channels=about["channels"],
+        embedding_size=about["embedding_size"],
+        generator=generator(0, "replaced by the weights"),
+    )
+    backbone = Backbone(module)
+    backbone.load(load_file(path))
+    return backbone, about
+
+
+def read_faces(place: Path, about: dict[str, Any]) -> FaceSet:
+    """Images of a pack or of identity folders, as the model takes them."""
+    size, grey = about["size"], about["channels"] == 1
+    if not (place / "meta.json").exists():
+        return cached_pack(read_folder(place), size=size, grey=grey)
+    faces = read_pack(place)
+    if faces.shape != (size, size, about["channels"]):
+        raise ValueError(
+            f"{place} holds images of {faces.shape}, the model takes {(size, size, about['channels'])}: "
+            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits"
+        )
+    return faces
+
+
+def judge_model(
+    model: Path,
+    on: Path,
+    *,
+    images: Path | None = None,
+    party: str | None = None,
+    threshold_from: Path | None = None,
+    flip: bool = False,
+    pairs: int = 3000,
+) -> dict[str, Any]:
+    """Figures of a model on a pair list over `images`, or on pairs drawn from a pack or from identity folders.
+
+    Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1).
+    """
+    backbone, about = read_model(model, party)
+    if on.is_dir():
+        faces = read_faces(on, about)
+        chosen = balanced_pairs(faces, pairs=pairs, rng=generator(2048, "pairs"), title=on.name)
+    elif images is None:
+        raise ValueError(f"{on} names pairs of images: say where these lie with --images FOLDER (or a pack)")
+    else:
+        faces = read_faces(images, about)
+        chosen = read_pairs(on, faces)
+    scores = _scores(backbone, faces, chosen, flip)
+    needed, left, right = images_needed(chosen.left, chosen.right)
+    features = embed(backbone.module, faces, needed, flip=flip)
+    judged = judge(features, left, right, chosen.same, chosen.fold, chosen.headline, FARS)
+    figures: dict[str, Any] = {"model": str(model), "on": str(on), "pairs": len(chosen), **judged.figures()}
+    for tar in tar_at_far(scores, chosen.same, FARS):
+        if tar.carried:
+            figures[f"threshold@far={tar.far:g}"] = tar.threshold
+    if threshold_from is not None:
+        other = read_pairs(threshold_from, faces)
+        train = _scores(backbone, faces, other, flip)
+        figures["accuracy_two_lists"] = 100 * two_list_accuracy(train, other.same, scores, chosen.same).mean
+    return figures
+
+
+def _scores(backbone: Backbone, faces: FaceSet, chosen: PairList, flip: bool) -> Any:
+    needed, left, right = images_needed(chosen.left, chosen.right)
+    features = embed(backbone.module, faces, needed, flip=flip)
+    return score_pairs(features, np.asarray(left), np.asarray(right))
