@@ -183,11 +183,14 @@ class Desk:
         model: Tensors = self._run(request, self._base(request))[0]
         return model
 
-    def settle(self, accepted: str | None) -> None:
-        """Forget every commit but the accepted one: nothing is pending after it."""
+    def settle(self, accepted: str | None, ordinal: int) -> None:
+        """Forget every commit up to the round `ordinal` but the accepted one: nothing of them is pending after it.
+
+        Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
+        """
         if self._commits():
             for entry in list(os.scandir(self.folder)):
-                if entry.name != f"{accepted}.commit":
+                if entry.name != f"{accepted}.commit" and int(entry.name[:7]) <= ordinal:
                     os.unlink(entry.path)
 
     def _base(self, request: Request) -> Commit:

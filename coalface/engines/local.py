@@ -122,10 +122,10 @@ class InProcess:
         for request in requests:
             yield request.party, Desk(self._site, request.party).own_model(request)
 
-    def settle(self, accepted: Mapping[str, str | None]) -> None:
-        """Tell every party which commit was accepted last."""
+    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+        """Tell every party which commit was accepted last, up to the round `ordinal`."""
         for party, commit in accepted.items():
-            Desk(self._site, party).settle(commit)
+            Desk(self._site, party).settle(commit, ordinal)
 
 
 class Workers(InProcess):

@@ -79,7 +79,7 @@ class Transport(Protocol):
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
     def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]: ...
-    def settle(self, accepted: Mapping[str, str | None]) -> None: ...
+    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None: ...
 
 
 Observer = Callable[["Server", Models], dict[str, Any]]
@@ -371,7 +371,8 @@ class Server(Federation):
                 self.round += 1
                 state = self._one_round(stage.round, state, last=self.round == stage.rounds)
             self._drain(list(self._open))
-            self.transport.settle({p: self._accepted.get(p) for p, t in self.tallies.items() if t != Tally()})
+            asked = [party for party, tally in self.tallies.items() if tally != Tally()]
+            self.transport.settle({party: self._accepted.get(party) for party in asked}, self._ordinal)
         return state, self.method.models(self, state)
 
     def resumes_after(self) -> int:
