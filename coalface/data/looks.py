@@ -167,9 +167,9 @@ DOMAINS: dict[str, Domain] = {
         ambient=0.28, lamp=0.95, blur=0.15, grain=0.014, back=0.5, clutter=0.6, glasses=0.15, pitch=0.04, warm=0.06,
     ),
     "night": Domain(
-        skin=0.5, hair=0.3, light_x=-0.6, light_x_spread=0.4, light_y=0.7, light_y_spread=0.3, hardness=0.4,
-        ambient=0.25, lamp=0.95, gain=0.95, gain_spread=0.1, tone=0.1, blur=0.35, grain=0.022, haze=0.1, vignette=0.2,
-        back=0.12, infrared=0.6, warm=-0.08,
+        skin=0.42, hair=0.4, light_x=-0.4, light_x_spread=0.25, light_y=0.5, light_y_spread=0.2, hardness=0.2,
+        ambient=0.34, lamp=0.9, gain=1.05, gain_spread=0.08, tone=0.15, tone_spread=0.1, blur=0.2, grain=0.012,
+        haze=0.08, vignette=0.15, back=0.25, infrared=0.15, warm=-0.08,
     ),
 }  # fmt: skip
 """The domains by name."""

@@ -156,7 +156,7 @@ def sheet(
     *,
     seed: int = 0,
     identities: int = 4,
-    images: int = 4,
+    images: int = 2,
     size: int = 64,
     grey: bool = False,
     domains: Sequence[str] = tuple(DOMAINS),
@@ -175,6 +175,6 @@ def sheet(
             np.full((caption + len(block), gap, block.shape[-1]), 255, np.uint8),
         ]
     picture = np.concatenate(columns[:-1], axis=1)
-    written = cv2.imwrite(str(path), picture if grey else picture[..., ::-1])
+    written = cv2.imwrite(str(path), picture if grey else picture[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 9])
     if not written:
         raise OSError(f"{path}: the sheet could not be written; give a folder that exists and a name ending in .png")
