@@ -176,15 +176,22 @@ def test_a_first_reply_that_was_not_accepted_leaves_the_party_new(tmp_path: Path
 def test_settling_keeps_the_accepted_state_alone(tmp_path: Path) -> None:
     here = at(tmp_path)
     done = chain(here, [request(1), request(2)])
-    (here.folder / "0000009.001-x.new").write_bytes(b"cut off")
+    (here.folder / "0000002.001-x.new").write_bytes(b"cut off")
     before = ledger_bytes(here)
-    here.settle(done[0].id)
+    here.settle(done[0].id, 2)
     assert [p.name for p in here.folder.iterdir()] == [f"{done[0].id}.commit"]
-    here.settle(done[0].id)
+    here.settle(done[0].id, 2)
     assert kept(here, done[0].id, Control).rounds == 1
     assert ledger_bytes(here) == before
-    here.settle(None)
+    here.settle(None, 2)
     assert commits(here) == []
+
+
+def test_settling_a_stage_leaves_the_work_of_the_next(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    done = chain(here, [request(1), request(2), request(3)])
+    here.settle(done[1].id, 2)
+    assert commits(here) == [done[1].id, done[2].id]
 
 
 def test_a_party_whose_folder_was_lost_is_not_silently_begun_anew(tmp_path: Path) -> None:
@@ -312,8 +319,8 @@ def test_a_crash_while_settling_loses_no_ledger_line(
         patched.setattr(ledger, "append", lambda *a, **k: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             here.answer(replace(request(2), base=done[0].id))
-    crashes(monkeypatch, lambda: here.settle(done[1].id), torn=True, after=after)
-    here.settle(done[1].id)
+    crashes(monkeypatch, lambda: here.settle(done[1].id, 2), torn=True, after=after)
+    here.settle(done[1].id, 2)
     assert ledger_bytes(here) == ledger_bytes(unbroken)
     assert commits(here) == [done[1].id]
 
