@@ -28,8 +28,8 @@ VERSION = 1
 BLOCK = 32
 """Images drawn at once: few enough that a plane of them stays in a core's cache."""
 
-
 THREADS = 2
+"""Blocks drawn side by side."""
 
 KEPT = 30 << 20
 """Bytes. To free so many at once, unwritten, teaches glibc's allocator to keep what is freed for the next plane.
