@@ -506,7 +506,9 @@ class Server(Federation):
             )
         self._ordinal, self._stage, self.round = found.ordinal, found.stage, found.round
         self._accepted, self._abandoned = record["accepted"], record["abandoned"]
-        self._horizons = [(self._ordinal, dict(self._accepted))]
+        self._horizons = [(0, {}), (self._ordinal, dict(self._accepted))][
+            -self.rules.keep :
+        ]  # older ones lie there too
         self.totals, self.seconds = record["totals"], record["seconds"]
         self.tallies |= {p: Tally(*values) for p, values in record["tallies"].items()}
         os.truncate(metrics, record["metrics"])
