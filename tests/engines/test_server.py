@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -419,19 +420,18 @@ def test_lines_of_rounds_that_are_repeated_are_taken_back(tmp_path: Path) -> Non
     assert [r["round"] for r in metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_serves(tmp_path: Path) -> None:
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 4:
-            raise Stop
-
+@pytest.mark.parametrize("resumed_before", [False, True])
+def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_serves(tmp_path: Path, resumed_before: bool) -> None:
+    """Stopped in round 5, when some parties have answered already; the checkpoint of round 4 cannot be read."""
     unbroken = run(Moves(rounds=5), tmp_path / "unbroken").bytes()
-    with pytest.raises(Stop):
-        run(Moves(rounds=5), tmp_path / "broken", report=stop)
+    for after in (13, 1) if resumed_before else (13,):
+        with pytest.raises(Stop):
+            run(Moves(rounds=5), tmp_path / "broken", transport=stopping(after))
     last = sorted((tmp_path / "broken" / "checkpoints").iterdir())[-1]
     (last / "state.safetensors").unlink()
     with pytest.raises(CheckpointError, match="Remove that folder"):
         run(Moves(rounds=5), tmp_path / "broken")
-    (last / "checkpoint.json").unlink()
+    shutil.rmtree(last)
     assert run(Moves(rounds=5), tmp_path / "broken").bytes() == unbroken
 
 
