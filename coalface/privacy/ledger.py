@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,11 @@ def first_line(lines: list[str]) -> int:
     return int(json.loads(lines[0])["line"])
 
 
-def extend(path: Path, lines: Iterable[str], *, flush: bool = False) -> None:
-    """Append the lines that are not there yet, and take away a line that a crash cut off."""
-    head = read_head(path)
-    missing = [text for text in lines if json.loads(text)["line"] >= head.lines]
-    if missing:
-        append(path, missing, flush=flush)
+def extend(path: Path, lines: list[str], *, flush: bool = False) -> None:
+    """Append those of some consecutive lines that are not there yet, and take away a line that a crash cut off."""
+    there = read_head(path).lines - first_line(lines)
+    if there < len(lines):
+        append(path, lines[max(0, there) :], flush=flush)
 
 
 def append(path: Path, lines: list[str], *, flush: bool = False) -> None:
