@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ def one_thread() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True)
+def no_flushing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flushing is for power cuts, which no test can make; `os.sync` waits for every other process of the machine."""
+    monkeypatch.setattr(os, "sync", lambda: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
