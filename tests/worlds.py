@@ -190,14 +190,19 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     return cls(**settings), Tiny(pooled=cls.pooled)
 
 
-def killed_in(folder: Path, delays: Iterable[float], **settings: Any) -> None:
+def killed_in(folder: Path, delays: Iterable[float]) -> None:
     """In a fresh process: for each delay, begin a run in a folder of its own, and kill -9 it after so many seconds."""
     for place, delay in enumerate(delays):
         child = os.fork()
         if child == 0:
-            method, build = recipe("fedavg", **settings)
-            run(method, folder / str(place), build)
+            method, build = killed()
+            run(method, folder / str(place), build, checkpoint=2)
             os._exit(0)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def killed() -> tuple[Method, Tiny]:
+    """What `killed_in` runs: long enough for the kills to come in its midst."""
+    return recipe("fedavg", rounds=8, momentum="keep")
