@@ -13,7 +13,8 @@ from coalface.report import page, table
 RECIPE = {
     "name": "demo",
     "rounds": 20,
-    "local": {"epochs": 1, "batch": 32, "lr": 0.02, "schedule": "cosine"},
+    "local": {"epochs": 1, "batch": 32, "lr": 0.03, "schedule": "cosine"},
+    "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
     "data": {
         "source": {"kind": "synthetic", "identities": 360, "images": 16, "domains": ["studio"]},
         "hold_out": 120,
