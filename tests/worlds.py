@@ -69,6 +69,7 @@ class Tiny:
     roles: tuple[tuple[str, str], ...] = ()
     each: int = 6
     """Images of an identity, at most."""
+    flip: bool = True
 
     def data(self) -> dict[str, FaceSet]:
         """Each party's images."""
@@ -85,7 +86,7 @@ class Tiny:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
             backbone = Backbone(Net(norm=self.norm), self.policy)
-        return World(self.data(), backbone, Compute(augment=Augment(flip=True)), roles=dict(self.roles))
+        return World(self.data(), backbone, Compute(augment=Augment(flip=self.flip)), roles=dict(self.roles))
 
 
 @dataclass(frozen=True, eq=False)

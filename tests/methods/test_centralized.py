@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from worlds import Tiny, recipe, run
+
+from coalface.learn.work import LocalWork
+
+
+def test_rounds_are_parts_of_one_long_training(tmp_path: Path) -> None:
+    """Momentum, class embeddings and the place in the data go on: 6 rounds of 1 step are 1 round of 6 steps."""
+    build = Tiny(pooled=True, flip=False)
+
+    def backbone(rounds: int, iterations: int) -> dict[str, torch.Tensor]:
+        method, _ = recipe("centralized", rounds=rounds, local=LocalWork(iterations=iterations, batch=5, lr=0.05))
+        found: dict[str, torch.Tensor] = run(method, tmp_path / str(rounds), build).state.backbone
+        return found
+
+    many, one = backbone(6, 1), backbone(1, 6)
+    assert all(torch.equal(many[n], t) for n, t in one.items())
+
+
+@pytest.mark.parametrize("policy", ["average", "parameters-only", "local"])
+def test_one_party_gives_the_same_model_under_every_batchnorm_policy(tmp_path: Path, policy: str) -> None:
+    def model(chosen: str) -> dict[str, torch.Tensor]:
+        build = Tiny(pooled=True, norm=True, policy=chosen)  # type: ignore[arg-type]
+        ran = run(recipe("centralized")[0], tmp_path / chosen, build)
+        if ran.models.shared is not None:
+            return ran.models.shared
+        (found,) = ran.own_models().values()
+        return found
+
+    expected, found = model("average"), model(policy)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[n], t) for n, t in expected.items())
+
+
+def test_it_is_marked_as_pooled() -> None:
+    assert recipe("centralized")[0].pooled
+    assert not recipe("fedavg")[0].pooled

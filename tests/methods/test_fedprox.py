@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import Tiny, recipe, run
+
+from coalface.core import Tensors
+from coalface.learn.sgd import HEAD, learn
+from coalface.learn.work import LocalWork
+from coalface.methods import fedprox
+
+
+def distance(one: Tensors, other: Tensors) -> float:
+    return sum(float((one[n] - other[n]).square().sum()) for n in one)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_without_the_term_it_is_fedavg_bit_for_bit(tmp_path: Path, norm: bool) -> None:
+    build = Tiny(norm=norm)
+    prox = run(recipe("fedprox", mu=0.0)[0], tmp_path / "prox", build).bytes()
+    assert prox == run(recipe("fedavg")[0], tmp_path / "avg", build).bytes()
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_the_pull_is_the_gradient_of_the_proximal_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
+) -> None:
+    """Autograd of (μ/2) ‖w − w_t‖² over the shared parameters; class embeddings and BatchNorm's own are not held."""
+    mu, seen = 0.3, []
+
+    def watched(party: Any, backbone: Tensors, *arguments: Any, pull: Any, **named: Any) -> Any:
+        def check(now: Tensors) -> Tensors:
+            held = {n: w.detach().double().requires_grad_() for n, w in now.items() if n in backbone}
+            term = mu / 2 * sum((w - backbone[n].double()).square().sum() for n, w in held.items())
+            expected = dict(zip(held, torch.autograd.grad(term, list(held.values())), strict=True))
+            pulled = pull(now)
+            assert set(pulled) == set(expected)
+            assert HEAD in now
+            assert HEAD not in pulled
+            for n, g in expected.items():
+                assert torch.allclose(pulled[n].double(), g, rtol=1e-5, atol=1e-9)
+            seen.append(max(float(g.abs().max()) for g in expected.values()))
+            return pulled
+
+        return learn(party, backbone, *arguments, pull=check, **named)
+
+    monkeypatch.setattr(fedprox, "learn", watched)
+    run(recipe("fedprox", mu=mu, rounds=1)[0], tmp_path, Tiny(norm=True, policy=policy))
+    assert seen[0] == 0.0  # the first step starts at w_t
+    assert max(seen) > 0.001
+
+
+def test_a_stronger_term_stays_nearer_to_the_global_model(tmp_path: Path) -> None:
+    initial = Tiny()().backbone.shared()
+    work = LocalWork(epochs=4, batch=4, lr=0.05)
+    moved = [
+        distance(run(recipe("fedprox", mu=mu, rounds=1, local=work)[0], tmp_path / str(mu)).state.backbone, initial)
+        for mu in (0.0, 0.5, 4.0)
+    ]
+    assert moved[0] > 1.1 * moved[1] > 1.1 * 1.1 * moved[2]
