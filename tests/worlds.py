@@ -163,6 +163,11 @@ def workers(n: int, window: int = 4) -> Callable[[Setup, World], Workers]:
     return lambda made, world: Workers(made, world, n, window)
 
 
+def raw(tensors: Tensors) -> dict[str, bytes]:
+    """Tensors as bytes, to compare bits."""
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
 class Stop(Exception):
     """The process is stopped here."""
 

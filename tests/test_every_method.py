@@ -1,0 +1,401 @@
+"""The conformance table: what every registered method must do. A new method joins by being registered.
+
+Where the settings at the top of `worlds.recipe` do not fit a method, it has a line in `SETTINGS` or `GAINS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import Tensor
+from worlds import Ran, Stop, Tiny, run, stopping, workers
+
+from coalface import wire
+from coalface.core import Federation, Mean, Method, Party, Tensors, free, message, step
+from coalface.data.augment import to_tensor
+from coalface.engines.desk import Commit, Request
+from coalface.engines.local import InProcess
+from coalface.engines.server import Reply, RunFailed
+from coalface.engines.trouble import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
+from coalface.learn.sgd import Learner, learn
+from coalface.learn.work import LocalWork
+from coalface.methods import METHODS
+from coalface.methods.fedavg import FedAvg, Global, State
+
+SETTINGS: dict[str, dict[str, Any]] = {}
+"""Settings of a method for tiny worlds, by its name."""
+
+GAINS: dict[str, float] = {}
+"""How much better than the untrained model it must get, where that is not `GAIN`."""
+
+GAIN = 0.15
+"""Of the area under the ROC curve of genuine against impostor pairs; 0.5 is chance, the untrained model has 0.6."""
+
+every_method = pytest.mark.parametrize("name", list(METHODS))
+
+
+def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
+    return worlds.recipe(name, **SETTINGS.get(name, {}) | changes)
+
+
+def variants(name: str) -> tuple[Method, Tiny]:
+    """The method with BatchNorm kept at the parties and, where it can, only some parties a round."""
+    fields = {f.name for f in METHODS[name].__dataclass_fields__.values()}  # type: ignore[attr-defined]
+    method, build = recipe(name, **({"sample": 2} if "sample" in fields else {}))
+    return method, replace(build, norm=True, policy="local")
+
+
+@dataclass
+class Heard:
+    """Every request and reply of a run, as bytes."""
+
+    requests: list[tuple[Request, bytes, bytes]]
+    replies: list[tuple[Request, bytes]]
+    changed: list[str]
+
+
+def listening(heard: Heard) -> type[InProcess]:
+    """A transport that keeps what was sent, and notes where a step changed the message that it was given."""
+
+    class Listening(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            def noted() -> Iterator[Request]:
+                for request in requests:
+                    sent = tuple(bytes(m.data) if m else b"" for m in (request.common, request.each))
+                    heard.requests.append((request, *sent))
+                    yield request
+
+            for request, reply in super().exchange(noted()):
+                _, common, each = heard.requests[-1]
+                now = tuple(bytes(m.data) if m else b"" for m in (request.common, request.each))
+                if now != (common, each):
+                    heard.changed.append(f"{request.party}, step {request.step}, round {request.round}")
+                assert not isinstance(reply, Exception), reply
+                heard.replies.append((request, bytes(reply.data if isinstance(reply, wire.Encoded) else reply)))
+                yield request, reply
+
+    return Listening
+
+
+def listened(method: Method, folder: Path, build: Tiny) -> tuple[Ran, Heard]:
+    heard = Heard([], [], [])
+    return run(method, folder, build, transport=listening(heard)), heard
+
+
+def answers(method: Method, folder: Path, build: Tiny) -> int:
+    """How many replies a whole run takes."""
+    return len(listened(method, folder, build)[1].replies)
+
+
+# --- 1 and 4: the same bits in other processes, with any number of workers, in any order ------------------------------
+
+
+@every_method
+@pytest.mark.usefixtures("quick_workers")
+def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    alone = run(method, tmp_path / "alone", build)
+    many = run(method, tmp_path / "many", build, transport=workers(2, window=3))
+    assert many.bytes() == alone.bytes()
+    assert {p: worlds.raw(m) for p, m in many.own_models().items()} == {
+        p: worlds.raw(m) for p, m in alone.own_models().items()
+    }
+
+
+@every_method
+def test_the_order_of_registration_does_not_matter(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    there = run(method, tmp_path / "there", build).bytes()
+    assert run(method, tmp_path / "back", replace(build, reverse=True)).bytes() == there
+
+
+@every_method
+def test_another_seed_gives_another_run(name: str, tmp_path: Path) -> None:
+    method, build = recipe(name)
+    one, other = (run(method, tmp_path / str(seed), build, seed=seed) for seed in (0, 1))
+    metrics = [r.bytes()["metrics"] for r in (one, other)]
+    assert metrics[0] != metrics[1]
+
+
+@every_method
+def test_every_message_round_trips(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    _, heard = listened(method, tmp_path, build)
+    assert heard.replies
+    for request, common, each in heard.requests:
+        declared = method.steps[request.step][1]
+        for data, cls in ((common, declared.common), (each, declared.each)):
+            if data:
+                assert cls is not None
+                assert bytes(wire.encode(wire.decode(bytearray(data), cls)).data) == data
+    for request, data in heard.replies:
+        cls = method.steps[request.step][1].reply
+        assert cls is not None
+        assert bytes(wire.encode(wire.decode(bytearray(data), cls)).data) == data
+
+
+@every_method
+def test_a_step_does_not_change_the_message_it_was_given(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    assert listened(method, tmp_path, build)[1].changed == []
+
+
+# --- 2: stopped at any round and resumed ------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("save_replies", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
+def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, share: float, save_replies: bool) -> None:
+    method, build = variants(name)
+    after = int(share * answers(method, tmp_path / "counted", build))
+    unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "broken", build, checkpoint=2, save_replies=save_replies, transport=stopping(after))
+    resumed = run(method, tmp_path / "broken", build, checkpoint=2, save_replies=save_replies)
+    assert resumed.bytes() == unbroken.bytes()
+    assert {p: worlds.raw(m) for p, m in resumed.own_models().items()} == {
+        p: worlds.raw(m) for p, m in unbroken.own_models().items()
+    }
+
+
+@every_method
+def test_a_run_resumed_after_its_last_round_leaves_the_same_models(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    first = run(method, tmp_path, build)
+    again = run(method, tmp_path, build)
+    assert again.bytes() == first.bytes()
+    assert worlds.raw(again.models.shared or {}) == worlds.raw(first.models.shared or {})
+
+
+# --- 3: what stays, stays ---------------------------------------------------------------------------------------------
+
+CANARY = bytes([7, 250, 13, 199, 64, 128, 3, 91, 222, 17, 180, 45, 99, 241, 5, 160])
+
+
+@dataclass(frozen=True)
+class Marked(Tiny):
+    """A world in which every image carries a row of sixteen bytes that are found nowhere else."""
+
+    def data(self) -> dict[str, worlds.FaceSet]:
+        return {name: replace(faces, pixels=marked(faces.pixels.tobytes())) for name, faces in super().data().items()}
+
+
+@functools.cache
+def marked(pixels: bytes) -> Any:
+    images = np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 16, 16, 1).copy()
+    images[:, 3, :, 0] = np.frombuffer(CANARY, dtype=np.uint8)
+    return images
+
+
+def pieces(tensors: Iterable[Tensor]) -> set[bytes]:
+    """Sixteen bytes from the midst of every tensor that has them, unless they are all the same."""
+    found = set()
+    for tensor in tensors:
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        middle = len(data) // 2 // 16 * 16
+        piece = data[middle : middle + 16]
+        if len(piece) == 16 and len(set(piece)) > 4:
+            found.add(piece)
+    return found
+
+
+def all_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from all_tensors(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from all_tensors(item)
+    elif hasattr(value, "__coalface_kind__"):
+        yield from all_tensors(vars(value))
+
+
+def private_pieces(method: Method, folder: Path) -> set[bytes]:
+    """Pieces of all the private state that lies at the parties."""
+    classes = {c.__name__: c for _, d in method.steps.values() for c in (d.own, d.keeps) if c is not None}
+    found: set[bytes] = set()
+    for path in (folder / "parties").rglob("*.commit"):
+        commit = Commit.open(path)
+        for name in filter(None, commit.spans):
+            stored = commit.read(name)
+            assert stored is not None
+            found |= pieces(all_tensors(wire.unpack(stored, classes[name])))
+    return found
+
+
+def leaks(method: Method, folder: Path, build: Tiny) -> set[bytes]:
+    """Which canaries, of the images or of private state, are found in the bytes that left the parties."""
+    secrets: set[bytes] = set()
+    row = np.frombuffer(CANARY, dtype=np.uint8)
+    floats = to_tensor(row.reshape(1, 1, 16, 1).copy())
+    secrets |= {CANARY, CANARY[::-1], *pieces([floats, floats.flip(3), floats.double()])}
+
+    heard = Heard([], [], [])
+
+    class Spying(listening(heard)):  # type: ignore[misc]
+        def settle(self, accepted: Any, ordinal: int) -> None:
+            secrets.update(private_pieces(method, folder))
+            super().settle(accepted, ordinal)
+
+    run(method, folder, Marked(**vars(build)), transport=Spying)
+    assert len(secrets) > 5
+    sent = [data for _, data in heard.replies]
+    return {secret for secret in secrets if any(secret in data for data in sent)}
+
+
+@every_method
+def test_images_and_private_state_never_show_in_what_is_sent(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    assert leaks(method, tmp_path, build) == set()
+
+
+@message
+class LeakingUpdate:
+    backbone: Tensors
+    images: int
+    loss: float
+    extra: Tensor = free()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaking(FedAvg):
+    """Sends what it should keep."""
+
+    what: str = "head"
+
+    def round(self, fed: Federation, state: State) -> State:
+        folds = [Mean("backbone", by="images")]
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone), folds=folds)
+        return State(backbone=answer.folded["backbone"])
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global) -> tuple[LeakingUpdate, Learner]:
+        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum="reset")
+        shared, images = party.backbone.shared(), len(party.data)
+        extra = kept.head if self.what == "head" else torch.from_numpy(party.data.take(np.arange(2)))
+        return LeakingUpdate(backbone=shared, images=images, loss=loss, extra=extra), kept
+
+
+@pytest.mark.parametrize("what", ["head", "images"])
+def test_a_method_that_leaks_is_found_out(what: str, tmp_path: Path) -> None:
+    assert leaks(Leaking(rounds=2, local=worlds.WORK, loss=worlds.LOSS, what=what), tmp_path, Tiny())
+
+
+@every_method
+def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, tmp_path: Path) -> None:
+    method, build = variants(name)
+    ran, heard = listened(method, tmp_path, build)
+    lines = [json.loads(t) for p in sorted((tmp_path / "ledger").iterdir()) for t in p.read_text().splitlines()]
+    assert sum(entry["bytes"] for entry in lines) == sum(len(data) for _, data in heard.replies)
+    assert ran.server.totals["up"] <= sum(entry["bytes"] for entry in lines)  # a stage may begin with an ask
+    expected = []
+    for request, data in sorted(heard.replies, key=lambda pair: pair[0].party):
+        cls = method.steps[request.step][1].reply
+        assert cls is not None
+        entries = wire.encode(wire.decode(bytearray(data), cls)).entries
+        expected += [(request.step, request.round, entry.name, entry.sha256) for entry in entries]
+    assert [(e["step"], e["round"], e["name"], e["sha256"]) for e in lines] == expected
+
+
+# --- 5: trouble -------------------------------------------------------------------------------------------------------
+
+
+def can_be(method: Method, what: str) -> bool:
+    """Whether some reply of the method has a field that this trouble can spoil."""
+    kinds: set[Any] = {int} if what in COUNT_TROUBLE else {Tensors} if what == "name" else {Tensor, Tensors}
+    replies = [d.reply for _, d in method.steps.values() if d.reply is not None]
+    return any(annotation in kinds for reply in replies for annotation in wire.hints(reply).values())
+
+
+def finite(state: Any) -> bool:
+    return all(bool(t.isfinite().all()) for t in all_tensors(state) if t.is_floating_point())
+
+
+@every_method
+@pytest.mark.parametrize("what", [*TENSOR_TROUBLE, *COUNT_TROUBLE])
+def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    method, build = recipe(name)
+    bad = sorted(build().data)[-1]
+    trouble = Trouble(corrupt={bad: what}, dropout=0.15)  # it also drops out, after replies that were refused
+    ran = run(method, tmp_path, build, trouble=trouble, patience=99, quorum=0.3)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert finite(ran.state)
+    assert all(finite(model) for model in ran.own_models().values())
+    if can_be(method, what):
+        assert all(bad in r["failed"] for r in records if r["asked"])
+        assert any("dropped out" not in r["failed"].get(bad, "dropped out") for r in records)
+        assert ran.server.tallies[bad].rounds == 0
+    if method.pooled and can_be(method, what):  # nobody else is there: every round is abandoned
+        assert all(r["abandoned"] for r in records)
+        assert worlds.raw(ran.models.shared or {}) == worlds.raw(build().backbone.shared())
+    else:
+        assert any(not r["abandoned"] for r in records)
+
+
+@every_method
+def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(name: str, tmp_path: Path) -> None:
+    """Lost replies, stopped and resumed: the same as lost replies alone."""
+    method, build = recipe(name, rounds=5)
+    rules: dict[str, Any] = {"trouble": Trouble(lost=0.3, dropout=0.2), "patience": 99, "quorum": 0.3}
+    unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
+    with pytest.raises(Stop):
+        run(method, tmp_path / "broken", build, transport=stopping(2), **rules)
+    assert run(method, tmp_path / "broken", build, **rules).bytes() == unbroken
+
+
+@every_method
+def test_a_failing_party_ends_the_run_by_name(name: str, tmp_path: Path) -> None:
+    method, build = recipe(name, local=LocalWork(epochs=2, batch=4, lr=1e30))
+    with pytest.raises(RunFailed, match=r"(silo-\d|all), step .*, .* round \d: FloatingPointError: .*lower local.lr"):
+        run(method, tmp_path, build)
+
+
+# --- 6: it learns -----------------------------------------------------------------------------------------------------
+
+
+def auc(model: Tensors, build: Tiny, party: str) -> float:
+    """The share of (genuine, impostor) pairs of a party's images in which the genuine one has the larger cosine."""
+    world = build()
+    backbone, faces = world.backbone, world.data[party]
+    backbone.module.load_state_dict({**backbone.module.state_dict(), **model})
+    with torch.no_grad():
+        x = backbone.module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
+    x = torch.nn.functional.normalize(x)
+    cosines, labels = x @ x.T, torch.from_numpy(faces.labels)
+    pairs = torch.triu_indices(len(labels), len(labels), 1)
+    values, same = cosines[pairs[0], pairs[1]], labels[pairs[0]] == labels[pairs[1]]
+    genuine, impostor = values[same], values[~same]
+    return float((genuine[:, None] > impostor[None, :]).double().mean())
+
+
+def figure(ran: Ran, build: Tiny) -> float:
+    """The mean over parties of the figure of the model that each is left with."""
+    own = ran.own_models()
+    models = {party: own.get(party, ran.models.shared or {}) for party in build().data}
+    return sum(auc(model, build, party) for party, model in models.items()) / len(models)
+
+
+@every_method
+def test_it_learns(name: str, tmp_path: Path) -> None:
+    local = LocalWork(epochs=5, batch=8, lr=0.05)
+    method, build = recipe(name, **{"rounds": 20, "local": local} | SETTINGS.get(name, {}))
+    untrained = build().backbone.shared()
+    before = sum(auc(untrained, build, party) for party in build().data) / len(build().data)
+    after = figure(run(method, tmp_path, build), build)
+    assert math.isfinite(after)
+    assert after >= before + GAINS.get(name, GAIN), f"{name}: {before:.3f} untrained, {after:.3f} trained"
