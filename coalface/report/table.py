@@ -227,7 +227,7 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
             present = {one[key] for one in flat if key in one}
             if len(set(values)) == 1 or (where == "config" and key in ("name", "seed", "method", "method.name")):
                 continue
-            if where == "config" and key.startswith("method.") and not same_method and len(present) < 2:
+            if where == "config" and key.startswith("methods.") and not same_method and len(present) < 2:
                 continue
             found.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
     return found

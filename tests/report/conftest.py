@@ -24,7 +24,9 @@ def run_folder(
         "seed": 1,
         "data": {"train": {"min_images": 4}, "image_size": 112},
         "model": {"name": "sphere20"},
-        "method": {"name": method, "rounds": rounds},
+        "method": method,
+        "rounds": rounds,
+        "methods": {method: {"sample": None}},
         "engine": "local",
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

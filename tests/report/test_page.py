@@ -126,7 +126,7 @@ def test_several_runs_are_compared_on_one_page(write_run, tmp_path):
     assert "comparison of 3 runs" in text and "against fedavg, none" in text
     assert "fedavg: 80.0 ± 1.1 %, −2.00 points (interval −4.10 to +0.10, undecided)." in text
     assert "80.0 ± 1.1 −2.00 [−4.10, +0.10] undecided" in text
-    assert "config method.rounds 6 9 6" in text
+    assert "config rounds 6 9 6" in text
     whole = target.read_text()
     assert whole.count('<polyline class="line s1"') >= 3  # the second run lies over the first: loss, figures, ROC
 

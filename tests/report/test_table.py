@@ -56,13 +56,13 @@ def test_other_differences_in_config_and_numerics_are_named(write_run):
 
 def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_run):
     first, second = write_run("a", method="fedavg"), write_run("b", method="fedface")
-    edit(first, method={"name": "fedavg", "rounds": 6, "lr": 0.1})
-    edit(second, method={"name": "fedface", "rounds": 9, "lr": 0.1, "margin": 0.7})
-    assert [a.key for a in table.compare([first, second]).apart] == ["method.rounds"]
+    edit(first, rounds=6, methods={"fedavg": {"momentum": "reset"}})
+    edit(second, rounds=9, methods={"fedface": {"margin": 0.7}})
+    assert [a.key for a in table.compare([first, second]).apart] == ["rounds"]
     third = write_run("c", method="fedface")
-    edit(third, method={"name": "fedface", "rounds": 9, "lr": 0.1})
+    edit(third, rounds=9, methods={"fedface": {"margin": 0.9}})
     assert [(a.key, a.values) for a in table.compare([second, third]).apart] == [
-        ("method.margin", {"b": "0.7", "c": "absent"})
+        ("methods.fedface.margin", {"b": "0.7", "c": "0.9"})
     ]
 
 

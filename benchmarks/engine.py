@@ -1,0 +1,300 @@
+"""What the engine costs: time against a bare training loop, the price of a commit, and memory over many parties.
+
+    python benchmarks/engine.py                  # all but the 10,000 parties: a few minutes on two free cores
+    python benchmarks/engine.py --memory         # a folded round of 10,000 parties against one window
+    python benchmarks/engine.py --memory --unfolded   # the same without folding: it must fail
+
+Every ratio is taken within one run: a round of the engine, then the bare loop over the same images, in turn; medians of
+the rounds after the first. The bare loop is plain PyTorch: one model, `torch.optim.SGD`, the same flips, no parties.
+`pooled` is a network of the same size with full-size convolutions and max-pooling (about a third as fast): the form for
+which other simulators' ratios are known, since the faster the network, the more everything else weighs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from coalface.core import Federation, generator
+from coalface.data import partition
+from coalface.data.augment import Augment, to_tensor
+from coalface.data.faces import FaceSet
+from coalface.engines import desk
+from coalface.engines.local import InProcess, Setup, Workers, World
+from coalface.engines.server import Numerics, Rules, Server
+from coalface.learn.compute import Compute
+from coalface.learn.margins import CosFace
+from coalface.learn.work import LocalWork
+from coalface.methods.fedavg import FedAvg, Global, State
+from coalface.models import Backbone, build
+
+LOSS = CosFace(scale=30.0, margin=0.35)
+
+
+class Pooled(nn.Module):
+    """Five blocks of 3×3 convolution, GroupNorm, ReLU and 2×2 max-pool, and a linear layer: 0.31 M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        width = 1
+        for wider in (16, 32, 64, 128, 128):
+            blocks += [nn.Conv2d(width, wider, 3, padding=1, bias=False), nn.GroupNorm(wider // 8, wider)]
+            blocks += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+            width = wider
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(width * 4, 128)
+        self.embedding_size = 128
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.blocks(images).flatten(1))
+
+
+def network(name: str) -> Backbone:
+    if name == "pooled":
+        torch.manual_seed(0)
+        return Backbone(Pooled())
+    return Backbone(build(name, size=64, channels=1, generator=generator(0, "benchmark")))
+
+
+def make_world(name: str, parties: int, identities: int, images: int) -> World:
+    """`parties` parties of `identities` identities with `images` images each, of noise: the time is that of faces."""
+    people = parties * identities
+    count = people * images
+    pixels = generator(0, "pixels").integers(0, 256, (count, 64, 64, 1), dtype=np.uint8)
+    labels = np.repeat(np.arange(people), images)
+    faces = FaceSet(pixels, np.arange(count), labels, tuple(f"person-{i}" for i in range(people)))
+    deal = partition.one_identity(faces) if identities == 1 else partition.equal(faces, parties, generator(0, "deal"))
+    return World(data=deal, backbone=network(name), compute=Compute())
+
+
+def bare_loop(world: World, batch: int, *, per_party: bool) -> Callable[[], float]:
+    """Seconds of plain training over everybody's images, at each call: by party as the engine does it, or pooled."""
+    backbone = network_like(world)
+    sets = list(world.data.values())
+    augment, rng = Augment(), np.random.default_rng(0)
+    people = sum(len(s.names) for s in sets)
+    heads = [torch.randn(len(s.names), backbone.embedding_size) * 0.01 for s in sets]
+    whole = torch.randn(people, backbone.embedding_size) * 0.01
+    store, rows = sets[0].pixels, np.concatenate([s.rows for s in sets])
+    offsets = np.cumsum([0, *[len(s.names) for s in sets]])
+    labels = np.concatenate([s.labels + o for s, o in zip(sets, offsets, strict=False)])
+
+    def steps(pixels: Any, index: Any, targets: Any, head: torch.Tensor) -> None:
+        head = head.clone().requires_grad_()
+        parameters = [p for p in backbone.module.parameters() if p.requires_grad]
+        optimiser = torch.optim.SGD([*parameters, head], lr=0.01, momentum=0.9, weight_decay=5e-4)
+        order = rng.permutation(len(index))
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            images = augment(to_tensor(pixels[index[chosen]]), rng)
+            optimiser.zero_grad()
+            LOSS(backbone.module(images), head, torch.from_numpy(targets[chosen])).backward()
+            optimiser.step()
+
+    def run() -> float:
+        begun = time.perf_counter()
+        if per_party:
+            first, total = backbone.shared(), None
+            for faces, head in zip(sets, heads, strict=True):
+                backbone.load(first)
+                steps(faces.pixels, faces.rows, faces.labels, head)
+                mine = backbone.shared()
+                if total is None:
+                    total = {n: t * len(faces) for n, t in mine.items()}
+                else:
+                    for name, tensor in mine.items():
+                        total[name] += tensor * len(faces)
+        else:
+            steps(store, rows, labels, whole)
+        return time.perf_counter() - begun
+
+    return run
+
+
+def network_like(world: World) -> Backbone:
+    return network("pooled" if isinstance(world.backbone.module, Pooled) else "cnn-small")
+
+
+@dataclass
+class Measured:
+    ratio: float
+    engine: float
+    bare: float
+
+
+def measure(name: str, parties: int, identities: int, images: int, *, workers: int, threads: int, rounds: int,
+            batch: int = 30, per_party: bool = False) -> Measured:  # fmt: skip
+    """Rounds of the engine and of the bare loop in turn; the bare loop has as many threads as the engine in all."""
+    build_world = functools.partial(make_world, name, parties, identities, images)
+    world = build_world()
+    method = FedAvg(rounds=rounds + 1, local=LocalWork(batch=batch, lr=0.01), loss=LOSS)
+    bare = bare_loop(world, batch, per_party=per_party)
+    pairs: list[tuple[float, float]] = []
+
+    def report(record: dict[str, Any]) -> None:
+        torch.set_num_threads(workers * threads)
+        pairs.append((record["seconds"], bare()))
+        torch.set_num_threads(threads)
+
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method, build_world, Numerics(threads=threads), 0, Path(place), save_replies=per_party)
+        transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
+        rules = Rules(run="benchmark", checkpoint=1 if per_party else 5)
+        first = world.backbone.shared()
+        server = Server(method, rules, setup.numerics, transport, Path(place), initial=first, policy="average",
+                        report=report)  # fmt: skip
+        server.run()
+        if isinstance(transport, Workers):
+            transport.close()
+    pairs = pairs[1:]
+    ratio = statistics.median(engine / plain for engine, plain in pairs)
+    return Measured(ratio, statistics.median(e for e, _ in pairs), statistics.median(b for _, b in pairs))
+
+
+def small_batches(name: str, threads: int) -> float:
+    """What batches of 5 alone cost: the bare loop in batches of 5 against the same in batches of 30."""
+    world = make_world(name, 200, 1, 5)
+    torch.set_num_threads(threads)
+    five, thirty = bare_loop(world, 5, per_party=False), bare_loop(world, 30, per_party=False)
+    five(), thirty()
+    return statistics.median(five() / thirty() for _ in range(5))
+
+
+def commit_cost(clients: int, *, save_replies: bool) -> float:
+    """Milliseconds per client of everything at the desk but the step itself, the flush of the checkpoint included."""
+    world = make_world("cnn-small", clients, 1, 1)
+    method = FedAvg(rounds=6, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
+    inside = {"answer": 0.0, "step": 0.0}
+
+    def timed(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                inside[key] += time.perf_counter() - begun
+
+        return call
+
+    spent: list[float] = []
+
+    def report(record: dict[str, Any]) -> None:
+        here = inside["answer"] - inside["step"] + record["checkpoint_seconds"]
+        spent.append(1e3 * here / clients)
+        inside.update(answer=0.0, step=0.0)
+
+    plain_answer, train = desk.Desk.answer, method.own_steps["train"]
+    desk.Desk.answer = timed("answer", plain_answer)  # type: ignore[method-assign]
+    object.__setattr__(train, "function", timed("step", train.function))
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save_replies)
+            server = Server(method, Rules(run="benchmark"), setup.numerics, InProcess(setup, world), Path(place),
+                            initial=world.backbone.shared(), policy="average", report=report)  # fmt: skip
+            server.run()
+    finally:
+        desk.Desk.answer = plain_answer  # type: ignore[method-assign]
+        object.__setattr__(train, "function", train.function.__closure__[0].cell_contents)
+    return statistics.median(spent[2:])  # the first rounds write files that later ones write over
+
+
+class Unfolded(FedAvg):
+    """FedAvg that asks for every model and averages by itself: what memory looks like without folds."""
+
+    def round(self, fed: Federation, state: State) -> State:
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone))
+        models, images = answer.each["backbone"], answer.each["images"]
+        total = sum(images.values())
+        names = state.backbone
+        return State(backbone={n: sum(models[p][n] * images[p] for p in models) / total for n in names})
+
+
+def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
+    """Peak anonymous memory of the server's process over one round, above what it held before the round, in MB."""
+    build_world = functools.partial(make_world, "cnn-small", parties, 1, 1)
+    world = build_world()
+    method = (Unfolded if unfolded else FedAvg)(rounds=1, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
+        transport = Workers(setup, world, 2, window)
+        server = Server(method, Rules(run="benchmark"), setup.numerics, transport, Path(place),
+                        initial=world.backbone.shared(), policy="average")  # fmt: skip
+        before = resident()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        server.run()
+        peak = resident(peak=True)
+        transport.close()
+    return {"parties": parties, "window": window, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
+
+
+def resident(peak: bool = False) -> int:
+    key = "VmHWM:" if peak else "VmRSS:"
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
+    return 1024 * int(line.split()[1])
+
+
+def compare_memory(parties: int, window: int, unfolded: bool) -> int:
+    """One window of parties, then all of them, each in a process of its own. Returns the exit status."""
+    found = []
+    for count in (window, parties):
+        arguments = ["--memory-of", str(count), "--window", str(window)] + (["--unfolded"] if unfolded else [])
+        text = os.popen(f"{sys.executable} {__file__} {' '.join(arguments)}").read()
+        found.append(json.loads(text.splitlines()[-1]))
+        print(json.dumps(found[-1]), flush=True)
+    ratio = found[1]["above_mb"] / found[0]["above_mb"]
+    print(f"{parties:,} parties against one window of {window}: {ratio:.3f} of the memory (limit 1.05)")
+    return 0 if ratio <= 1.05 else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--unfolded", action="store_true")
+    parser.add_argument("--parties", type=int, default=10_000)
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory_of:
+        print(json.dumps(memory(options.memory_of, options.window, options.unfolded)))
+        return 0
+    if options.memory:
+        return compare_memory(options.parties, options.window, options.unfolded)
+    print(f"{'case':58} {'ratio':>6} {'engine s':>9} {'bare s':>8}")
+
+    def row(title: str, m: Measured) -> None:
+        print(f"{title:58} {m.ratio:6.2f} {m.engine:9.2f} {m.bare:8.2f}", flush=True)
+
+    for name in ("cnn-small", "pooled"):
+        silos = functools.partial(measure, name, 8, 30, 20, per_party=True, rounds=options.rounds)
+        row(f"{name}: 8 silos × 600 images, 1 process, 1 thread", silos(workers=1, threads=1))
+        many = functools.partial(measure, name, 200, 1, 5, rounds=options.rounds)
+        print(f"{name}: batches of 5 against batches of 30, bare loop alone: {small_batches(name, 1):.2f}")
+        row(f"{name}: 200 clients × 5 images, 1 process, 1 thread", many(workers=1, threads=1))
+        row(f"{name}: 200 clients × 5 images, 1 process, 2 threads", many(workers=1, threads=2))
+        row(f"{name}: 200 clients × 5 images, 2 workers, 1 thread each", many(workers=2, threads=1))
+        thirty = functools.partial(measure, name, 100, 1, 30, rounds=options.rounds)
+        row(f"{name}: 100 clients × 30 images, 1 process, 1 thread", thirty(workers=1, threads=1))
+    for saved in (True, False):
+        cost = commit_cost(200, save_replies=saved)
+        print(f"commit per client, replies {'saved' if saved else 'not saved'}: {cost:.2f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
