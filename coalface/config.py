@@ -35,7 +35,7 @@ class _Section(BaseModel):
 class Source(_Section):
     """Where face images come from."""
 
-    kind: Literal["folder", "pack", "synthetic"] = "synthetic"
+    kind: Literal["folder", "pack", "synthetic", "joined"] = "synthetic"
     path: str | None = None
     """`folder` and `pack`: below the data root unless absolute."""
     identities: int = 400
@@ -48,6 +48,8 @@ class Source(_Section):
     """`synthetic`: people of another seed are other people."""
     domains: tuple[str, ...] = ("studio",)
     """`synthetic`: person i is seen in domain i modulo their number."""
+    parts: dict[str, Source] = {}
+    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`."""
 
 
 class Augmentation(_Section):
@@ -63,6 +65,7 @@ class Partition(_Section):
     """How the training identities are dealt to the parties."""
 
     kind: Literal["equal", "one-identity", "dirichlet", "by-domain"] = "equal"
+    """`by-domain`: a party for each part of a joined source, or for each of the synthetic domains, named as it is."""
     parties: int = 8
     alpha: float = 0.5
     """`dirichlet`: the smaller, the more unequal."""
@@ -79,8 +82,8 @@ class Data(_Section):
     size: int = 64
     """Side of the images in pixels."""
     grey: bool = True
-    exclude: tuple[str, ...] = ()
-    """Pair lists whose identities are not trained on."""
+    exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Pair lists whose identities are not trained on. Of a joined source: part -> lists, each holding for that part."""
     min_images: int = 2
     """Identities with fewer images are left out."""
     max_identities: int | None = None
@@ -99,6 +102,8 @@ class PairsFrom(_Section):
     """`lfw`: the list. `all-pairs`: a list whose identities are taken."""
     source: Source | None = None
     """Images other than the training source's, for example another domain."""
+    part: str | None = None
+    """Of a joined training source, the part that is judged on: its held-out identities, or its images by file name."""
     pairs: int = 3000
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
 

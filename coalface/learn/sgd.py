@@ -119,11 +119,11 @@ def train(
     Raises FloatingPointError when the loss is not finite.
     """
     module = party.backbone.module.train()
-    head = head.clone().requires_grad_()
+    head = head.to(party.device, copy=True).requires_grad_()
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
     named[HEAD] = head
     parameters = list(named.values())
-    buffers = [velocity[n].clone() if velocity else torch.zeros_like(p) for n, p in named.items()] if momentum else []
+    buffers = [velocity[n].to(p.device, copy=True) if velocity else torch.zeros_like(p) for n, p in named.items()] if momentum else []
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
         pixels, labels = party.compute.batch(party.data, index, party.rng)

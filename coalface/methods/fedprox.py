@@ -74,9 +74,10 @@ class FedProx(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
+
         def pull(now: Tensors) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
-            held = {n: w for n, w in now.items() if n in common.backbone}
-            return {n: self.mu * (w.detach() - common.backbone[n]) for n, w in held.items()}
+            return {n: self.mu * (w.detach() - anchor[n]) for n, w in now.items() if n in anchor}
 
         loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum=self.momentum, pull=pull)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
