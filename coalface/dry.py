@@ -59,7 +59,7 @@ def wire_text(recipe: Recipe, planned: Plan) -> str:
     lines.append(widths.format("step", "way", "field", "kind", "tensors", "bytes", "to"))
     for s in planned.sent:
         to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
-        number = "?" if s.bytes is None else f"{s.bytes:,}"
+        number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
         lines.append(widths.format(s.step, s.direction, s.field, s.kind, s.tensors or "", number, to))
     folded = [s for s in planned.sent if s.kind.endswith("folded")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]

@@ -63,7 +63,12 @@ def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
     """The private fields of every step, as `Class.field`."""
     steps = method.own_steps if isinstance(method, type) else {n: d for n, (_, d) in method.steps.items()}
     classes = {c for d in steps.values() for c in (d.own, d.keeps) if c is not None}
-    return tuple(f"{c.__name__}.{f}" for c in sorted(classes, key=lambda c: c.__name__) for f in wire.hints(c))
+    return tuple(f for c in sorted(classes, key=lambda c: c.__name__) for f in _fields(c, c.__name__))
+
+
+def _fields(cls: type, path: str) -> list[str]:
+    inner = {f"{path}.{name}": annotation for name, annotation in wire.hints(cls).items()}
+    return [f for name, a in inner.items() for f in (_fields(a, name) if kind_of(a) == "private" else [name])]
 
 
 class _Paper(Federation):
