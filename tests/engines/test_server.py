@@ -15,6 +15,7 @@ from worlds import Ran, Stop, Tiny, run, stopping
 
 from coalface import wire
 from coalface.core import Federation, Mean, Party
+from coalface.engines import desk
 from coalface.engines.checkpoint import CheckpointError
 from coalface.engines.desk import Commit, Request
 from coalface.engines.local import InProcess
@@ -272,6 +273,26 @@ def test_single_fields_are_not_written_over_later(tmp_path: Path) -> None:
     run(Asks(rounds=2, asks=ask), tmp_path)
     drawn = [tuple(t.tolist()) for each in seen for t in each.values()]
     assert len(set(drawn)) == 12  # every party, call and round draws by itself, and none took another's memory
+
+
+def test_single_fields_of_saved_replies_do_not_change_with_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A saved reply may be a map of its commit, which is written over a few rounds later."""
+    seen: list[Any] = []
+
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        seen.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
+
+    monkeypatch.setattr(desk, "_MAPPED", 0)
+    method = Asks(rounds=6, asks=ask)
+    run(method, tmp_path / "unbroken")
+    expected = [{p: t.tolist() for p, t in each.items()} for each in seen]
+    with pytest.raises(Stop):
+        run(method, tmp_path / "broken", transport=stopping(5))  # all of round 2 is answered, and nobody heard
+    seen.clear()
+    run(method, tmp_path / "broken")
+    assert [{p: t.tolist() for p, t in each.items()} for each in seen] == expected[1:]
 
 
 # --- memory: one request ahead ----------------------------------------------------------------------------------------
