@@ -16,8 +16,8 @@ Change = Callable[[Tensors], Tensors]
 
 def _first(change: Callable[[Tensor], Tensor]) -> Change:
     def apply(tensors: Tensors) -> Tensors:
-        name = next(iter(tensors))
-        return {**tensors, name: change(tensors[name])}
+        name = next((n for n, t in tensors.items() if t.is_floating_point()), None)  # a whole number cannot be NaN
+        return {**tensors, name: change(tensors[name])} if name is not None else tensors
 
     return apply
 
