@@ -76,6 +76,17 @@ def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> N
     assert trouble.reply("silo-2", note) is note
 
 
+def test_whole_numbers_are_left_alone() -> None:
+    codes, real = torch.arange(3), torch.zeros(2)
+    trouble = Trouble(corrupt={"silo-0": "nan"})
+    mixed = Moved(values={"codes": codes, "real": real}, delta={}, images=1, loss=0.0)
+    bad = trouble.reply("silo-0", mixed)
+    assert torch.equal(bad.values["codes"], codes)
+    assert bad.values["real"].isnan().all()
+    note = Note(drawn=codes, remembered=1)
+    assert torch.equal(trouble.reply("silo-0", note).drawn, codes)
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"trouble.corrupt.silo-1: 'nonsense' is unknown; choose one of nan, shape"):
         Trouble(corrupt={"silo-1": "nonsense"})
