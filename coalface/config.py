@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from coalface.checking import RecipeError as RecipeError
+from coalface.checking import build, nearest, unknown_key
 from coalface.core import Method, without_none
+from coalface.data.joined import NAME
 from coalface.engines.trouble import Trouble
 from coalface.learn.margins import LOSSES, CosineLoss
 from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
+from coalface.yamltext import parse_yaml
 
-T = TypeVar("T")
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be run; the message names the key and the remedy."""
+FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
+"""Keys that the result does not depend on: a resumed run may change them."""
 
 
 class _Section(BaseModel):
@@ -209,14 +208,16 @@ class Recipe(_Section):
         whole["methods"] = {self.method: {k: v for k, v in dataclasses.asdict(method).items() if k in own}}  # type: ignore[call-overload]
         return typing.cast(dict[str, Any], json.loads(json.dumps(whole)))
 
-    def digest(self) -> str:
-        """Names what the result depends on: the resolved recipe without its name, its paths' root and its workers."""
+    def essence(self) -> dict[str, Any]:
+        """The resolved recipe without the keys that the result does not depend on (`FREE`)."""
         whole = self.resolved()
-        for section, key in (("data", "root"), ("engine", "workers"), ("engine", "window"), ("engine", "save_replies")):
+        for section, key in (path.split(".") for path in FREE):
             del whole[section][key]
-        for key in ("checkpoint", "keep"):
-            del whole["engine"][key]
-        del whole["name"]
+        return whole
+
+    def digest(self) -> str:
+        """Names what the result depends on: the recipe's essence without its name."""
+        whole = {key: value for key, value in self.essence().items() if key != "name"}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_threads(self) -> Recipe:
@@ -225,6 +226,17 @@ class Recipe(_Section):
             return self
         threads = max(1, (os.cpu_count() or 1) // self.engine.workers)
         return self.model_copy(update={"engine": self.engine.model_copy(update={"threads": threads})})
+
+    def pretraining(self) -> Recipe:
+        """The recipe of the model that this run starts from."""
+        changes = dict(self.pretrain or {})
+        tree = {**self.model_dump(mode="json"), "pretrain": None, "name": f"{self.name}-pretrain"}
+        if isinstance(loss := changes.get("loss"), Mapping) and "name" in loss:
+            tree = with_value(tree, "loss.name", loss["name"])
+        try:
+            return parse(merged(tree, changes))
+        except RecipeError as error:
+            raise RecipeError(f"pretrain.{error}") from None
 
     def root(self) -> Path:
         """The data root. Raises RecipeError where none is given."""
@@ -239,34 +251,44 @@ class Recipe(_Section):
 
 def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except FileNotFoundError:
-            raise RecipeError(f"{path}: there is no such recipe; `ls recipes/*/` shows those that come along") from None
-        except yaml.YAMLError as error:
-            raise RecipeError(f"{path} is not YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise RecipeError(f"{path}: a recipe is a mapping of keys, such as `rounds: 20`")
-        tree.setdefault("name", Path(path).stem)
+    tree = read(path) if path is not None else {}
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator:
             raise RecipeError(f"{change!r} is not a change: write key=value, for example local.lr=0.05")
-        tree = with_value(tree, key, yaml.safe_load(text))
+        try:
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise RecipeError(f"{change!r}: the value is not YAML ({error}); put it in quotes?") from None
+        tree = with_value(tree, key, value)
     return parse(tree)
 
 
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keys of a recipe file, not yet checked; its name is the file's unless it gives one. Raises RecipeError."""
+    try:
+        tree = parse_yaml(Path(path).read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: there is no such recipe; `ls recipes/*/` shows those that come along") from None
+    except ValueError as error:
+        raise RecipeError(f"{path} is not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys, such as `rounds: 20`")
+    return {"name": Path(path).stem, **tree}
+
+
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with one dotted key set."""
+    """The tree with one dotted key set. Another loss keeps what it can of the settings of the loss before."""
+    if key == "loss.name" and isinstance(value, str) and value in LOSSES and isinstance(tree.get("loss"), Mapping):
+        known = {f.name for f in dataclasses.fields(LOSSES[value])}
+        return {**tree, "loss": {**{k: v for k, v in tree["loss"].items() if k in known}, "name": value}}
     first, _, rest = key.partition(".")
     if not rest:
         return {**tree, first: value}
-    below = tree.get(first) or {}
-    if not isinstance(below, Mapping):
-        raise RecipeError(f"{key}: {first} holds {below!r}, which has no keys below it")
-    return {**tree, first: with_value(below, rest, value)}
+    below = tree.get(first)
+    if below is not None and not isinstance(below, Mapping):
+        raise RecipeError(f"{key}={value}: {first} holds {below!r}, which has no keys below it")
+    return {**tree, first: with_value(below or {}, rest, value)}
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,56 +305,62 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise RecipeError(unknown_key(where, _keys_at(Recipe, first["loc"][:-1]))) from None
-        raise RecipeError(f"{where}: {first['msg']}; got {first['input']!r}") from None
+        raise RecipeError(_fault(error)) from None
     recipe.build_method()
     recipe.build_trouble()
+    _check_parts(recipe)
+    if recipe.pretrain is not None:
+        recipe.pretraining()
     return recipe
 
 
-def _keys_at(model: Any, path: Sequence[str | int]) -> list[str]:
+def _fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [part for part in first["loc"] if "[" not in str(part)]  # pydantic names the member of a union as well
+    where = ".".join(str(part) for part in path)
+    if first["type"] == "extra_forbidden":
+        return unknown_key(where, _keys_at(path[:-1]))
+    if first["type"] in ("model_type", "dict_type"):
+        known = f", such as {', '.join(_keys_at(path)[:3])}" if _keys_at(path) else ""
+        return f"{where}: a section with keys below it is needed{known}; got {first['input']!r}"
+    return f"{where}: {first['msg']}; got {first['input']!r}"
+
+
+def _keys_at(path: Sequence[str | int]) -> list[str]:
+    """The keys that a recipe can have below a path."""
+    found: Any = Recipe
     for part in path:
-        inner, _ = (
-            without_none(model.model_fields[part].annotation) if hasattr(model, "model_fields") else (model, False)
-        )
-        model = typing.get_args(inner)[1] if typing.get_origin(inner) is dict else inner
-    return list(model.model_fields) if hasattr(model, "model_fields") else []
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            found, _ = without_none(found.model_fields[str(part)].annotation)
+        else:
+            found = typing.get_args(found)[1]  # below a name that the recipe gives, such as that of a pair list
+    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
 
 
-def unknown_key(where: str, known: Sequence[str]) -> str:
-    """What to say of a key that is not known."""
-    parent, _, key = where.rpartition(".")
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    hint = f"did you mean {parent + '.' if parent else ''}{near[0]}? " if near else ""
-    return f"{where} is not a key of a recipe; {hint}Known here: {', '.join(known) or 'none'}"
-
-
-def nearest(name: str, registry: Mapping[str, Any], what: str) -> str:
-    """The name itself, if the registry has it. Raises RecipeError with the nearest one else."""
-    if name not in registry:
-        near = difflib.get_close_matches(name, list(registry), n=1, cutoff=0.0)[0]
-        raise RecipeError(f"{what}: {name!r} is not known; did you mean {near!r}? Known: {', '.join(registry)}")
-    return name
-
-
-def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> T:
-    """A dataclass from a mapping, its types checked. Raises RecipeError naming the key."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values, types = dict(given or {}), typing.get_type_hints(cls)
-    for key, value in settings.items():
-        if key not in fields:
-            raise RecipeError(unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})]))
-        if dataclasses.is_dataclass(types[key]) and isinstance(value, Mapping):
-            values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
-            continue
-        try:
-            values[key] = TypeAdapter(types[key]).validate_python(value)
-        except ValidationError as error:
-            raise RecipeError(f"{where}.{key}: {error.errors()[0]['msg']}; got {value!r}") from None
-    try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"{where}: {error}") from error
+def _check_parts(recipe: Recipe) -> None:
+    """Raise RecipeError unless parts, and what names parts, belong together."""
+    source, exclude = recipe.data.source, recipe.data.exclude
+    if (source.kind == "joined") != bool(source.parts):
+        raise RecipeError("data.source.parts: a source of kind 'joined' has parts, and no other kind does")
+    for name, part in source.parts.items():
+        if part.kind not in ("folder", "synthetic"):
+            raise RecipeError(f"data.source.parts.{name}.kind: a part is a folder or synthetic; got {part.kind!r}")
+        if not NAME.fullmatch(name):
+            raise RecipeError(f"data.source.parts.{name}: parties are called after parts; use letters, digits, - and _")
+    if source.parts and exclude and not isinstance(exclude, dict):
+        first = next(iter(source.parts))
+        raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
+    if isinstance(exclude, dict):
+        for name in exclude:
+            nearest(name, source.parts, "data.exclude")
+    for name, wanted in recipe.judge.lists.items():
+        if wanted.source is not None and wanted.source.kind == "joined":
+            raise RecipeError(
+                f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one"
+            )
+        if wanted.part is not None:
+            nearest(wanted.part, source.parts, f"judge.lists.{name}.part")
+            if wanted.source is not None:
+                raise RecipeError(f"judge.lists.{name}: give either a part of data.source or a source, not both")
+        elif source.parts and wanted.source is None and wanted.kind != "balanced":
+            raise RecipeError(f"judge.lists.{name}.part: say which part the pairs are of: {', '.join(source.parts)}")

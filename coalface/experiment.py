@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import shutil
 import time
@@ -21,10 +22,10 @@ from coalface.core import Method, Models, Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.server import Rules, Server
-from coalface.judging import Judge, write_json
+from coalface.judging import Judge, write_json, write_text
 from coalface.methods import METHODS
 from coalface.privacy import ledger
-from coalface.report import page
+from coalface.report import page, runs
 
 SCANNED = 200
 """Ledgers that a summary reads line by line; the totals are of all."""
@@ -46,23 +47,33 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
     recipe = recipe.with_threads()
     resolved = recipe.resolved()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
     return _execute(recipe, resolved, out, view, report=report)
 
 
 def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
-    """Go on with a run from its last checkpoint; a finished one is only judged and reported again."""
+    """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
+
+    Raises RecipeError for changes of what the result depends on.
+    """
     if not (out / "config.yaml").exists():
         raise RecipeError(
             f"{out} holds no run: there is no config.yaml in it. Start one with `coalface run RECIPE --out`"
         )
     recipe = config.load(out / "config.yaml", changes)
+    begun, now = (runs.flatten(r.essence()) for r in (config.load(out / "config.yaml"), recipe))
+    if differ := sorted(key for key in begun.keys() | now.keys() if begun.get(key) != now.get(key)):
+        raise RecipeError(
+            f"{out} goes on with the recipe that it was begun with, and {', '.join(differ)} would change it: start a "
+            f"new run. A resume may change {', '.join(config.FREE)}"
+        )
     return _execute(recipe, recipe.resolved(), out, view)
 
 
 def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *, report: bool = True) -> Path:
     begun = time.perf_counter()
     method, numerics = recipe.build_method(), world.numerics(recipe)
+    world.check_device(recipe)
     initial = _pretrained(recipe, view) if recipe.pretrain is not None else None
     train, held = world.training_faces(recipe, _packing(view))
     build = functools.partial(world.build_world, resolved, initial)
@@ -71,11 +82,12 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
     judge = Judge(
         world.judged(recipe, train, held, _packing(view)),
         here.backbone,
-        recipe.model.batchnorm,
         recipe.judge.flip,
         recipe.engine.device,
         recipe.judge.parties,
     )
+    if not judge.lists:
+        view.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
     first = {**here.backbone.shared(), **here.backbone.kept()}
     with _transport(recipe, setup, here) as transport:
         untrained = judge.models([first])
@@ -91,13 +103,17 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
             report=view.round,
         )
         view.start(recipe.name, sum(s.rounds for s in method.stages()), already=server.resumes_after())
+        entered = time.perf_counter()
         _, models = server.run()
+        left = time.perf_counter()
         figures = judge(server, models)
         _write_models(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = _summary(recipe, method, server, here, judge, figures, untrained, out)
-    summary["seconds"] = {"total": time.perf_counter() - begun, **server.seconds}
+    rounds = sum(server.seconds.values())  # of the rounds before a resume as well
+    beside = entered - begun + time.perf_counter() - left
+    summary["seconds"] = {"total": beside + rounds, **server.seconds}
     write_json(out / "summary.json", summary)
     if report:
         page.build(out)
@@ -152,9 +168,9 @@ def _packing(view: View) -> Callable[[int, int], None]:
 
 def _pretrained(recipe: Recipe, view: View) -> Tensors:
     """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before."""
-    inner = config.parse(config.merged({**recipe.model_dump(mode="json"), "pretrain": None}, recipe.pretrain or {}))
-    inner = inner.model_copy(update={"name": f"{recipe.name}-pretrain"}).with_threads()
-    place = default_cache() / "pretrained" / inner.digest()
+    inner = recipe.pretraining().with_threads()
+    seen = hashlib.sha256(json.dumps([inner.digest(), world.content(inner, _packing(view))]).encode()).hexdigest()
+    place = default_cache() / "pretrained" / seen[:24]
     model = place / "model" / "backbone.safetensors"
     if not model.exists():
         view.note(f"pre-training in {place}")
@@ -183,21 +199,19 @@ def _write_models(recipe: Recipe, server: Server, models: Models, out: Path, fig
     channels = 1 if recipe.data.grey else 3
     about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": channels}
     write_json(fresh / "model.json", about | {"embedding_size": recipe.model.embedding_size})
-    (fresh / "README.md").write_text(_card(recipe, models, figures), encoding="utf-8")
+    (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.tallies)), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
 
 
-def _card(recipe: Recipe, models: Models, figures: judging.Figures) -> str:
+def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) -> str:
     source, partition = recipe.data.source, recipe.data.partition
-    what = f"{source.kind} {source.path or ''}".strip()
+    what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
     pooled = METHODS[recipe.method].pooled
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
-    parties = "pooled at one party" if pooled else f"{partition.kind}, {partition.parties} parties"
-    if partition.kind == "one-identity" and not pooled:
-        parties = "one party per identity"
+    parties = "pooled at one party" if pooled else f"{partition.kind}, {count:,} {'party' if count == 1 else 'parties'}"
     lines += [f"- data: {what}; {parties}"]
     lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
     if models.shared is None:
@@ -241,7 +255,7 @@ def _summary(
         "curves": judge.curves(),
         "numerics": vars(server.numerics),
         "ledger": _ledger(out / "ledger", list(members)),
-        "messages": [{**m, "kind": m["kind"]} for m in planning.as_dicts(planned.sent)],
+        "messages": planning.as_dicts(planned.sent),
         "stays": list(planned.stays),
     }
 

@@ -29,7 +29,6 @@ class Judge:
 
     lists: Sequence[Lists]
     backbone: Backbone
-    policy: str
     flip: bool = False
     device: str = "cpu"
     most: int = 16
@@ -131,6 +130,11 @@ def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON beside its place and rename it there."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text beside its place and rename it there, so that it is there whole or not at all."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     fresh.rename(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
 from coalface.data.folder import read_folder
+from coalface.data.joined import Joined
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
 from coalface.data.partition import (
@@ -29,6 +31,7 @@ from coalface.data.partition import (
     one_identity,
     without,
 )
+from coalface.data.source import Source
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.local import World
 from coalface.engines.server import Numerics
@@ -66,31 +69,63 @@ class Lists:
 def open_source(recipe: Recipe, source: config.Source, packing: Packing | None = None) -> FaceSet:
     """The images of a source at the recipe's size and colour, from the cache of packs."""
     size, grey = recipe.data.size, recipe.data.grey
-    if source.kind == "synthetic":
-        made = SyntheticFaces(
-            source.identities,
-            source.images,
-            source.seed,
-            size=size,
-            grey=grey,
-            domains=source.domains,
-            first=source.first,
-        )
+    if source.kind != "pack":
+        made = listed(recipe, source)
         faces = cached_pack(made, size=size, grey=grey, progress=packing)
-        return replace(faces, domains=made.domain_numbers) if len(source.domains) > 1 else faces
+        if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
+            return replace(faces, domains=made.domain_numbers)
+        return faces
+    faces = read_pack(_folder(recipe, source))
+    if faces.shape != (size, size, 1 if grey else 3):
+        height, width, channels = faces.shape
+        raise RecipeError(
+            f"{source.path} holds images of {height}×{width}×{channels}, the recipe wants "
+            f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
+        )
+    return faces
+
+
+def listed(recipe: Recipe, source: config.Source) -> Source:
+    """A source other than a pack, of which no image has been read yet."""
+    if source.kind == "joined":
+        return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
+    if source.kind == "folder":
+        return read_folder(_folder(recipe, source))
+    return SyntheticFaces(
+        source.identities,
+        source.images,
+        source.seed,
+        size=recipe.data.size,
+        grey=recipe.data.grey,
+        domains=source.domains,
+        first=source.first,
+    )
+
+
+def _folder(recipe: Recipe, source: config.Source) -> Path:
     if source.path is None:
         raise RecipeError(f"data.source.path: a source of kind {source.kind!r} needs the folder it lies in")
-    path = _below_root(recipe, source.path)
+    return _below_root(recipe, source.path)
+
+
+def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
+    """What names the images that a recipe trains on: the source's fingerprint, and the identities that are taken."""
+    source = recipe.data.source
     if source.kind == "pack":
-        faces = read_pack(path)
-        if faces.shape != (size, size, 1 if grey else 3):
-            height, width, channels = faces.shape
-            raise RecipeError(
-                f"{path} holds images of {height}×{width}×{channels}, the recipe wants "
-                f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
-            )
-        return faces
-    return cached_pack(read_folder(path), size=size, grey=grey, progress=packing)
+        fingerprint = hashlib.sha256((_folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
+    else:
+        fingerprint = listed(recipe, source).fingerprint()
+    train, _ = training_faces(recipe, packing)
+    return [fingerprint, *train.names]
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raise RecipeError where this machine has not got the recipe's device."""
+    try:
+        torch.zeros(1, device=recipe.engine.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(f"engine.device: {recipe.engine.device!r} is not there ({reason}); take cpu") from None
 
 
 def _below_root(recipe: Recipe, path: str) -> Path:
@@ -101,8 +136,7 @@ def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[Face
     """(the identities that may be trained on, those held out for judging), disjoint by identity."""
     data = recipe.data
     faces = open_source(recipe, data.source, packing)
-    for path in data.exclude:
-        faces = without(faces, named_identities(_below_root(recipe, path)))
+    faces = without(faces, _excluded(recipe))
     faces = minimum_images(faces, data.min_images)
     held = faces.only([])
     if data.hold_out:
@@ -113,6 +147,18 @@ def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[Face
     if len(faces) == 0:
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return faces, held
+
+
+def _excluded(recipe: Recipe) -> set[str]:
+    """The identities that `data.exclude` names, as the training source calls them."""
+    wanted = recipe.data.exclude
+    by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
+    return {
+        prefix + name
+        for prefix, paths in by_prefix.items()
+        for path in paths
+        for name in named_identities(_below_root(recipe, path))
+    }
 
 
 def _deal_seed(recipe: Recipe) -> int:
@@ -130,36 +176,73 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     if partition.kind == "dirichlet":
         return dirichlet(faces, partition.parties, partition.alpha, rng)
     if partition.kind == "by-domain":
-        return by_domain(faces, recipe.data.source.domains)
+        source = recipe.data.source
+        return by_domain(faces, tuple(source.parts) or source.domains)
     return one_identity(faces)
 
 
 def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
-    """The pair lists of the recipe. Raises ValueError where an identity is both judged and trained on."""
+    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on."""
     found = []
     for name, wanted in recipe.judge.lists.items():
         faces, pairs = _list(recipe, name, wanted, held, packing)
-        check_disjoint(train, faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])))
+        shown = faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])]))
+        try:
+            for prefix in _prefixes(recipe, wanted):
+                check_disjoint(train, replace(shown, names=tuple(prefix + known for known in shown.names)))
+        except ValueError as error:
+            shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
+            raise RecipeError(
+                f"judge.lists.{name}: {shared} would be trained on as well, so that its figures would say nothing of "
+                "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
+            ) from None
         found.append(Lists(name, faces, pairs))
     return found
+
+
+def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+    """What the training source may put before the names of a list's identities.
+
+    A list with images of its own is held against every part of a joined source that may show the same people: of the
+    same folder, or synthetic of the same seed.
+    """
+    parts = recipe.data.source.parts
+    if wanted.source is None or not parts:
+        return [""]
+
+    def origin(source: config.Source) -> tuple[str, object]:
+        return source.kind, source.seed if source.kind == "synthetic" else _folder(recipe, source).resolve()
+
+    mine = origin(wanted.source)
+    return [f"{name}/" for name, part in parts.items() if origin(part) == mine]
 
 
 def _list(
     recipe: Recipe, name: str, wanted: PairsFrom, held: FaceSet, packing: Packing | None
 ) -> tuple[FaceSet, PairList]:
+    """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
+    prefix = f"{wanted.part}/" if wanted.part else ""
     if wanted.kind == "balanced":
         faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
+        if prefix:
+            faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
         if len(faces) == 0:
+            of_part = f" of part {wanted.part}" if wanted.part else ""
             raise RecipeError(
-                f"judge.lists.{name}: no identity is held out: set data.hold_out, or give judge.lists.{name}.source"
+                f"judge.lists.{name}: no identity{of_part} is held out: set data.hold_out, or give "
+                f"judge.lists.{name}.source"
             )
-        return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=generator(SPLIT_SEED, "pairs", name), title=name)
+        try:
+            rng = generator(SPLIT_SEED, "pairs", name)
+            return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=rng, title=name)
+        except ValueError as error:
+            raise RecipeError(f"judge.lists.{name}: {error}") from None
     if wanted.path is None:
         raise RecipeError(f"judge.lists.{name}.path: a list of kind {wanted.kind!r} needs the file of pairs")
-    faces, path = open_source(recipe, wanted.source or recipe.data.source, packing), _below_root(recipe, wanted.path)
-    if wanted.kind == "lfw":
-        return faces, read_pairs(path, faces)
-    return faces, devtest_all(faces, named_identities(path))
+    source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
+    faces, path = open_source(recipe, source, packing), _below_root(recipe, wanted.path)
+    pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
+    return replace(faces, names=tuple(prefix + known for known in faces.names)), pairs
 
 
 def backbone(recipe: Recipe) -> Backbone:

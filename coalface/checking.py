@@ -1,0 +1,54 @@
+"""What is wrong with a recipe, in words: the key, the reason and the nearest thing that is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be run; the message names the key and the remedy."""
+
+
+def unknown_key(where: str, known: Sequence[str]) -> str:
+    """What to say of a key that is not known."""
+    parent, _, key = where.rpartition(".")
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    hint = f"did you mean {parent + '.' if parent else ''}{near[0]}? " if near else ""
+    return f"{where} is not a key of a recipe; {hint}Known here: {', '.join(known) or 'none'}"
+
+
+def nearest(name: str, registry: Mapping[str, Any], what: str) -> str:
+    """The name itself, if the registry has it. Raises RecipeError with the nearest one else."""
+    if not isinstance(name, str) or name not in registry:
+        near = difflib.get_close_matches(str(name), list(registry), n=1, cutoff=0.0)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise RecipeError(f"{what}: {name!r} is not known{hint} Known: {', '.join(registry) or 'none'}")
+    return name
+
+
+def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> T:
+    """A dataclass from a mapping, its types checked. Raises RecipeError naming the key."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values, types = dict(given or {}), typing.get_type_hints(cls)
+    for key, value in settings.items():
+        if key not in fields:
+            raise RecipeError(unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})]))
+        if dataclasses.is_dataclass(types[key]) and isinstance(value, Mapping):
+            values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
+            continue
+        try:
+            values[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise RecipeError(f"{where}.{key}: {error.errors()[0]['msg']}; got {value!r}") from None
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{where}: {error}") from error
