@@ -137,8 +137,9 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
-    for name, value in figures.items():
-        typer.echo(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
+    for name, value in figures.items():  # figures are percent, thresholds are cosines
+        shown = f"{value:.4f}" if name.startswith("threshold") else f"{value:.2f} %"
+        typer.echo(f"{name:24} {shown if isinstance(value, float) else value}")
 
 
 @app.command()
@@ -244,9 +245,10 @@ def main() -> None:
 
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("stopped; `coalface resume RUN` goes on from the last checkpoint", err=True)
-        sys.exit(130)
-    except (RecipeError, CheckpointError, RunFailed, FileNotFoundError, FileExistsError, ValueError) as error:
+    except SystemExit as ended:
+        if ended.code == 130:  # typer makes it of Ctrl-C
+            typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
+        raise
+    except (RecipeError, CheckpointError, RunFailed, OSError, ValueError) as error:
         typer.echo(f"coalface: {error}", err=True)
         sys.exit(1)

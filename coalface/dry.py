@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from coalface import config, planning, world
+from coalface import planning, world
 from coalface.config import Recipe
 from coalface.methods import METHODS
 from coalface.planning import Plan
 from coalface.report.runs import size
 
 
-def plan(recipe: Recipe) -> Plan:
+def plan(recipe: Recipe, parties: int | None = None) -> Plan:
     """One round's messages, with as many parties as the recipe would deal."""
-    names = [f"party-{place:05d}" for place in range(party_count(recipe))]
+    names = [f"party-{place:05d}" for place in range(parties or party_count(recipe))]
     first = world.backbone(recipe).shared()
     return planning.plan(recipe.build_method(), {"trainer": names}, first, recipe.model.batchnorm)
 
@@ -30,15 +30,16 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory it takes."""
-    config.parse(recipe.model_dump(mode="json"))
     recipe = recipe.with_threads()
-    planned, engine = plan(recipe), recipe.engine
+    parties, rounds, engine = party_count(recipe), recipe.rounds, recipe.engine
+    planned = plan(recipe, parties)
     message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")
-    model = sum(t.numel() * t.element_size() for t in world.backbone(recipe).shared().values())
+    model = sum(s.bytes or 0 for s in planned.sent if s.direction == "up" and s.kind.endswith("folded"))
     window = 1 if engine.workers == 1 else engine.window or 4 * engine.workers
-    rounds = recipe.rounds
+    asked = max(planned.parties.values())
+    over = several(parties, "party", "parties") + (f" ({asked:,} a round)" if asked < parties else "")
     lines = [
-        f"{recipe.name}: {recipe.method} over {party_count(recipe):,} parties, {rounds} rounds, seed {recipe.seed}",
+        f"{recipe.name}: {recipe.method} over {over}, {several(rounds, 'round')}, seed {recipe.seed}",
         "",
         wire_text(recipe, planned),
         "",
@@ -46,9 +47,19 @@ def describe(recipe: Recipe) -> str:
         f"in all: down {size(rounds * planned.down())}, up {size(rounds * planned.up())}",
         f"memory for messages: a window of {window} {'reply' if window == 1 else 'replies'} ({size(window * message)}) "
         f"and the sums of the folds ({size(4 * model)}); pixels are mapped, private state and replies lie on the disk",
-        f"processes: {engine.workers}, {engine.threads} threads each; a checkpoint every {engine.checkpoint} rounds",
+        f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads or 1, 'thread')}; a checkpoint "
+        f"every {several(engine.checkpoint, 'round') if engine.checkpoint > 1 else 'round'}",
     ]
     return "\n".join(lines)
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> several(1, "round"), several(2_000, "party", "parties")
+    ('1 round', '2,000 parties')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def wire_text(recipe: Recipe, planned: Plan) -> str:

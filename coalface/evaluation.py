@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from coalface.core import generator
@@ -15,7 +16,7 @@ from coalface.data.folder import read_folder
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.evaluate.features import embed, images_needed
-from coalface.evaluate.verification import judge, score_pairs, tar_at_far, two_list_accuracy
+from coalface.evaluate.verification import judge, score_pairs, two_list_accuracy
 from coalface.models import Backbone, build
 
 FARS = (0.1, 0.01, 0.001)
@@ -73,6 +74,8 @@ def judge_model(
     Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1).
     """
     backbone, about = read_model(model, party)
+    if not on.exists():
+        raise FileNotFoundError(f"{on} is not there: give a pair list, a pack, or identity folders")
     if on.is_dir():
         faces = read_faces(on, about)
         chosen = balanced_pairs(faces, pairs=pairs, rng=generator(2048, "pairs"), title=on.name)
@@ -81,22 +84,20 @@ def judge_model(
     else:
         faces = read_faces(images, about)
         chosen = read_pairs(on, faces)
-    scores = _scores(backbone, faces, chosen, flip)
-    needed, left, right = images_needed(chosen.left, chosen.right)
-    features = embed(backbone.module, faces, needed, flip=flip)
+    features, left, right = _features(backbone, faces, chosen, flip)
     judged = judge(features, left, right, chosen.same, chosen.fold, chosen.headline, FARS)
     figures: dict[str, Any] = {"model": str(model), "on": str(on), "pairs": len(chosen), **judged.figures()}
-    for tar in tar_at_far(scores, chosen.same, FARS):
-        if tar.carried:
-            figures[f"threshold@far={tar.far:g}"] = tar.threshold
+    figures |= {f"threshold@far={tar.far:g}": tar.threshold for tar in judged.tars if tar.carried}
     if threshold_from is not None:
         other = read_pairs(threshold_from, faces)
-        train = _scores(backbone, faces, other, flip)
-        figures["accuracy_two_lists"] = 100 * two_list_accuracy(train, other.same, scores, chosen.same).mean
+        chosen_on = score_pairs(*_features(backbone, faces, other, flip))
+        scores = score_pairs(features, left, right)
+        figures["accuracy_two_lists"] = 100 * two_list_accuracy(chosen_on, other.same, scores, chosen.same).mean
     return figures
 
 
-def _scores(backbone: Backbone, faces: FaceSet, chosen: PairList, flip: bool) -> Any:
+def _features(
+    backbone: Backbone, faces: FaceSet, chosen: PairList, flip: bool
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     needed, left, right = images_needed(chosen.left, chosen.right)
-    features = embed(backbone.module, faces, needed, flip=flip)
-    return score_pairs(features, np.asarray(left), np.asarray(right))
+    return embed(backbone.module, faces, needed, flip=flip), left, right

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from coalface import config, experiment, world
 from coalface.comparing import bootstrap_of, paired
 from coalface.config import Recipe, RecipeError
 from coalface.experiment import View
 from coalface.judging import read_lists
+from coalface.report.runs import figure_name, size
+from coalface.yamltext import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,46 @@ class Cell:
     @property
     def name(self) -> str:
         """Names the cell for people."""
-        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.chosen.items())
+        return " ".join(f"{key.rpartition('.')[2]}={_shown(value)}" for key, value in self.chosen.items())
+
+    @property
+    def setting(self) -> str:
+        """What was swept besides the seed; cells of one setting are averaged."""
+        swept = ", ".join(f"{key}={_shown(value)}" for key, value in self.chosen.items() if key != "seed")
+        return swept or self.recipe.method
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
-    """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError."""
-    axes = []
+    """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError.
+
+    Commas separate values, except those inside brackets or quotes: `data.source.domains=[studio],[studio,night]` has
+    two values.
+    """
+    axes: dict[str, list[Any]] = {}
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator:
             raise RecipeError(f"{change!r} is not a change: write key=value or key=a,b,c")
-        value = yaml.safe_load(text)
-        many = text.split(",") if isinstance(value, str | tuple) and "," in text else None
-        values = [yaml.safe_load(v) for v in many] if many else value if isinstance(value, list) else [value]
-        axes.append([(key, v) for v in values])
-    cells = []
-    for point in itertools.product(*axes):
-        recipe = config.load(path, [f"{key}={json.dumps(value)}" for key, value in point]).with_threads()
-        swept = {key: value for (key, value), axis in zip(point, axes, strict=True) if len(axis) > 1}
-        cells.append(Cell(swept, recipe))
+        if key in axes:
+            raise RecipeError(f"{key} is given twice: write all its values in one, as {key}=a,b,c")
+        try:
+            values = parse_yaml(f"[{text}]") or [None]
+        except ValueError as error:
+            raise RecipeError(f"{change!r}: the values are not YAML ({error}); put them in quotes?") from None
+        axes[key] = [value for place, value in enumerate(values) if value not in values[:place]]
+    tree, cells = config.read(path), []
+    for point in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, point, strict=True))
+        changed = tree
+        for key, value in chosen.items():
+            changed = config.with_value(changed, key, value)
+        swept = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
+        cells.append(Cell(swept, config.parse(changed).with_threads()))
     return cells
 
 
@@ -62,6 +85,7 @@ def sweep(
 ) -> str:
     """Run the cells that are not done yet, then write and return the table (`OUT/table.md`)."""
     cells = grid(path, changes)
+    _baseline([cell.setting for cell in cells], baseline)  # a mistake in it should not show after hours
     out.mkdir(parents=True, exist_ok=True)
     done = read_cells(out / "cells.jsonl")
     for number, cell in enumerate(cells, start=1):
@@ -70,7 +94,7 @@ def sweep(
             continue
         view.note(f"cell {number} of {len(cells)}: {cell.name}")
         place = out / "runs" / digest
-        recipe = cell.recipe.model_copy(update={"name": f"{cell.recipe.name} {cell.name}"})
+        recipe = cell.recipe.model_copy(update={"name": f"{cell.recipe.name} {cell.name}".rstrip()})
         if (place / "config.yaml").exists():
             experiment.resume(place, view)
         else:
@@ -90,12 +114,18 @@ def read_cells(path: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     if not path.exists():
         return found
-    whole, _, cut = path.read_text(encoding="utf-8").rpartition("\n")
-    if cut:
-        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
-    for line in whole.splitlines():
-        cell = json.loads(line)
-        found[cell["hash"]] = cell
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    for number, line in enumerate(data[:whole].decode("utf-8").splitlines(), start=1):
+        try:
+            cell = json.loads(line)
+            found[cell["hash"]] = cell
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecipeError(
+                f"{path}, line {number} is no cell ({error!r}): delete the line, and it is run again"
+            ) from None
     return found
 
 
@@ -113,19 +143,20 @@ def table(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]], baseline
     """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for cell in cells:
-        label = ", ".join(f"{k}={v}" for k, v in cell.chosen.items() if k != "seed") or cell.recipe.method
-        groups.setdefault(label, []).append(done[cell.recipe.digest()])
+        groups.setdefault(cell.setting, []).append(done[cell.recipe.digest()])
     names = list(dict.fromkeys(n for g in groups.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
-    lines = ["| setting | seeds | " + " | ".join(names) + " | down | up | seconds |", "|---" * (len(names) + 5) + "|"]
-    lines.append(_row("untrained", next(iter(groups.values())), "untrained", names))
-    lines += [_row(label, group, "figures", names) for label, group in groups.items()]
-    lines += [
+    rows = [["setting", "seeds", *map(figure_name, names), "down", "up", "seconds"]]
+    rows.append(_row("untrained", next(iter(groups.values())), "untrained", names))
+    rows += [_row(label, group, "figures", names) for label, group in groups.items()]
+    lines = [
+        *aligned(rows, left=1),
         "",
         "Figures in percent: mean over seeds ± standard deviation over seeds. Bytes and seconds: mean of a run.",
     ]
     if len(groups) > 1:
-        first = _baseline(groups, baseline)
-        lines += ["", *_differences(cells[0].recipe, groups, first)]
+        first = _baseline(list(groups), baseline)
+        recipe = next(cell.recipe for cell in cells if cell.setting == first)
+        lines += ["", *_differences(recipe, groups, first)]
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +164,23 @@ def _flat(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {f"{on}/{name}": value for on, each in figures.items() for name, value in each.items()}
 
 
-def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> str:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A Markdown table whose columns stand beneath each other as text too, the first `left` to the left.
+
+    >>> aligned([["method", "%"], ["solo", "81.20"]], left=1)
+    ['| method |     % |', '|--------|------:|', '| solo   | 81.20 |']
+    """
+    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*safe, strict=True)]
+    lines = []
+    for row in safe:
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append(f"| {' | '.join(padded)} |")
+    rule = ["-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)]
+    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
+
+
+def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> list[str]:
     flat = [_flat(cell[key]) for cell in group]
     shown = []
     for name in names:
@@ -141,17 +188,17 @@ def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequen
         spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
         shown.append(f"{np.mean(values):.2f}{spread}" if values else "")
     ran = key == "figures"
-    shown += [f"{np.mean([c['bytes'][way] for c in group]) / 1e6:.1f} MB" if ran else "" for way in ("down", "up")]
+    shown += [size(float(np.mean([c["bytes"][way] for c in group]))) if ran else "" for way in ("down", "up")]
     shown.append(f"{np.mean([c['seconds']['total'] for c in group]):.0f}" if ran else "")
-    return f"| {label} | {len(group)} | " + " | ".join(shown) + " |"
+    return [label, str(len(group)), *shown]
 
 
-def _baseline(groups: Mapping[str, Any], wanted: str | None) -> str:
-    if wanted is None:
-        return next(iter(groups))
-    found = [label for label in groups if wanted in label.split(", ")]
+def _baseline(settings: Sequence[str], wanted: str | None) -> str:
+    """The first setting that has the wanted `key=value`."""
+    found = [setting for setting in settings if wanted is None or wanted in (setting, *setting.split(", "))]
     if not found:
-        raise RecipeError(f"--baseline {wanted}: no setting of the sweep has it; there are {'; '.join(groups)}")
+        known = "; ".join(dict.fromkeys(settings))
+        raise RecipeError(f"--baseline {wanted}: no setting of the sweep has it; there are {known}")
     return found[0]
 
 
@@ -161,19 +208,19 @@ def _differences(recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]
         f"Differences to {first}, percent points, 95 % interval (2,000 paired draws of the judged identities):",
         "",
     ]
-    lines += ["| setting | figure | difference | interval | verdict |", "|---|---|---|---|---|"]
+    rows = [["setting", "figure", "difference", "interval", "verdict"]]
     for chosen in world.judged(recipe, train, held):
         bootstrap = bootstrap_of(chosen.identities)
         base = [cell["evidence"][chosen.name] for cell in groups[first]]
         for label, group in groups.items():
             if label == first:
                 continue
-            found = paired([cell["evidence"][chosen.name] for cell in group], base, bootstrap)
+            found = paired([cell["evidence"].get(chosen.name, ()) for cell in group], base, bootstrap)
+            if not found:
+                rows.append([label, chosen.name, "", "", "judged on other pairs"])
             for name, difference in found.items():
                 d = difference.figures()
                 verdict = {"first": "higher", "second": "lower"}.get(str(d["verdict"]), "undecided")
-                lines.append(
-                    f"| {label} | {chosen.name}/{name} | {d['difference']:+.2f} | {d['low']:+.2f} to {d['high']:+.2f} "
-                    f"| {verdict} |"
-                )
-    return lines
+                numbers = [f"{d['difference']:+.2f}", f"{d['low']:+.2f} to {d['high']:+.2f}"]
+                rows.append([label, figure_name(f"{chosen.name}/{name}"), *numbers, verdict])
+    return [*lines, *aligned(rows, left=2)]
