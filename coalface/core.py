@@ -411,10 +411,13 @@ class Federation(ABC):
     """The backbone's first weights, made from the run's seed."""
     policy: str
     """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
-    round: int
-    """The round under way, 1 for the first of a stage."""
     rng: np.random.Generator
     """A stream of its own for (run seed, server, stage, round)."""
+
+    @property
+    @abstractmethod
+    def round(self) -> int:
+        """The round under way, 1 for the first of a stage."""
 
     @abstractmethod
     def parties(self, role: str) -> tuple[str, ...]:

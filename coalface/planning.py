@@ -74,8 +74,10 @@ def _fields(cls: type, path: str) -> list[str]:
 class _Paper(Federation):
     """A federation on paper: it notes what is asked and answers as each reply is declared."""
 
+    round = 1
+
     def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> None:
-        self.method, self.initial, self.policy, self.data, self.round = method, initial, policy, None, 1
+        self.method, self.initial, self.policy, self.data = method, initial, policy, None
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}

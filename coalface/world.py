@@ -34,7 +34,7 @@ from coalface.data.partition import (
 from coalface.data.source import Source
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.local import World
-from coalface.engines.server import Numerics
+from coalface.engines.standing import Numerics
 from coalface.evaluate.paired import PairIdentities
 from coalface.learn.compute import Compute
 from coalface.methods import METHODS

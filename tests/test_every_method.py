@@ -300,7 +300,7 @@ def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, tmp_p
     ran, heard = listened(method, tmp_path, build)
     lines = [json.loads(t) for p in sorted((tmp_path / "ledger").iterdir()) for t in p.read_text().splitlines()]
     assert sum(entry["bytes"] for entry in lines) == sum(len(data) for _, data in heard.replies)
-    assert ran.server.totals["up"] <= sum(entry["bytes"] for entry in lines)  # a stage may begin with an ask
+    assert ran.server.at.totals["up"] <= sum(entry["bytes"] for entry in lines)  # a stage may begin with an ask
     expected = []
     for request, data in sorted(heard.replies, key=lambda pair: pair[0].party):
         cls = method.steps[request.step][1].reply
@@ -339,7 +339,7 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
     if can_be(method, what):
         assert all(bad in r["failed"] for r in records if r["asked"])
         assert any("dropped out" not in r["failed"].get(bad, "dropped out") for r in records)
-        assert ran.server.tallies[bad].rounds == 0
+        assert ran.server.at.tallies[bad].rounds == 0
     if method.pooled and can_be(method, what):  # nobody else is there: every round is abandoned
         assert all(r["abandoned"] for r in records)
         assert worlds.raw(ran.models.shared or {}) == worlds.raw(build().backbone.shared())

@@ -23,7 +23,8 @@ from coalface.data.faces import FaceSet
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.desk import Commit, Request
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import Numerics, Reply, Rules, Server
+from coalface.engines.server import Reply, Rules, Server
+from coalface.engines.standing import Numerics
 from coalface.learn.compute import Compute
 from coalface.learn.margins import CosFace
 from coalface.learn.work import LocalWork

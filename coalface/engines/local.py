@@ -19,7 +19,8 @@ from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
 from coalface.engines.desk import Desk, Request, Site, StepFailed
-from coalface.engines.server import Member, Numerics, Reply, RunFailed
+from coalface.engines.server import Member, Reply, RunFailed
+from coalface.engines.standing import Numerics
 
 _WORKER_DIED = (
     "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "

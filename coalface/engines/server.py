@@ -18,22 +18,8 @@ from coalface.core import Abandoned, Answer, Federation, Mean, Method, Models, T
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.folding import Fold
+from coalface.engines.standing import Call, Numerics, Standing, Tally, check_same
 from coalface.engines.trouble import Trouble
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """What the bits of a run depend on besides its recipe; the same for every number of workers."""
-
-    threads: int = 2
-    """Threads of each step."""
-    device: str = "cpu"
-    autocast: str | None = None
-    channels_last: bool = False
-    flush_denormals: bool = True
-    block: int = 16
-    """Parties whose replies are summed before their sum joins the total."""
-    cohorts: str = "off"
 
 
 @dataclass(frozen=True)
@@ -86,34 +72,8 @@ Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
 
 
-@dataclass
-class Tally:
-    """What the server counts of one party over a run."""
-
-    rounds: int = 0
-    failed: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    last_loss: float | None = None
-
-
 class RunFailed(RuntimeError):
     """The run cannot go on."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One `ask` or `post`."""
-
-    step: str
-    to: tuple[str, ...]
-    stage: str
-    round: int
-    rounds: int
-    ordinal: int
-    call: int
-    common: wire.Encoded | None
-    each: Mapping[str, Any] | None
 
 
 @dataclass
@@ -149,22 +109,19 @@ class Server(Federation):
         self.method, self.rules, self.numerics, self.transport = method, rules, numerics, transport
         self.folder, self.observers, self.report = folder, observers, report
         self.initial, self.policy, self.data = initial, policy, public
-        self.tallies = {name: Tally() for name in sorted(transport.members)}
-        self.totals = {"down": 0, "up": 0}
-        self.seconds = {"training": 0.0, "judging": 0.0, "checkpoint": 0.0}
-        self.round = 0
+        self.at = Standing({name: Tally() for name in sorted(transport.members)})
         self._stages = method.stages()
-        self._stage, self._ordinal, self._abandoned = 0, 0, 0
-        self._accepted: dict[str, str] = {}
-        self._horizons: list[tuple[int, dict[str, str]]] = [(0, {})]  # one for each checkpoint that is kept
-        self._open: dict[Ticket, _Call] = {}
         self._now = _Round()
         folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def round(self) -> int:
+        return self.at.round
 
     # --- what a method may ask ----------------------------------------------------------------------------------------
 
     def parties(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name in self.tallies if self.transport.members[name].role == role)
+        return tuple(name for name in self.at.tallies if self.transport.members[name].role == role)
 
     def images(self, party: str) -> int:
         return self.transport.members[party].images
@@ -196,22 +153,22 @@ class Server(Federation):
     ) -> Ticket:
         call = self._idle(self._call(step, to, common, each))
         ticket = Ticket(call.stage, call.round, call.call)
-        self._open[ticket] = call
+        self.at.posted[ticket] = call
         self.transport.post(ticket, list(self._requests(call, {})))
         return ticket
 
     def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
-        if ticket not in self._open:
+        if ticket not in self.at.posted:
             raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
-        call, failed = self._open[ticket], dict[str, str]()
+        call, failed = self.at.posted[ticket], dict[str, str]()
         requests = list(self._requests(call, failed))
         answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least)
-        del self._open[ticket]
+        del self.at.posted[ticket]
         return answer
 
     def _call(
         self, step: Callable[..., Any], to: Iterable[str] | None, common: Any, each: Mapping[str, Any] | None
-    ) -> _Call:
+    ) -> Call:
         name, declaration = self.method.find(step)
         where = f"{type(self.method).__name__}, step {name}"
         known = self.parties(declaration.role)
@@ -229,25 +186,25 @@ class Server(Federation):
             if value is not None and type(value) is not declared:
                 raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}.")
         self._now.calls += 1
-        stage = self._stages[self._stage]
+        stage = self._stages[self.at.stage]
         encoded = wire.encode(common) if common is not None else None
-        when = (stage.name, self.round, stage.rounds, self._ordinal, self._now.calls)
-        return _Call(name, names, *when, encoded, each)
+        when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
+        return Call(name, names, *when, encoded, each)
 
-    def _idle(self, call: _Call) -> _Call:
-        if busy := sorted({p for other in self._open.values() for p in other.to} & set(call.to))[:5]:
+    def _idle(self, call: Call) -> Call:
+        if busy := sorted({p for other in self.at.posted.values() for p in other.to} & set(call.to))[:5]:
             raise ValueError(
                 f"{type(self.method).__name__}, step {call.step}: {busy} still work on what was posted to them; "
                 "collect that ticket first."
             )
         return call
 
-    def _requests(self, call: _Call, failed: dict[str, str] | None) -> Iterator[Request]:
+    def _requests(self, call: Call, failed: dict[str, str] | None) -> Iterator[Request]:
         """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties.
 
         `failed` takes the parties that are not reached; with None every party is.
         """
-        ordinal, checkpointed = self._horizons[0]
+        ordinal, checkpointed = self.at.horizons[0]
         when = (call.stage, call.round, call.call)
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         for party in call.to:
@@ -258,14 +215,14 @@ class Server(Federation):
                 run=self.rules.run,
                 party=party,
                 each=wire.encode(call.each[party]) if call.each is not None else None,
-                base=self._now.accepted.get(party, self._accepted.get(party)),
+                base=self._now.accepted.get(party, self.at.accepted.get(party)),
                 horizon=(ordinal, checkpointed.get(party)),
                 **shared,
             )
 
     def _gather(
         self,
-        call: _Call,
+        call: Call,
         replies: Iterator[tuple[Request, Reply]],
         failed: dict[str, str],
         folds: Sequence[Mean],
@@ -286,7 +243,7 @@ class Server(Federation):
         down = len(call.common.data) if call.common else 0
         for request, reply in replies:
             party = request.party
-            tally = self.tallies[party]
+            tally = self.at.tallies[party]
             sent = down + (len(request.each.data) if request.each else 0)
             tally.bytes_down += sent
             self._now.bytes_down += sent
@@ -331,7 +288,7 @@ class Server(Federation):
 
     def _close(
         self,
-        call: _Call,
+        call: Call,
         accepted: dict[str, str],
         failed: dict[str, str],
         sums: Sequence[Fold],
@@ -341,7 +298,7 @@ class Server(Federation):
         self._now.asked |= set(call.to)
         self._now.failed |= failed
         for party in failed:
-            self.tallies[party].failed += 1
+            self.at.tallies[party].failed += 1
         share = self.rules.quorum * len(call.to)
         need = max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is a little more than 55 in floats
         if len(accepted) < need:  # before any sum is opened
@@ -362,17 +319,17 @@ class Server(Federation):
         Raises RunFailed after `rules.patience` abandoned rounds in a row, or at a failed step if `on_error` is `stop`.
         """
         state = self._restore()
-        for index in range(self._stage, len(self._stages)):
+        for index in range(self.at.stage, len(self._stages)):
             stage = self._stages[index]
-            if self._stage != index or state is None:
-                self._stage, self.round = index, 0
+            if self.at.stage != index or state is None:
+                self.at.stage, self.at.round = index, 0
                 state = self._begin(stage.begin, state)
-            while self.round < stage.rounds:
-                self.round += 1
-                state = self._one_round(stage.round, state, last=self.round == stage.rounds)
-            self._drain(list(self._open))
-            asked = [party for party, tally in self.tallies.items() if tally != Tally()]
-            self.transport.settle({party: self._accepted.get(party) for party in asked}, self._ordinal)
+            while self.at.round < stage.rounds:
+                self.at.round += 1
+                state = self._one_round(stage.round, state, last=self.at.round == stage.rounds)
+            self._drain(list(self.at.posted))
+            asked = [party for party, tally in self.at.tallies.items() if tally != Tally()]
+            self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
 
     def resumes_after(self) -> int:
@@ -382,12 +339,12 @@ class Server(Federation):
 
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
-        return self.seconds["checkpoint"] / max(1e-9, sum(self.seconds.values()))
+        return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
         for ticket in tickets:
-            requests = list(self._requests(self._open.pop(ticket), {}))
+            requests = list(self._requests(self.at.posted.pop(ticket), {}))
             collections.deque(self.transport.collect(ticket, requests), maxlen=0)
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
@@ -398,60 +355,60 @@ class Server(Federation):
         return self.transport.own_models(self._requests(call, None))
 
     def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
-        self._ordinal += 1
+        self.at.ordinal += 1
         self._start()
         try:
             state = begin(self, before)
         except Abandoned as error:
-            raise RunFailed(f"stage {self._stages[self._stage].name} could not begin: {error}") from error
-        self._accepted |= self._now.accepted
+            raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
+        self.at.accepted |= self._now.accepted
         return state
 
     def _start(self) -> None:
         self._now = _Round()
-        self.rng = generator(self.rules.seed, "server", self._stages[self._stage].name, self.round)
+        self.rng = generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round)
 
     def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
-        self._ordinal += 1
+        self.at.ordinal += 1
         self._start()
         begun, abandoned = time.perf_counter(), None
-        kept_open = dict(self._open)
+        kept_open = dict(self.at.posted)
         try:
             state = round_(self, state)
-            self._accepted |= self._now.accepted
-            self._abandoned = 0
+            self.at.accepted |= self._now.accepted
+            self.at.abandoned = 0
         except Abandoned as error:
-            abandoned, self._abandoned = str(error), self._abandoned + 1
+            abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
             self._now.accepted.clear()
-            self._drain(t for t in list(self._open) if t not in kept_open)
-            self._open = kept_open
+            self._drain(t for t in list(self.at.posted) if t not in kept_open)
+            self.at.posted = kept_open
         trained = time.perf_counter()
         for party in self._now.asked - set(self._now.failed):
-            self.tallies[party].rounds += abandoned is None
-        self.totals["down"] += self._now.bytes_down
-        self.totals["up"] += self._now.bytes_up
-        record: dict[str, Any] = {"stage": self._stages[self._stage].name, "round": self.round}
+            self.at.tallies[party].rounds += abandoned is None
+        self.at.totals["down"] += self._now.bytes_down
+        self.at.totals["up"] += self._now.bytes_up
+        record: dict[str, Any] = {"stage": self._stages[self.at.stage].name, "round": self.at.round}
         record |= {"asked": len(self._now.asked), "arrived": len(self._now.asked - set(self._now.failed))}
         record |= {"failed": dict(sorted(self._now.failed.items())), "abandoned": abandoned is not None}
         record |= {"bytes_down": self._now.bytes_down, "bytes_up": self._now.bytes_up, **self._now.metrics}
         if abandoned is not None:
             record["reason"] = abandoned
-        if self.rules.judge and (self.round % self.rules.judge == 0 or last):
+        if self.rules.judge and (self.at.round % self.rules.judge == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
         judged = time.perf_counter()
         self._write_line("metrics.jsonl", record)
-        if last or self._ordinal % self.rules.checkpoint == 0:
+        if last or self.at.ordinal % self.rules.checkpoint == 0:
             self._checkpoint(state, keep=1 if last else self.rules.keep)
         ended = time.perf_counter()
         spent = {"training": trained - begun, "judging": judged - trained, "checkpoint": ended - judged}
-        self.seconds = {name: self.seconds[name] + more for name, more in spent.items()}
+        self.at.seconds = {name: self.at.seconds[name] + more for name, more in spent.items()}
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
-        self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.round, **clock})
+        self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.at.round, **clock})
         self.report({**record, **clock})
-        if self._abandoned > self.rules.patience:
+        if self.at.abandoned > self.rules.patience:
             raise RunFailed(
-                f"{self._abandoned} rounds in a row were abandoned; the last: {abandoned}. The model is as it was "
+                f"{self.at.abandoned} rounds in a row were abandoned; the last: {abandoned}. The model is as it was "
                 "before them. Mend the parties or lower engine.quorum, then resume."
             )
         return state
@@ -463,32 +420,14 @@ class Server(Federation):
             file.write(json.dumps(record) + "\n")
 
     def _checkpoint(self, state: Any, *, keep: int) -> None:
-        posted, calls = {}, []
-        for place, (ticket, call) in enumerate(self._open.items()):
-            about = {k: v for k, v in vars(call).items() if k not in ("common", "each")}
-            calls.append(
-                {"ticket": vars(ticket), "call": about, "common": call.common is not None, "each": bool(call.each)}
-            )
-            if call.common is not None:
-                posted[f"posted-{place}-common"] = bytes(call.common.data)
-            for number, party in enumerate(call.to if call.each is not None else ()):
-                posted[f"posted-{place}-each-{number}"] = bytes(wire.encode(call.each[party]).data)  # type: ignore[index]
-        record = {
-            "accepted": self._accepted,
-            "abandoned": self._abandoned,
-            "tallies": {p: list(vars(t).values()) for p, t in self.tallies.items() if t != Tally()},
-            "totals": self.totals,
-            "seconds": self.seconds,
-            "metrics": (self.folder / "metrics.jsonl").stat().st_size,
-            "numerics": dataclasses.asdict(self.numerics),
-            "seed": self.rules.seed,
-            "posted": calls,
-        }
+        at = self.at
+        length = (self.folder / "metrics.jsonl").stat().st_size
+        record, posted = at.record(self.numerics, self.rules.seed, length)
         packed = bytes(wire.pack(state).data)
-        here = checkpoint.Checkpoint(self._ordinal, self._stage, self.round, packed, record, posted)
+        here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
         checkpoint.save(self.folder / "checkpoints", here, keep=keep)
-        self._horizons = [*self._horizons, (self._ordinal, dict(self._accepted))][-keep:]
+        at.horizons = [*at.horizons, (at.ordinal, dict(at.accepted))][-keep:]
 
     def _restore(self) -> Any:
         found = checkpoint.load(self.folder / "checkpoints")
@@ -496,39 +435,10 @@ class Server(Federation):
         if found is None:
             metrics.write_bytes(b"")
             return None
-        record = found.record
-        mine = dataclasses.asdict(self.numerics)
-        differ = [f"{k} {v} (now {mine.get(k)})" for k, v in record["numerics"].items() if mine.get(k) != v]
-        if differ or record["seed"] != self.rules.seed:
-            raise checkpoint.CheckpointError(
-                f"{self.folder}: the run was begun with other numerics: {', '.join(differ) or 'the seed'}. "
-                "Resume with the same, or start a new run."
-            )
-        self._ordinal, self._stage, self.round = found.ordinal, found.stage, found.round
-        self._accepted, self._abandoned = record["accepted"], record["abandoned"]
-        self._horizons = [(0, {}), (self._ordinal, dict(self._accepted))][
-            -self.rules.keep :
-        ]  # older ones lie there too
-        self.totals, self.seconds = record["totals"], record["seconds"]
-        self.tallies |= {p: Tally(*values) for p, values in record["tallies"].items()}
-        os.truncate(metrics, record["metrics"])
-        for place, entry in enumerate(record["posted"]):
-            self._repost(place, entry, found.posted)
-        return checkpoint.unpack_state(found.state, self._stages[self._stage].state)
-
-    def _repost(self, place: int, entry: dict[str, Any], posted: Mapping[str, bytes]) -> None:
-        declaration = self.method.steps[entry["call"]["step"]][1]
-        about = entry["call"] | {"to": tuple(entry["call"]["to"])}
-        common: Any = None
-        if entry["common"] and declaration.common:
-            data = bytearray(posted[f"posted-{place}-common"])
-            common = wire.encode(wire.decode(data, declaration.common))
-        each: dict[str, Any] | None = None
-        if entry["each"] and declaration.each:
-            numbered = enumerate(about["to"])
-            each = {
-                p: wire.decode(bytearray(posted[f"posted-{place}-each-{i}"]), declaration.each) for i, p in numbered
-            }
-        call, ticket = _Call(**about, common=common, each=each), Ticket(**entry["ticket"])
-        self._open[ticket] = call
-        self.transport.post(ticket, list(self._requests(call, {})))
+        check_same(found.record, self.numerics, self.rules.seed)
+        self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
+        self.at.restore(found.record, found.posted, self.method, self.rules.keep)
+        os.truncate(metrics, found.record["metrics"])
+        for ticket, call in self.at.posted.items():
+            self.transport.post(ticket, list(self._requests(call, {})))
+        return checkpoint.unpack_state(found.state, self._stages[self.at.stage].state)

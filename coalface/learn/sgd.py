@@ -123,7 +123,11 @@ def train(
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
     named[HEAD] = head
     parameters = list(named.values())
-    buffers = [velocity[n].to(p.device, copy=True) if velocity else torch.zeros_like(p) for n, p in named.items()] if momentum else []
+    buffers = (
+        [velocity[n].to(p.device, copy=True) if velocity else torch.zeros_like(p) for n, p in named.items()]
+        if momentum
+        else []
+    )
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
         pixels, labels = party.compute.batch(party.data, index, party.rng)

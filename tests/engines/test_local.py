@@ -79,7 +79,7 @@ def test_any_number_of_workers_gives_the_same_bits_within_the_window(tmp_path: P
     alone = run(Moves(rounds=4, note=True), tmp_path / "alone", ROLES, **rules)
     many = run(Moves(rounds=4, note=True), tmp_path / "many", ROLES, transport=counting(n, window), **rules)
     assert many.bytes() == alone.bytes()
-    assert many.server.tallies == alone.server.tallies
+    assert many.server.at.tallies == alone.server.at.tallies
     assert Counting.most == window
 
 

@@ -33,7 +33,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def controls(ran: Ran) -> dict[str, Control]:
     """The private control variate of every party, as it lies on the disk after the run."""
     found = {}
-    for party in ran.server.tallies:
+    for party in ran.server.at.tallies:
         (path,) = (ran.folder / "parties" / party).glob("*.commit")
         stored = Commit.open(path).read("Control")
         assert stored is not None
@@ -68,19 +68,19 @@ def test_a_round_is_what_the_method_says(tmp_path: Path) -> None:
 def test_bytes_are_those_that_were_encoded(tmp_path: Path) -> None:
     ran = run(Moves(rounds=2), tmp_path)
     ledgers = [json.loads(t) for p in (tmp_path / "ledger").iterdir() for t in p.read_text().splitlines()]
-    assert ran.server.totals["up"] == sum(entry["bytes"] for entry in ledgers)
-    assert ran.server.totals["up"] == sum(r["bytes_up"] for r in metrics(tmp_path))
+    assert ran.server.at.totals["up"] == sum(entry["bytes"] for entry in ledgers)
+    assert ran.server.at.totals["up"] == sum(r["bytes_up"] for r in metrics(tmp_path))
     first = wire.size(Values(values={"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}))
-    assert ran.server.totals["down"] == 2 * 3 * first == sum(t.bytes_down for t in ran.server.tallies.values())
-    assert [t.rounds for t in ran.server.tallies.values()] == [2, 2, 2]
-    assert [t.last_loss for t in ran.server.tallies.values()] == [1.0, 2.0, 3.0]
+    assert ran.server.at.totals["down"] == 2 * 3 * first == sum(t.bytes_down for t in ran.server.at.tallies.values())
+    assert [t.rounds for t in ran.server.at.tallies.values()] == [2, 2, 2]
+    assert [t.last_loss for t in ran.server.at.tallies.values()] == [1.0, 2.0, 3.0]
 
 
 def test_only_a_sample_trains_and_the_rest_stays_as_it_was(tmp_path: Path) -> None:
     ran = run(Moves(rounds=6, sample=2), tmp_path)
-    rounds = {party: sum(call[0] == party for call in CALLS) for party in ran.server.tallies}
+    rounds = {party: sum(call[0] == party for call in CALLS) for party in ran.server.at.tallies}
     assert sum(rounds.values()) == 12
-    assert [t.rounds for t in ran.server.tallies.values()] == list(rounds.values())
+    assert [t.rounds for t in ran.server.at.tallies.values()] == list(rounds.values())
     assert {p: c.rounds for p, c in controls(ran).items()} == {p: n for p, n in rounds.items() if n}
 
 
@@ -92,7 +92,7 @@ def test_a_refused_reply_is_named_and_leaves_its_party_where_it_was(tmp_path: Pa
     assert ran.state.values["a"].tolist() == pytest.approx([2 * (12 * 1 + 10 * 3) / 22] * 3)
     assert ran.state.control["a"].tolist() == pytest.approx([2.0 * (1 + 3)] * 3)
     assert metrics(tmp_path)[0]["failed"] == {"silo-1": "values/a holds values that are not finite"}
-    assert ran.server.tallies["silo-1"].failed == 2
+    assert ran.server.at.tallies["silo-1"].failed == 2
     assert list((tmp_path / "parties" / "silo-1").iterdir()) == []
 
 
@@ -106,9 +106,9 @@ def test_control_variates_add_up_whatever_is_lost(tmp_path: Path, kind: str) -> 
     total = sum(c.total["a"][0].item() for c in controls(ran).values())
     assert ran.state.control["a"][0].item() == pytest.approx(total)
     done = [r for r in records if not r["abandoned"]]
-    accepted = {p: sum(p not in r["failed"] for r in done) for p in ran.server.tallies}
+    accepted = {p: sum(p not in r["failed"] for r in done) for p in ran.server.at.tallies}
     assert {p: c.rounds for p, c in controls(ran).items()} == accepted
-    trained = {p: sum(call[0] == p for call in CALLS) for p in ran.server.tallies}
+    trained = {p: sum(call[0] == p for call in CALLS) for p in ran.server.at.tallies}
     reached = 12 if kind == "lost" else None  # a lost reply was trained for, a dropped party was not
     assert kind == "dropout" or set(trained.values()) == {reached}
     assert kind == "lost" or sum(trained.values()) == sum(r["arrived"] for r in records)
@@ -403,15 +403,15 @@ def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, after:
     resumed = stopped_and_resumed(method, tmp_path / "broken", after, **rules)
     assert resumed.bytes() == unbroken.bytes()
     for what in ("tallies", "totals"):
-        assert getattr(resumed.server, what) == getattr(unbroken.server, what)
+        assert getattr(resumed.server.at, what) == getattr(unbroken.server.at, what)
 
 
 def test_tallies_survive_a_resume_where_nothing_is_sent_down(tmp_path: Path) -> None:
     method = worlds.recipe("solo")[0]
     unbroken = run(method, tmp_path / "unbroken")
     resumed = stopped_and_resumed(method, tmp_path / "broken", 7)
-    assert resumed.server.tallies == unbroken.server.tallies
-    assert [t.rounds for t in resumed.server.tallies.values()] == [3, 3, 3]
+    assert resumed.server.at.tallies == unbroken.server.at.tallies
+    assert [t.rounds for t in resumed.server.at.tallies.values()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("name", ["solo", "fedavg"])

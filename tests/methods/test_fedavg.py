@@ -119,7 +119,7 @@ def test_a_party_that_was_never_asked_has_the_first_batchnorm(tmp_path: Path) ->
 
 def test_a_sample_is_drawn_anew_each_round(tmp_path: Path) -> None:
     ran = run(recipe("fedavg", rounds=6, sample=1)[0], tmp_path)
-    rounds = [tally.rounds for tally in ran.server.tallies.values()]
+    rounds = [tally.rounds for tally in ran.server.at.tallies.values()]
     assert sum(rounds) == 6
     assert sum(r > 0 for r in rounds) > 1
 

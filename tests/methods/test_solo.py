@@ -21,7 +21,7 @@ def test_nothing_but_numbers_is_sent_and_nothing_comes_back(tmp_path: Path) -> N
     ran = run(recipe("solo")[0], tmp_path)
     lines = [json.loads(t) for p in (ran.folder / "ledger").iterdir() for t in p.read_text().splitlines()]
     assert {entry["name"] for entry in lines} == {"header"}
-    assert ran.server.totals["down"] == 0
+    assert ran.server.at.totals["down"] == 0
     assert ran.models.shared is None
 
 
