@@ -26,6 +26,9 @@ RECIPE = {
 
 METHODS = ("fedavg", "solo", "centralized")
 
+REPORT = "report.html"
+"""The page that compares them."""
+
 
 def recipe(method: str) -> Recipe:
     """The demonstration's recipe for one method."""
@@ -35,12 +38,12 @@ def recipe(method: str) -> Recipe:
 def run(out: Path, view: View) -> str:
     """Train, compare, and return what to tell the person. A demonstration that is there already is replaced."""
     if out.exists():
-        if not (out / "fedavg").is_dir() and any(out.iterdir()):
-            raise RecipeError(f"{out} exists and is no demonstration: give another --out")
+        if not out.is_dir() or not {entry.name for entry in out.iterdir()} <= {*METHODS, REPORT}:
+            raise RecipeError(f"{out} holds something that is no demonstration, and is left alone: give another --out")
         shutil.rmtree(out)
     runs = [experiment.run(recipe(method), out / method, view, report=False) for method in METHODS]
     intervals = comparing.intervals(runs)
-    report = page.build(runs[0], *runs[1:], intervals=intervals, to=out / "report.html")
+    report = page.build(runs[0], *runs[1:], intervals=intervals, to=out / REPORT)
     for place in runs:
         page.build(place)
     compared = table.text(table.compare(runs, intervals), width=120)
