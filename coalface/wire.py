@@ -253,7 +253,7 @@ def validate(reply: Any, sent: Sequence[Any]) -> None:
             _compare(field, value, model)
     for field, name, tensor in named_tensors(reply):
         # A finite sum proves finite values; only a suspicious sum pays for the exact look.
-        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
             raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
 
 
