@@ -3,9 +3,34 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Packs and pre-trained models of tests are made once a session, and never in the cache of the person."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COALFACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def fedavg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run with one model for all; tests only read it."""
+    import tinyruns
+
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "fedavg", name="tiny-fedavg")
+
+
+@pytest.fixture(scope="session")
+def solo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run with a model for each party, judged on the same pairs; tests only read it."""
+    import tinyruns
+
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", name="tiny-solo", method="solo")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tinyruns import TINY, tiny
+
+from coalface import config
+from coalface.config import FREE, RecipeError
+from coalface.yamltext import parse_yaml
+
+JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
+
+
+def fault(tree: dict[str, Any]) -> str:
+    with pytest.raises(RecipeError) as raised:
+        config.parse(tree)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"round": 3}, "round is not a key of a recipe; did you mean rounds?"),
+        ({"data": {"hold_ut": 3}}, "data.hold_ut is not a key of a recipe; did you mean data.hold_out?"),
+        ({"data": {"source": {"identites": 3}}}, "did you mean data.source.identities?"),
+        ({"data": {"partition": {"partys": 3}}}, "did you mean data.partition.parties?"),
+        ({"data": {"augment": {"flp": 3}}}, "did you mean data.augment.flip?"),
+        ({"model": {"nam": "ir18"}}, "did you mean model.name?"),
+        ({"engine": {"worker": 3}}, "did you mean engine.workers?"),
+        ({"judge": {"evry": 3}}, "did you mean judge.every?"),
+        ({"judge": {"lists": {"a": {"pair": 3}}}}, "did you mean judge.lists.a.pairs?"),
+        ({"judge": {"lists": {"a": {"source": {"pth": "x"}}}}}, "did you mean judge.lists.a.source.path?"),
+        ({"data": {"source": {"parts": {"a": {"pth": "x"}}}}}, "did you mean data.source.parts.a.path?"),
+        ({"local": {"epoch": 3}}, "local.epoch is not a key of a recipe; did you mean local.epochs?"),
+        ({"loss": {"name": "cosface", "margn": 0.3}}, "did you mean loss.margin?"),
+        ({"methods": {"fedavg": {"smple": 3}}}, "did you mean methods.fedavg.sample?"),
+        ({"trouble": {"drp": 3}}, "trouble.drp is not a key of a recipe; did you mean trouble."),
+        ({"pretrain": {"methd": "solo"}}, "pretrain.methd is not a key of a recipe; did you mean method?"),
+        ({"method": "fedavgg"}, "method: 'fedavgg' is not known; did you mean 'fedavg'?"),
+        ({"methods": {"fedavgg": {}}}, "methods: 'fedavgg' is not known; did you mean 'fedavg'?"),
+        ({"loss": {"name": "cosfac"}}, "loss.name: 'cosfac' is not known; did you mean 'cosface'?"),
+    ],
+)
+def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str, Any], said: str) -> None:
+    assert said in fault(tree)
+
+
+def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
+    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, parties, alpha, seed")
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        (
+            {"rounds": "many"},
+            "rounds: Input should be a valid integer, unable to parse string as an integer; got 'many'",
+        ),
+        ({"rounds": 0}, "rounds: Input should be greater than or equal to 1; got 0"),
+        ({"local": {"lr": "fast"}}, "local.lr: Input should be a valid number"),
+        ({"local": {"lr": -1}}, "local: local work needs lr > 0"),
+        ({"data": None}, "data: a section with keys below it is needed, such as root, source, size; got None"),
+        ({"judge": {"lists": {"a": None}}}, "judge.lists.a: a section with keys below it is needed, such as kind"),
+        ({"data": {"exclude": 3}}, "data.exclude: Input should be a valid tuple; got 3"),
+        ({"judge": {"lists": {"a": {"kind": "x"}}}}, "judge.lists.a.kind: Input should be 'lfw', 'all-pairs'"),
+        ({"loss": {"name": ["x"]}}, "loss.name: ['x'] is not known"),
+        ({"methods": {"fedavg": {"rounds": 3}}}, "methods.fedavg.rounds: set it at the top of the recipe"),
+        ({"engine": {"quorum": 2}}, "engine.quorum: Input should be less than or equal to 1; got 2"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str) -> None:
+    assert fault(tree).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"data": {"source": {"kind": "joined"}}}, "data.source.parts: a source of kind 'joined' has parts"),
+        ({"data": {"source": {"parts": {"a": {}}}}}, "data.source.parts: a source of kind 'joined' has parts"),
+        ({"data": {"source": {"kind": "joined", "parts": {"a/b": {}}}}}, "data.source.parts.a/b: parties are called"),
+        (
+            {"data": {"source": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
+            "data.source.parts.a.kind: a part is a folder or synthetic; got 'pack'",
+        ),
+        ({"data": {"source": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
+        ({"data": {"source": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
+        ({"data": {"exclude": {"lfw": []}}}, "data.exclude: 'lfw' is not known. Known: none"),
+        (
+            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"kind": "lfw", "path": "p"}}}},
+            "judge.lists.a.part: say which part the pairs are of: lfw, made",
+        ),
+        (
+            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"part": "mad"}}}},
+            "judge.lists.a.part: 'mad' is not known; did you mean 'made'?",
+        ),
+        (
+            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"part": "made", "source": {}}}}},
+            "judge.lists.a: give either a part of data.source or a source, not both",
+        ),
+        ({"judge": {"lists": {"a": {"source": JOINED}}}}, "judge.lists.a.source: a list is judged on images of one"),
+    ],
+)
+def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, Any], said: str) -> None:
+    assert said in fault(tree)
+
+
+def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("rounds: 5\nlocal: {lr: 0.1, batch: 8}\n")
+    changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.source.domains=[studio, night]", "data.grey=false"]
+    recipe = config.load(path, [*changes, "judge.lists.a.pairs=7", "data.max_identities="])
+    assert (recipe.name, recipe.rounds) == ("mine", 5)
+    assert (recipe.build_local().lr, recipe.build_local().batch) == (0.001, 8)
+    assert recipe.build_method().sample == 4  # type: ignore[attr-defined]
+    assert recipe.data.source.domains == ("studio", "night")
+    assert recipe.data.grey is False
+    assert recipe.judge.lists["a"].pairs == 7
+    assert recipe.data.max_identities is None
+
+
+def test_settings_of_a_method_hold_only_when_it_is_chosen() -> None:
+    tree = {"methods": {"fedprox": {"mu": 0.5}}}
+    assert config.parse({**tree, "method": "fedprox"}).build_method().mu == 0.5  # type: ignore[attr-defined]
+    assert config.parse({**tree, "method": "solo"}).resolved()["methods"] == {"solo": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rounds", "'rounds' is not a change: write key=value"),
+        ("local.lr=[1", "'local.lr=[1': the value is not YAML (line 1, column 3"),
+        ("rounds.x=3", "rounds.x=3: rounds holds 5"),
+        ("local.lr.x=3", "lr.x=3: lr holds 0.1, which has no keys below it"),
+    ],
+)
+def test_a_change_that_is_none_says_so_in_one_line(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "r.yaml").write_text("rounds: 5\nlocal: {lr: 0.1}\n")
+    with pytest.raises(RecipeError) as raised:
+        config.load(tmp_path / "r.yaml", [change])
+    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+
+
+def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 20.0, margin: 0.1}\n")
+    resolved = config.load(tmp_path / "r.yaml", ["loss.name=softmax"]).resolved()
+    assert resolved["loss"] == {"name": "softmax", "scale": 20.0}
+    assert config.load(tmp_path / "r.yaml", ["loss.name=arcface"]).resolved()["loss"]["margin"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds: [1\n", "is not YAML: line 2, column 1"),
+        ("engine: {workers: 1}\nrounds: 3\nengine: {block: 2}\n", "line 3, column 1: the key engine is given twice"),
+        ("- 1\n", "a recipe is a mapping of keys"),
+        ("local: {lr: 1, lr: 2}\n", "the key lr is given twice"),
+        ("\tlocal: 3\n", "is not YAML: line 1, column 1"),
+    ],
+)
+def test_faults_of_yaml_are_one_line_with_the_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as raised:
+        config.load(path)
+    assert str(path) in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_recipe_that_is_not_there_says_where_some_are(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no such recipe; `ls recipes/\*/`"):
+        config.load(tmp_path / "none.yaml")
+
+
+def test_an_empty_file_is_the_recipe_of_all_defaults(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("")
+    assert config.load(tmp_path / "r.yaml") == config.parse({"name": "r"})
+
+
+def test_yaml_anchors_and_merges_still_work() -> None:
+    assert parse_yaml("a: &x {p: 1, q: 2}\nb: {<<: *x, q: 3}") == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3}}
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {path: tree}
+    return {k: v for key, below in tree.items() for k, v in leaves(below, f"{path}.{key}".lstrip(".")).items()}
+
+
+def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
+    recipe = tiny(methods={"fedavg": {"sample": 2}}, trouble={}, loss={"name": "arcface"})
+    resolved = recipe.resolved()
+    assert config.parse(resolved).resolved() == resolved
+    assert config.parse(yaml.safe_load(yaml.safe_dump(resolved))).resolved() == resolved
+    flat = leaves(resolved)
+    for key in ("local.momentum", "local.weight_decay", "loss.scale", "loss.margin", "methods.fedavg.momentum"):
+        assert key in flat  # a default of a class behind the recipe, not of the recipe itself
+    for section in (config.Data, config.Model, config.Engine, config.Judge):
+        assert set(resolved[section.__name__.lower()]) == set(section.model_fields)
+    assert set(resolved) == set(config.Recipe.model_fields)
+
+
+def test_writing_out_a_default_changes_no_digest() -> None:
+    assert tiny().digest() == tiny(local={"momentum": 0.9}, data={"min_images": 2}).digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"rounds": 3},
+        {"method": "solo"},
+        {"local": {"lr": 0.06}},
+        {"loss": {"margin": 0.1}},
+        {"methods": {"fedavg": {"sample": 1}}},
+        {"data": {"hold_out": 5}},
+        {"data": {"source": {"seed": 1}}},
+        {"data": {"partition": {"parties": 3}}},
+        {"data": {"augment": {"flip": False}}},
+        {"model": {"embedding_size": 64}},
+        {"judge": {"lists": {"unseen": {"pairs": 21}}}},
+        {"engine": {"threads": 2}},
+        {"engine": {"block": 2}},
+        {"engine": {"quorum": 0.9}},
+        {"pretrain": {"method": "centralized"}},
+    ],
+)
+def test_the_digest_changes_with_what_the_result_depends_on(changes: dict[str, Any]) -> None:
+    assert tiny(**changes).digest() != tiny().digest()
+
+
+def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
+    values = {"data.root": "/x", "engine.workers": 3, "engine.window": 5, "engine.save_replies": False}
+    values |= {"engine.checkpoint": 4, "engine.keep": 5}
+    assert set(values) == set(FREE)
+    tree: dict[str, Any] = {**TINY, "name": "other", "methods": {"solo": {}}}
+    for key, value in values.items():
+        tree = config.with_value(tree, key, value)
+    assert config.parse(tree).digest() == tiny().digest()
+
+
+def test_pretraining_is_the_recipe_with_its_changes_over_it() -> None:
+    recipe = tiny(pretrain={"method": "centralized", "rounds": 1, "loss": {"name": "softmax"}})
+    inner = recipe.pretraining()
+    assert (inner.name, inner.method, inner.rounds, inner.pretrain) == ("tiny-pretrain", "centralized", 1, None)
+    assert inner.data == recipe.data
+    assert inner.resolved()["loss"] == {"name": "softmax", "scale": 30.0}
+
+
+def test_threads_are_the_cores_divided_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert config.parse({"engine": {"workers": 3}}).with_threads().engine.threads == 2
+    assert config.parse({"engine": {"workers": 3, "threads": 1}}).with_threads().engine.threads == 1
+    assert config.parse({"engine": {"workers": 16}}).with_threads().engine.threads == 1
+
+
+def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_DATA", "/environment")
+    assert config.parse({"data": {"root": "/recipe"}}).root() == Path("/recipe")
+    assert config.parse({}).root() == Path("/environment")
+    monkeypatch.delenv("COALFACE_DATA")
+    with pytest.raises(RecipeError, match="set the environment variable COALFACE_DATA .* or add data.root=FOLDER"):
+        config.parse({}).root()

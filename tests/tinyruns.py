@@ -1,0 +1,87 @@
+"""Whole experiments of about a second, for tests of the runner and of the command."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from coalface import config, experiment
+from coalface.config import Recipe
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "rounds": 2,
+    "local": {"batch": 16, "lr": 0.05},
+    "data": {
+        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "size": 32,
+        "hold_out": 4,
+        "partition": {"kind": "equal", "parties": 2},
+    },
+    "judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 20}}},
+    "engine": {"threads": 1},
+}
+
+
+def tiny(**changes: Any) -> Recipe:
+    """The tiny recipe with sections merged in."""
+    return config.parse(config.merged(TINY, changes))
+
+
+def run(out: Path, **changes: Any) -> Path:
+    """Run the tiny recipe, and leave torch's threads as they were."""
+    threads = torch.get_num_threads()
+    experiment.run(tiny(**changes), out, Silent())
+    torch.set_num_threads(threads)
+    return out
+
+
+def write(path: Path, **changes: Any) -> Path:
+    """The tiny recipe as a file."""
+    path.write_text(yaml.safe_dump(config.merged(TINY, changes)), encoding="utf-8")
+    return path
+
+
+def model_bytes(out: Path) -> dict[str, str]:
+    """Every file of weights that a run left, by name, as SHA-256."""
+    found = sorted((out / "model").rglob("*.safetensors"))
+    return {str(p.relative_to(out / "model")): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+
+
+def picture_folders(root: Path, names: list[str], images: int = 4, seed: int = 0) -> Path:
+    """Identity folders with grey noise in LFW's naming, for readers that must find files."""
+    import cv2
+
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for number in range(1, images + 1):
+            cv2.imwrite(str(root / name / f"{name}_{number:04d}.png"), rng.integers(0, 256, (32, 32), dtype=np.uint8))
+    return root
+
+
+class Silent:
+    """A view that shows nothing and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, int, int]] = []
+        self.rounds: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.finished: list[Path] = []
+
+    def start(self, name: str, rounds: int, already: int = 0) -> None:
+        self.started.append((name, rounds, already))
+
+    def round(self, record: dict[str, Any]) -> None:
+        self.rounds.append(record)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finish(self, figures: dict[str, Any], where: Path) -> None:
+        self.finished.append(where)
