@@ -216,8 +216,11 @@ class Recipe(_Section):
         return whole
 
     def digest(self) -> str:
-        """Names what the result depends on: the recipe's essence without its name."""
-        whole = {key: value for key, value in self.essence().items() if key != "name"}
+        """Names what the result depends on: the recipe's essence without its name, and without what is not set.
+
+        So a key that a later version adds, unset by default, changes no hash.
+        """
+        whole = _what_is_set({key: value for key, value in self.essence().items() if key != "name"})
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_threads(self) -> Recipe:
@@ -275,6 +278,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys, such as `rounds: 20`")
     return {"name": Path(path).stem, **tree}
+
+
+def _what_is_set(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return {k: bare for k, v in tree.items() if (bare := _what_is_set(v)) not in (None, {}, [])}
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
