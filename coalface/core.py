@@ -210,6 +210,8 @@ class StepDeclaration:
     """None for a step with `stays=True`: its result is kept at the party."""
     keeps: type | None
     """The private state it writes."""
+    optional: frozenset[str]
+    """Which of `common` and `each` may be left out when it is asked for."""
     function: Callable[..., Any]
 
 
@@ -271,7 +273,8 @@ def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDe
         raise DeclarationError(f"{where}: what stays at the party must be declared with @private; it is {keeps}.")
     if reply is not None:
         _check_counterparts(where, reply, [c for c in (found["each"], found["common"]) if c is not None])
-    return StepDeclaration(name, role, found["common"], found["each"], found["own"], reply, keeps, function)
+    optional = frozenset(name for name in ("common", "each") if without_none(hints.get(name))[1])
+    return StepDeclaration(name, role, found["common"], found["each"], found["own"], reply, keeps, optional, function)
 
 
 def counterpart(reply: type, name: str) -> str | None:

@@ -111,9 +111,9 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = _summary(recipe, method, server, here, judge, figures, untrained, out)
-    rounds = sum(server.seconds.values())  # of the rounds before a resume as well
+    rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
-    summary["seconds"] = {"total": beside + rounds, **server.seconds}
+    summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
     write_json(out / "summary.json", summary)
     if report:
         page.build(out)
@@ -199,7 +199,7 @@ def _write_models(recipe: Recipe, server: Server, models: Models, out: Path, fig
     channels = 1 if recipe.data.grey else 3
     about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": channels}
     write_json(fresh / "model.json", about | {"embedding_size": recipe.model.embedding_size})
-    (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.tallies)), encoding="utf-8")
+    (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.at.tallies)), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
 
@@ -239,7 +239,7 @@ def _summary(
     planned = planning.plan(method, by_role, here.backbone.shared(), recipe.model.batchnorm)
     parties = [
         {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
-        for n, tally in server.tallies.items()
+        for n, tally in server.at.tallies.items()
     ]
     return {
         "name": recipe.name,
@@ -249,7 +249,7 @@ def _summary(
         "seed": recipe.seed,
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,
-        "bytes": dict(server.totals),
+        "bytes": dict(server.at.totals),
         "figures": figures,
         "untrained": untrained,
         "curves": judge.curves(),

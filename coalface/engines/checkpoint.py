@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -40,9 +41,10 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     about: dict[str, Any] = {"ordinal": checkpoint.ordinal, "stage": checkpoint.stage, "round": checkpoint.round}
-    about |= {"posted": sorted(checkpoint.posted), "record": checkpoint.record}
-    _write(fresh / "state.safetensors", checkpoint.state)
-    for name, data in checkpoint.posted.items():
+    about |= {"record": checkpoint.record}
+    files = {"state": checkpoint.state, **checkpoint.posted}
+    about["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name, data in files.items():
         _write(fresh / f"{name}.safetensors", data)
     _write(fresh / "checkpoint.json", json.dumps(about, separators=(",", ":")).encode())
     place = folder / f"{checkpoint.ordinal:07d}"
@@ -61,9 +63,11 @@ def load(folder: Path) -> Checkpoint | None:
     place = found[-1]
     try:
         about = json.loads((place / "checkpoint.json").read_bytes())
-        posted = {name: (place / f"{name}.safetensors").read_bytes() for name in about["posted"]}
-        state = (place / "state.safetensors").read_bytes()
-        return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], posted)
+        files = {name: (place / f"{name}.safetensors").read_bytes() for name in about["sha256"]}
+        if damaged := [n for n, data in files.items() if hashlib.sha256(data).hexdigest() != about["sha256"][n]]:
+            raise ValueError(f"{damaged[0]}.safetensors is not what was written")
+        state = files.pop("state")
+        return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{place}: the checkpoint cannot be read ({error}). Remove that folder to go on from the one before it."

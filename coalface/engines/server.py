@@ -183,6 +183,10 @@ class Server(Federation):
         given = {"common": common, "each": next(iter(each.values()), None) if each else None}
         for kind, value in given.items():
             declared = getattr(declaration, kind)
+            if value is None and declared is not None and kind not in declaration.optional:
+                raise TypeError(
+                    f"{where}: the step needs `{kind}`, a {declared.__name__}; give it, or declare it `| None`."
+                )
             if value is not None and type(value) is not declared:
                 raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}.")
         self._now.calls += 1

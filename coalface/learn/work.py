@@ -96,6 +96,8 @@ def by_iterations(
     images: int, batch: int, iterations: int, cursor: Cursor, order: Order
 ) -> tuple[list[NDArray[np.int64]], Cursor]:
     """Full batches that go on across epochs and rounds; a party with fewer images than a batch uses all it has."""
+    if images < 1:
+        raise ValueError("a party without images cannot train: leave it out of the partition")
     batch = min(batch, images)
     stream, epoch = order(cursor.epoch)[cursor.offset :], cursor.epoch
     while len(stream) < iterations * batch:

@@ -83,3 +83,13 @@ def test_a_missing_part_is_named(tmp_path: Path, name: str) -> None:
 def test_a_state_of_another_version_says_so() -> None:
     with pytest.raises(CheckpointError, match=r"does not hold a Lagging of this version.*or start a new run"):
         checkpoint.unpack_state(made(3).state, toys.Lagging)
+
+
+def test_a_flipped_byte_in_the_state_is_found(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, made(3), keep=2)
+    state = tmp_path / "0000003" / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors is not what was written"):
+        checkpoint.load(tmp_path)
