@@ -228,6 +228,7 @@ NUDGE = Nudge(amount=torch.zeros(1))
             r"nothing for \['silo-1",
         ),
         (lambda m, f, s: f.ask(m.move, common=NUDGE), TypeError, "`common` is a Nudge, but the step declares .*Values"),
+        (lambda m, f, s: f.ask(m.move), TypeError, "the step needs `common`, a Values; give it"),
         (lambda m, f, s: f.ask(m.remember, common=DOWN), TypeError, "`common` is a Values, but the step declares None"),
         (
             lambda m, f, s: f.ask(m.move, common=DOWN, folds=[Mean("w")]),

@@ -89,3 +89,8 @@ def test_a_milestone_counts_the_rounds_that_are_over() -> None:
 def test_work_that_cannot_be_done_is_refused(changes: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LocalWork(**changes)  # type: ignore[arg-type]
+
+
+def test_a_party_without_images_is_told_so() -> None:
+    with pytest.raises(ValueError, match="without images cannot train"):
+        by_iterations(0, 4, 1, Cursor(), order)
