@@ -7,6 +7,7 @@ declared types: bytes that do not fit them raise `WireError`, and nothing is eve
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -66,6 +67,13 @@ class Encoded:
     entries: tuple[Entry, ...]
     digest: str
     """SHA-256 over the header and the SHA-256 of every tensor."""
+    _read: dict[type, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def message(self, cls: type[T]) -> T:
+        """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
+        if cls not in self._read:
+            self._read[cls] = decode(self.data, cls)
+        return typing.cast(T, self._read[cls])
 
 
 @functools.cache

@@ -228,10 +228,7 @@ def private_pieces(method: Method, folder: Path) -> set[bytes]:
     classes = {c.__name__: c for _, d in method.steps.values() for c in (d.own, d.keeps) if c is not None}
     found: set[bytes] = set()
     for path in (folder / "parties").rglob("*.commit"):
-        commit = Commit.open(path)
-        for name in filter(None, commit.spans):
-            stored = commit.read(name)
-            assert stored is not None
+        for name, stored in Commit.open(path).states().items():
             found |= pieces(all_tensors(wire.unpack(stored, classes[name])))
     return found
 

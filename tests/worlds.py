@@ -21,7 +21,7 @@ from coalface.core import Method, Models, Tensors
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
 from coalface.data.synthetic import SyntheticFaces
-from coalface.engines.desk import Commit, Request
+from coalface.engines.desk import REPLY, Commit, Request
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.server import Reply, Rules, Server
 from coalface.engines.standing import Numerics
@@ -113,7 +113,7 @@ class Ran:
             for name in commit.spans:
                 data = commit.read(name)
                 assert data is not None
-                if name:  # replies may be saved or not
+                if name != REPLY:  # replies may be saved or not
                     found[f"{path.parent.name} {path.stem} {name}"] = bytes(data)
         return found
 

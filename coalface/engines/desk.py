@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from coalface import wire
 from coalface.core import Method, Party, StepDeclaration, Tensors
 from coalface.privacy import ledger
 
+REPLY, LINES = "(reply)", "(ledger)"  # in a commit, beside the private states, which have the names of their classes
 _MAPPED = 1 << 22  # private state larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
 
 
@@ -75,9 +76,10 @@ class Commit:
     """One commit as it lies on the disk: a JSON header, then the private states, then the saved reply."""
 
     path: Path | None = None
-    lines: list[str] = field(default_factory=list)
+    after: int = 0
+    """How many lines the ledger has once this commit's are in it."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(offset, length) of each private state by class name; the reply's name is empty."""
+    """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
 
     @classmethod
     def open(cls, path: Path) -> Commit:
@@ -91,10 +93,20 @@ class Commit:
                 f"{path}: the private state that the server last accepted is not here. Restore the party's folder, or "
                 "start a new run: going on without it would silently begin the party anew."
             ) from None
-        return cls(path, head["ledger"], {n: (8 + length + start, size) for n, (start, size) in head["spans"].items()})
+        spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
+        return cls(path, head["after"], spans)
+
+    def states(self) -> dict[str, bytearray | memoryview]:
+        """The private states by class name."""
+        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES)}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def lines(self) -> list[str]:
+        """The ledger lines of the message that left with it."""
+        return bytes(self.read(LINES) or b"").decode().splitlines()
 
     def read(self, name: str) -> bytearray | memoryview | None:
-        """The bytes of one private state (by class name) or of the reply (the empty name); None if it holds none."""
+        """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none."""
         if name not in self.spans or self.path is None:
             return None
         start, size = self.spans[name]
@@ -108,14 +120,14 @@ class Commit:
 
 
 def write_commit(
-    path: Path, lines: Sequence[str], parts: Mapping[str, bytearray | memoryview], *, over: Path | None, flush: bool
+    path: Path, after: int, parts: Mapping[str, bytes | bytearray | memoryview], *, over: Path | None, flush: bool
 ) -> None:
     """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again."""
     spans, offset = {}, 0
     for name, part in parts.items():
         spans[name] = (offset, len(part))
         offset += len(part)
-    head = json.dumps({"ledger": lines, "spans": spans}).encode()
+    head = json.dumps({"after": after, "spans": spans}).encode()
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
@@ -160,21 +172,23 @@ class Desk:
         commits = self._commits()
         place = self.folder / f"{request.id}.commit"
         again = place.name in commits
-        if again and (saved := Commit.open(place).read("")) is not None:
+        if again and (saved := Commit.open(place).read(REPLY)) is not None:
             return saved
         base = self._base(request)
         encoded, kept = self._run(request, base)
         if again:
             return encoded
-        parts = {name: part for name in base.spans if name and (part := base.read(name)) is not None}
+        parts: dict[str, bytes | bytearray | memoryview] = dict(base.states())
         if kept is not None:
             parts[type(kept).__name__] = wire.pack(kept).data
         if self.site.save_replies:
-            parts[""] = encoded.data
+            parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-        lines = ledger.lines_for(encoded, about, ledger.read_head(self.ledger))
-        write_commit(place, lines, parts, over=self._prune(commits, request), flush=self.site.flush)
+        head = ledger.read_head(self.ledger)
+        lines = ledger.lines_for(encoded, about, head)
+        parts[LINES] = "\n".join(lines).encode()
+        write_commit(place, head.lines + len(lines), parts, over=self._prune(commits, request), flush=self.site.flush)
         ledger.append(self.ledger, lines, flush=self.site.flush)
         return encoded
 
@@ -223,7 +237,7 @@ class Desk:
         for name in ("common", "each"):
             cls, given = getattr(declaration, name), getattr(request, name)
             if cls is not None:
-                arguments[name] = wire.decode(given.data, cls) if given is not None else None
+                arguments[name] = given.message(cls) if given is not None else None
         if declaration.own is not None:
             stored = base.read(declaration.own.__name__)
             arguments["own"] = wire.unpack(stored, declaration.own) if stored is not None else None
@@ -239,8 +253,9 @@ class Desk:
             return []
         commits = [name for name in found if name.endswith(".commit")]
         if commits:  # the lines of the commit written last, which a resume may have named before others, may be missing
-            lines = max((Commit.open(self.folder / name).lines for name in commits), key=ledger.first_line)
-            ledger.extend(self.ledger, lines, flush=self.site.flush)
+            newest = max((Commit.open(self.folder / name) for name in commits), key=lambda commit: commit.after)
+            if ledger.read_head(self.ledger).lines < newest.after:
+                ledger.extend(self.ledger, newest.lines(), flush=self.site.flush)
         return commits
 
     def _prune(self, commits: list[str], request: Request) -> Path | None:

@@ -207,9 +207,8 @@ def _start_worker(setup: Setup) -> None:
 
 def _serve(request: Request, letter: Path) -> Reply:
     if request.common is not None:
-        if _here.get("digest") != request.common.digest:
-            _here["data"] = bytearray(letter.read_bytes())
-            _here["digest"] = request.common.digest
-        request = dataclasses.replace(request, common=dataclasses.replace(request.common, data=_here["data"]))
+        if "common" not in _here or _here["common"].digest != request.common.digest:
+            _here["common"] = dataclasses.replace(request.common, data=bytearray(letter.read_bytes()))
+        request = dataclasses.replace(request, common=_here["common"])
     reply = Desk(_here["site"], request.party).answer(request)
     return reply.data if isinstance(reply, wire.Encoded) else bytearray(reply)

@@ -241,7 +241,7 @@ class Server(Federation):
         sums = [Fold(m, block=block, everyone=everyone, reply=reply_class, sent=sent_classes) for m in folds]
         single = [n for n in wire.hints(reply_class) if n not in {mean.field for mean in folds}]
         each: dict[str, dict[str, Any]] = {name: {} for name in single}
-        common = wire.decode(call.common.data, declaration.common) if call.common and declaration.common else None
+        common = call.common.message(declaration.common) if call.common and declaration.common else None
         places = {party: place for place, party in enumerate(call.to)}
         accepted: dict[str, str] = {}
         down = len(call.common.data) if call.common else 0

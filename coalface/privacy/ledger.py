@@ -58,14 +58,9 @@ def read_head(path: Path) -> Head:
     return Head(last["line"] + 1, last["chain"])
 
 
-def first_line(lines: list[str]) -> int:
-    """The number of the first of some lines of a ledger."""
-    return int(json.loads(lines[0])["line"])
-
-
 def extend(path: Path, lines: list[str], *, flush: bool = False) -> None:
     """Append those of some consecutive lines that are not there yet, and take away a line that a crash cut off."""
-    there = read_head(path).lines - first_line(lines)
+    there = read_head(path).lines - json.loads(lines[0])["line"]
     if there < len(lines):
         append(path, lines[max(0, there) :], flush=flush)
 
