@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coalface.data.joined import Joined
+from coalface.data.pack import cached_pack
+from coalface.data.partition import by_domain
+from coalface.data.synthetic import SyntheticFaces
+
+FIRST = SyntheticFaces(2, 3, seed=1, size=32)
+SECOND = SyntheticFaces(3, 2, seed=1, size=32, domains=("night",))
+
+
+def test_identities_and_files_carry_the_name_of_their_part() -> None:
+    both = Joined({"day": FIRST, "night": SECOND})
+    assert both.names == (
+        "day/s1-0000000",
+        "day/s1-0000001",
+        "night/s1-0000000",
+        "night/s1-0000001",
+        "night/s1-0000002",
+    )
+    assert both.files[0] == "day/s1-0000000/0000.png" and both.files[6] == "night/s1-0000000/0000.png"
+    assert both.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert both.domain_numbers.tolist() == [0] * 6 + [1] * 6
+
+
+def test_images_come_part_after_part_as_the_parts_give_them() -> None:
+    both = Joined({"day": FIRST, "night": SECOND})
+    apart = [*FIRST.images(size=32, grey=True), *SECOND.images(size=32, grey=True)]
+    assert np.array_equal(np.stack(list(both.images(size=32, grey=True))), np.stack(apart))
+    assert next(both.images(size=32, grey=False)).shape == (32, 32, 3)
+
+
+def test_a_pack_of_it_keeps_names_labels_and_pixels(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    both = Joined({"day": FIRST, "night": SECOND})
+    faces = cached_pack(both, tmp_path, size=32, grey=True)
+    assert faces.names == both.names and faces.labels.tolist() == both.labels.tolist()
+    assert np.array_equal(faces.take(np.array([6])), SECOND.take(np.array([0])))
+
+
+def test_parties_are_called_after_the_parts() -> None:
+    both = Joined({"b-day": FIRST, "a_night": SECOND})
+    faces = FIRST.generate()
+    joined = type(faces)(
+        pixels=np.stack(list(both.images(size=32, grey=True))),
+        rows=np.arange(12),
+        labels=both.labels,
+        names=both.names,
+        files=both.files,
+        domains=both.domain_numbers,
+    )
+    dealt = by_domain(joined, tuple(both.parts))
+    assert list(dealt) == ["a_night", "b-day"]
+    assert dealt["b-day"].names == ("b-day/s1-0000000", "b-day/s1-0000001") and len(dealt["a_night"]) == 6
+
+
+def test_the_fingerprint_follows_names_and_contents() -> None:
+    prints = {
+        Joined({"a": FIRST, "b": SECOND}).fingerprint(),
+        Joined({"a": FIRST, "c": SECOND}).fingerprint(),
+        Joined({"b": SECOND, "a": FIRST}).fingerprint(),
+        Joined({"a": FIRST, "b": FIRST}).fingerprint(),
+        Joined({"a": FIRST}).fingerprint(),
+        FIRST.fingerprint(),
+    }
+    assert len(prints) == 6
+    assert Joined({"a": FIRST}).fingerprint() == Joined({"a": SyntheticFaces(2, 3, seed=1, size=32)}).fingerprint()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", "-a", "é", "x" * 65])
+def test_a_name_that_cannot_be_a_party_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a part, since parties are called after parts"):
+        Joined({name: FIRST})
+
+
+def test_it_needs_a_part() -> None:
+    with pytest.raises(ValueError, match="has no parts: name at least one"):
+        Joined({})

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import toys
+from tinyruns import run, tiny
+
+from coalface import dry, planning, world
+from coalface.methods import METHODS
+
+
+def plan(**changes: object) -> planning.Plan:
+    recipe = tiny(**changes)
+    names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pooled else 2)]
+    network = world.backbone(recipe).shared()
+    return planning.plan(recipe.build_method(), {"trainer": names}, network, recipe.model.batchnorm)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "solo", "fedprox", "centralized"])
+def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -> None:
+    folder, planned = run(tmp_path / "run", method=method, rounds=1), plan(method=method)
+    (metrics,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    asked = metrics["asked"]
+    assert planned.parties == {"train": asked}
+    assert planned.down() == metrics["bytes_down"]
+    # The plan has images = 1 and loss = 0.0, whose digits are fewer; headers are padded to 8 bytes.
+    assert 0 <= metrics["bytes_up"] - planned.up() <= 32 * asked
+    assert (metrics["bytes_up"] - planned.up()) % 8 == 0
+
+
+def test_the_plan_says_what_the_ledgers_say(fedavg_run: Path) -> None:
+    lines = [json.loads(line) for line in (fedavg_run / "ledger" / "silo-00.jsonl").read_text().splitlines()]
+    first = [line for line in lines if line["round"] == 1]
+    up = {s.field: s for s in plan().sent if s.direction == "up"}
+    tensors = [line for line in first if line["name"].startswith("backbone/")]
+    assert up["backbone"].bytes == sum(line["bytes"] for line in tensors)
+    assert up["backbone"].tensors == len(tensors)
+    assert {line["name"].partition("/")[0] for line in first} <= set(up)  # nothing leaves that the plan does not name
+
+
+def test_what_is_folded_and_who_it_is_for_is_told() -> None:
+    sent = {(s.direction, s.field): s for s in plan().sent}
+    assert sent["up", "backbone"].kind == "tensors, folded"
+    assert (sent["down", "backbone"].to, sent["up", "backbone"].to) == ("all alike", "the server")
+    assert sent["up", "loss"].kind == "float" and sent["up", "images"].kind == "int"
+    assert [s.field for s in plan(method="solo").sent] == ["images", "loss", "header"]
+
+
+def test_every_private_field_stays_and_none_is_sent() -> None:
+    stays, sent = plan().stays, {s.field for s in plan().sent}
+    assert {"Learner.head", "Learner.velocity"} <= set(stays)
+    assert not {field.rpartition(".")[2] for field in stays} & sent
+
+
+def test_posts_components_and_own_messages_are_followed() -> None:
+    members = {"trainer": ["silo-0", "silo-1"], "validator": ["judge-0"]}
+    planned = planning.plan(toys.Lagged(), members, {}, "average")
+    steps = {s.step: s.role for s in planned.sent}
+    assert steps["validation.score"] == "validator"
+    assert planned.parties["validation.score"] == 1
+    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, {}, "average")
+    notes = {(s.direction, s.field): s for s in toys_moves.sent if s.step == "remember"}
+    assert notes["down", "amount"].to == "each its own"
+    assert notes["up", "drawn"].bytes is None  # of a shape that only the method knows
+
+
+def test_a_sample_counts_the_parties_of_a_round() -> None:
+    recipe = tiny(data={"partition": {"kind": "one-identity"}}, methods={"fedavg": {"sample": 3}})
+    assert dry.party_count(recipe) == 8
+    assert dry.plan(recipe).parties == {"train": 3}
+    text = dry.describe(recipe)
+    assert "fedavg over 8 parties (3 a round), 2 rounds, seed 0" in text
+
+
+def test_the_declared_fields_of_a_class() -> None:
+    assert planning.declared(METHODS["fedavg"]) == [
+        ("train", "trainer", ["backbone"], ["backbone", "images", "loss"]),
+        ("own_model", "trainer", ["backbone"], []),
+    ]
+
+
+def test_the_dry_run_reads_well() -> None:
+    text = dry.describe(tiny(engine={"workers": 2, "checkpoint": 5}))
+    assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
+    assert "stays at the party: Learner.head" in text
+    assert "the server asks for sums only of: backbone" in text
+    assert "bytes a round: down 2.1 MB, up 2.1 MB; in all: down 4.19 MB, up 4.19 MB" in text
+    assert "a window of 8 replies (8.39 MB)" in text
+    assert "2 processes of 1 thread; a checkpoint every 5 rounds" in text
+    assert "pooled: one party holds everybody's images" in dry.describe(tiny(method="centralized"))

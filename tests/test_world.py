@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinyruns import picture_folders, tiny
+
+from coalface import config, world
+from coalface.config import RecipeError
+from coalface.data.folder import read_folder
+from coalface.data.pack import write_pack
+from coalface.data.synthetic import SyntheticFaces
+
+PEOPLE = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root with the set `people` and a pair list that names Ann and Bob."""
+    picture_folders(tmp_path / "people", PEOPLE)
+    (tmp_path / "pairs.txt").write_text("1\nAnn\t1\t2\nAnn\t1\tBob\t2\n")
+    return tmp_path
+
+
+def on_folder(root: Path, **data: Any) -> config.Recipe:
+    source = {"kind": "folder", "path": "people"}
+    return config.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
+
+
+def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> config.Recipe:
+    parts = {
+        "people": {"kind": "folder", "path": "people"},
+        "made": {"kind": "synthetic", "identities": 8, "images": 4, "seed": 3},
+    }
+    whole = {"root": str(root), "source": {"kind": "joined", "parts": parts}, "size": 32}
+    whole |= {"partition": {"kind": "by-domain"}, **data}
+    return config.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
+
+
+def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
+    train, held = world.training_faces(tiny())
+    assert len(train.names) == 8 and len(held.names) == 4
+    assert set(train.names) | set(held.names) == set(SyntheticFaces(12, 4, 0).names)
+    assert not set(train.names) & set(held.names)
+
+
+def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() -> None:
+    shas = set()
+    for seed in (0, 1):
+        recipe = tiny(seed=seed)
+        train, held = world.training_faces(recipe)
+        (chosen,) = world.judged(recipe, train, held)
+        shas.add(chosen.identities.sha256)
+    assert len(shas) == 1
+
+
+def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
+    def dealt(**changes: Any) -> dict[str, tuple[str, ...]]:
+        recipe = tiny(**changes)
+        return {name: faces.names for name, faces in world.deal(recipe, world.training_faces(recipe)[0]).items()}
+
+    assert dealt() == dealt() != dealt(seed=1)
+    fixed = {"partition": {"seed": 5}}
+    assert dealt(data=fixed) == dealt(seed=1, data=fixed)
+
+
+def test_max_identities_takes_so_many() -> None:
+    train, _ = world.training_faces(tiny(data={"max_identities": 3}))
+    assert len(train.names) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"data": {"partition": {"kind": "equal", "parties": 3}}}, ["silo-00", "silo-01", "silo-02"]),
+        ({"data": {"partition": {"kind": "dirichlet", "parties": 2}}}, ["silo-00", "silo-01"]),
+        ({"data": {"partition": {"kind": "one-identity"}}}, [f"device-{i:02d}" for i in range(8)]),
+        (
+            {"data": {"partition": {"kind": "by-domain"}, "source": {"domains": ["studio", "night"]}}},
+            ["night", "studio"],
+        ),
+        ({"method": "centralized"}, ["pooled"]),
+    ],
+)
+def test_the_parties_of_every_partition(changes: dict[str, Any], names: list[str]) -> None:
+    recipe = tiny(**changes)
+    train, _ = world.training_faces(recipe)
+    dealt = world.deal(recipe, train)
+    assert sorted(dealt) == names
+    assert sum(len(faces) for faces in dealt.values()) == len(train)
+
+
+def test_excluded_identities_are_not_trained_on(root: Path) -> None:
+    train, _ = world.training_faces(on_folder(root, exclude=["pairs.txt"]))
+    assert train.names == ("Cyd", "Dan", "Eve", "Fay")
+
+
+def test_identities_with_few_images_are_left_out(root: Path) -> None:
+    for number in (2, 3, 4):
+        (root / "people" / "Dan" / f"Dan_{number:04d}.png").unlink()
+    assert "Dan" not in world.training_faces(on_folder(root))[0].names
+    assert "Dan" in world.training_faces(on_folder(root, min_images=1))[0].names
+
+
+def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
+    with pytest.raises(RecipeError, match="no image is left to train on: lower data.min_images"):
+        world.training_faces(on_folder(root, min_images=5))
+
+
+def test_a_folder_needs_a_path() -> None:
+    with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
+        world.training_faces(config.parse({"data": {"source": {"kind": "folder"}}}))
+
+
+def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
+    write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
+    recipe = on_folder(root, source={"kind": "pack", "path": "people.pack"})
+    assert world.training_faces(recipe)[0].names == tuple(PEOPLE)
+    with pytest.raises(RecipeError, match="holds images of 32×32×1, the recipe wants 64×64×1: set data.size"):
+        world.training_faces(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
+
+
+def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
+    tree = on_folder(root).model_dump(mode="json")
+    lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
+    recipe = config.parse(config.merged(tree, {"judge": {"lists": lists}}))
+    train, held = world.training_faces(recipe)
+    said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
+    with pytest.raises(RecipeError, match=said):
+        world.judged(recipe, train, held)
+    recipe = config.parse(config.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
+    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    assert chosen.pairs.same.tolist() == [True, False]
+
+
+def test_balanced_pairs_need_held_out_identities() -> None:
+    recipe = tiny(data={"hold_out": 0})
+    with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
+        world.judged(recipe, *world.training_faces(recipe))
+    recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
+    with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
+        world.judged(recipe, *world.training_faces(recipe))
+
+
+def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
+    recipe = joined(root, exclude={"people": ["pairs.txt"]})
+    train, _ = world.training_faces(recipe)
+    dealt = world.deal(recipe, train)
+    assert list(dealt) == ["made", "people"]
+    assert dealt["people"].names == ("people/Cyd", "people/Dan", "people/Eve", "people/Fay")
+    assert len(dealt["made"].names) == 8
+    one = next(SyntheticFaces(8, 4, 3, domains=("studio",)).images(size=32, grey=True))
+    assert np.array_equal(dealt["made"].take(np.array([0]))[0], one)
+    built = world.build_world(recipe.resolved())
+    assert sorted(built.members()) == ["made", "people"]
+
+
+def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
+    lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
+    recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
+    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
+    alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
+    whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
+    apart = config.parse(config.merged(alone, {"judge": {"lists": whole}}))
+    (same,) = world.judged(apart, *world.training_faces(apart))
+    assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
+
+
+def test_held_out_identities_of_one_part(root: Path) -> None:
+    lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
+    recipe = joined(root, lists, hold_out=6)
+    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
+    recipe = joined(root, lists)
+    with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
+        world.judged(recipe, *world.training_faces(recipe))
+
+
+@pytest.mark.parametrize(
+    ("source", "shared"),
+    [
+        ({"kind": "folder", "path": "people"}, True),
+        ({"kind": "folder", "path": "same"}, True),  # a link to the same folder
+        ({"kind": "folder", "path": "others"}, False),  # another data set may have an Ann of its own
+        ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 3}, True),
+        ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 3, "first": 8}, False),
+        ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 4}, False),
+    ],
+)
+def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
+    root: Path, source: dict[str, Any], shared: bool
+) -> None:
+    picture_folders(root / "others", PEOPLE, seed=1)
+    os.symlink(root / "people", root / "same")
+    recipe = joined(root, {"a": {"kind": "balanced", "pairs": 10, "source": source}})
+    train, held = world.training_faces(recipe)
+    if shared:
+        with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
+            world.judged(recipe, train, held)
+    else:
+        assert len(world.judged(recipe, train, held)) == 1
+
+
+def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -> None:
+    first = world.content(on_folder(root))
+    assert world.content(on_folder(root)) == first
+    assert world.content(on_folder(root, exclude=["pairs.txt"])) != first
+    picture_folders(root / "elsewhere" / "people", PEOPLE, seed=9)
+    assert world.content(on_folder(root / "elsewhere")) != first
+
+
+def test_the_first_weights_follow_the_seed() -> None:
+    one, same, other = (world.backbone(tiny(seed=seed)).shared()["fc.weight"] for seed in (0, 0, 1))
+    assert one.equal(same) and not one.equal(other)
+
+
+def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
+    with pytest.raises(RecipeError, match="engine.device: 'cuda:99' is not there .*; take cpu"):
+        world.check_device(tiny(engine={"device": "cuda:99"}))
+
+
+def test_numerics_need_resolved_threads() -> None:
+    with pytest.raises(RecipeError, match="engine.threads is not resolved"):
+        world.numerics(config.parse({}))
+    assert world.numerics(tiny(engine={"block": 3})).block == 3
