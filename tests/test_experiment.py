@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+import torch
+import yaml
+from safetensors.torch import load_file
+from tinyruns import Silent, model_bytes, tiny
+from torch import nn
+
+from coalface import config, experiment, models
+from coalface.config import RecipeError
+from coalface.data.pack import default_cache
+from coalface.models.groups import Backbone
+from coalface.report import runs
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+class Normed(nn.Module):
+    """A network with BatchNorm that is quick at 32×32."""
+
+    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self.conv = nn.Conv2d(channels, 4, 3, stride=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4 * 8 * 8, embedding_size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.norm(self.conv(images))).flatten(1))
+
+
+def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
+    names = {path.name for path in fedavg_run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "ledger", "model", "report.html"} <= names
+    assert {"evidence.json", "events.jsonl", "judged", "checkpoints", "parties"} <= names
+    assert sorted(p.name for p in (fedavg_run / "ledger").iterdir()) == ["silo-00.jsonl", "silo-01.jsonl"]
+    assert sorted(p.name for p in (fedavg_run / "model").iterdir()) == [
+        "README.md",
+        "backbone.safetensors",
+        "model.json",
+    ]
+    assert not list(fedavg_run.glob("*.new"))
+    assert len((fedavg_run / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_its_config_makes_the_same_model_again_bit_for_bit(fedavg_run: Path, tmp_path: Path) -> None:
+    kept = fedavg_run / "config.yaml"
+    again = experiment.run(config.load(kept), tmp_path / "again", Silent())
+    assert model_bytes(again) == model_bytes(fedavg_run)
+    for name in ("config.yaml", "metrics.jsonl", "ledger/silo-00.jsonl", "evidence.json"):
+        assert (again / name).read_bytes() == (fedavg_run / name).read_bytes(), name
+    other = experiment.run(config.load(kept, ["seed=1"]), tmp_path / "other", Silent())
+    assert model_bytes(other) != model_bytes(fedavg_run)
+
+
+def test_workers_change_no_bit(fedavg_run: Path, tmp_path: Path) -> None:
+    out = experiment.run(config.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
+    assert model_bytes(out) == model_bytes(fedavg_run)
+    assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
+
+
+def test_the_summary_has_what_the_report_reads(fedavg_run: Path) -> None:
+    found = summary(fedavg_run)
+    assert {"name", "method", "setting", "pooled", "seed", "rounds", "parties", "bytes", "seconds"} <= set(found)
+    assert {"figures", "untrained", "curves", "numerics", "ledger", "messages", "stays"} <= set(found)
+    assert found["figures"].keys() == found["untrained"].keys() == found["curves"].keys() == {"unseen"}
+    (first, second) = found["parties"]
+    assert (first["name"], first["role"], first["identities"], first["images"]) == ("silo-00", "trainer", 4, 16)
+    assert (first["rounds"], first["failed"]) == (2, 0) and first["last_loss"] > 0
+    assert found["bytes"]["up"] == first["bytes_up"] + second["bytes_up"]
+    assert found["seconds"]["total"] >= found["seconds"]["training"] > 0
+    read = runs.read(fedavg_run)
+    assert (read.name, read.method) == ("tiny-fedavg", "fedavg")
+    assert {"unseen/accuracy", "unseen/eer"} <= set(read.figures)
+
+
+def test_the_ledger_in_the_summary_is_that_of_the_files(fedavg_run: Path) -> None:
+    found, lines = summary(fedavg_run)["ledger"], []
+    for path in (fedavg_run / "ledger").glob("*.jsonl"):
+        mine = [json.loads(line) for line in path.read_text().splitlines()]
+        assert found["head"][path.stem] == mine[-1]["chain"]
+        lines += mine
+    assert found["lines"] == len(lines) == sum(tensor["count"] for tensor in found["tensors"])
+    assert found["bytes"] == sum(line["bytes"] for line in lines) == summary(fedavg_run)["bytes"]["up"]
+
+
+def test_the_page_names_the_run_and_its_figure(fedavg_run: Path) -> None:
+    page = (fedavg_run / "report.html").read_text(encoding="utf-8")
+    figure = runs.figure_text(runs.read(fedavg_run).figures, "unseen/accuracy")
+    assert "fedavg trained cnn-small over 2 parties" in page and figure in page
+
+
+def test_the_card_says_what_the_model_is(fedavg_run: Path) -> None:
+    card = (fedavg_run / "model" / "README.md").read_text(encoding="utf-8")
+    figures = summary(fedavg_run)["figures"]["unseen"]
+    assert card.startswith("# tiny-fedavg\n")
+    assert "license: not stated" in card
+    assert "- method: fedavg, 2 rounds, seed 0" in card
+    assert "- data: synthetic; equal, 2 parties" in card
+    assert f"| unseen | accuracy | {figures['accuracy']:.2f} |" in card
+    assert "not been tested for use on people's decisions" in card
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(fedavg_run: Path) -> None:
+    before = (fedavg_run / "config.yaml").read_bytes()
+    with pytest.raises(RecipeError, match=r"already holds a run: `coalface resume .*` goes on with it"):
+        experiment.run(tiny(), fedavg_run, Silent())
+    assert (fedavg_run / "config.yaml").read_bytes() == before
+
+
+def test_a_finished_run_is_judged_again_and_comes_out_the_same(fedavg_run: Path, tmp_path: Path) -> None:
+    copy, view = tmp_path / "copy", Silent()
+    shutil.copytree(fedavg_run, copy)
+    shutil.rmtree(copy / "model")
+    (copy / "report.html").unlink()
+    experiment.resume(copy, view)
+    assert view.started == [("tiny-fedavg", 2, 2)] and view.rounds == []
+    assert model_bytes(copy) == model_bytes(fedavg_run)
+    assert (copy / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
+    first, again = summary(fedavg_run), summary(copy)
+    assert again["figures"] == first["figures"] and again["bytes"] == first["bytes"]
+    assert 0 < again["seconds"]["training"] <= first["seconds"]["training"]
+    assert again["seconds"]["total"] > again["seconds"]["training"]
+    assert (copy / "report.html").exists()
+
+
+def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fedavg_run: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    class Breaks(Silent):
+        def round(self, record: dict[str, Any]) -> None:
+            raise Stop
+
+    out = tmp_path / "broken"
+    with pytest.raises(Stop):
+        experiment.run(tiny(name="tiny-fedavg"), out, Breaks())
+    assert not (out / "summary.json").exists()
+    view = Silent()
+    experiment.resume(out, view)
+    assert view.started == [("tiny-fedavg", 2, 1)] and [r["round"] for r in view.rounds] == [2]
+    assert model_bytes(out) == model_bytes(fedavg_run)
+    assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes", [("local.lr=0.5",), ("rounds=9",), ("name=x",), ("engine.threads=2",), ("data.hold_out=5",)]
+)
+def test_a_resume_that_would_change_the_result_is_refused(fedavg_run: Path, changes: tuple[str, ...]) -> None:
+    key = changes[0].partition("=")[0]
+    with pytest.raises(RecipeError, match=f"goes on with the recipe that it was begun with, and {key} would change it"):
+        experiment.resume(fedavg_run, Silent(), changes)
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"holds no run: there is no config.yaml in it"):
+        experiment.resume(tmp_path, Silent())
+
+
+def test_solo_leaves_one_model_per_party(solo_run: Path) -> None:
+    left = model_bytes(solo_run)
+    assert list(left) == ["parties/silo-00.safetensors", "parties/silo-01.safetensors"]
+    assert len(set(left.values())) == 2
+    card = (solo_run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "One model per party, in `parties/`" in card
+    found = summary(solo_run)
+    each = [party["judged"]["unseen"]["accuracy"] for party in found["parties"]]
+    assert found["figures"]["unseen"]["accuracy"] == pytest.approx(sum(each) / 2)
+    assert len(json.loads((solo_run / "evidence.json").read_text())["unseen"]) == 2
+    assert found["bytes"]["up"] < 1000  # progress numbers alone
+
+
+def test_local_batchnorm_leaves_models_that_differ_in_batchnorm_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.BACKBONES, "normed", Normed)
+    out = tinyruns.run(tmp_path / "run", model={"name": "normed", "batchnorm": "local"})
+    one, other = (load_file(out / "model" / "parties" / f"silo-{i:02d}.safetensors") for i in (0, 1))
+    differ = {name for name in one if not one[name].equal(other[name])}
+    norms = {name for name in one if name.startswith("norm.")}
+    assert {"norm.running_mean", "norm.running_var", "norm.weight", "norm.bias"} <= norms
+    assert differ == norms - {"norm.num_batches_tracked"}
+    sent = {line["name"] for line in summary(out)["ledger"]["tensors"]}
+    assert "backbone/conv.weight" in sent and not [name for name in sent if "norm" in name]
+    network = Backbone(Normed(32, 1))
+    network.load(one)  # a model file alone is a whole network
+
+
+def test_pretraining_is_kept_by_content_and_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    start = {"method": "centralized", "rounds": 1}
+    first, second, other = Silent(), Silent(), Silent()
+    experiment.run(tiny(pretrain=start, rounds=1), tmp_path / "a", first)
+    assert [name for name, _, _ in first.started] == ["tiny-pretrain", "tiny"]
+    experiment.run(tiny(pretrain=start, rounds=1, name="again", method="solo"), tmp_path / "b", second)
+    assert [name for name, _, _ in second.started] == ["again"]
+    experiment.run(tiny(pretrain={**start, "local": {"lr": 0.01}}, rounds=1), tmp_path / "c", other)
+    assert [name for name, _, _ in other.started] == ["tiny-pretrain", "tiny"]
+    assert len(list((default_cache() / "pretrained").iterdir())) == 2
+    plain = tinyruns.run(tmp_path / "plain", rounds=1)
+    assert len({str(model_bytes(folder)) for folder in (tmp_path / "a", tmp_path / "c", plain)}) == 3
+
+
+def test_the_first_round_starts_from_the_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    still = {"lr": 1e-30, "weight_decay": 0.0}  # local training moves nothing
+    start = {"method": "centralized", "rounds": 1, "local": {"lr": 0.05}}
+    out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1, local=still)
+    (place,) = (default_cache() / "pretrained").iterdir()
+    given, left = (load_file(folder / "model" / "backbone.safetensors") for folder in (place, out))
+    assert all(torch.allclose(given[name], left[name], atol=1e-7) for name in given)
+    assert summary(place)["method"] == "centralized"
+
+
+def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(RecipeError, match="pretrain.method: 'solo' leaves no global model to start from"):
+        experiment.run(tiny(pretrain={"method": "solo", "rounds": 1}), tmp_path / "run", Silent())
+
+
+def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:
+    view = Silent()
+    tree = {**tiny(rounds=1).model_dump(mode="json"), "judge": {}}
+    out = experiment.run(config.parse(tree), tmp_path / "run", view)
+    assert "tiny: judge.lists is empty, so nothing will be judged" in view.notes
+    assert summary(out)["figures"] == {}
+    assert "This run has not been judged yet." in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_judging_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run", judge={"every": 1})
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert all(set(record["judged"]["unseen"]) >= {"accuracy", "eer"} for record in records)
+    assert records[-1]["judged"] == summary(out)["figures"]
+
+
+def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
+    parts = {name: {"kind": "synthetic", "identities": 4, "images": 4, "seed": seed} for seed, name in enumerate("ab")}
+    source = {"kind": "joined", "parts": parts}
+    lists = {"unseen": {"source": {"kind": "synthetic", "identities": 4, "images": 4, "first": 4}}}
+    data = {"source": source, "hold_out": 0, "partition": {"kind": "by-domain"}}
+    out = tinyruns.run(tmp_path / "run", data=data, judge={"lists": lists}, rounds=1)
+    assert [party["name"] for party in summary(out)["parties"]] == ["a", "b"]
+    assert "- data: joined a b; by-domain, 2 parties" in (out / "model" / "README.md").read_text(encoding="utf-8")
+    assert yaml.safe_load((out / "config.yaml").read_text())["data"]["source"]["parts"]["b"]["seed"] == 1
