@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from coalface.core import Federation, generator
+from coalface.core import Federation, Party, generator, step
 from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faces import FaceSet
@@ -39,8 +39,9 @@ from coalface.engines.server import Rules, Server
 from coalface.engines.standing import Numerics
 from coalface.learn.compute import Compute
 from coalface.learn.margins import CosFace
+from coalface.learn.sgd import Learner
 from coalface.learn.work import LocalWork
-from coalface.methods.fedavg import FedAvg, Global, State
+from coalface.methods.fedavg import FedAvg, Global, State, Update
 from coalface.models import Backbone, build
 
 LOSS = CosFace(scale=30.0, margin=0.35)
@@ -216,22 +217,34 @@ def commit_cost(clients: int, *, save_replies: bool) -> float:
     return statistics.median(spent[2:])  # the first rounds write files that later ones write over
 
 
-class Unfolded(FedAvg):
-    """FedAvg that asks for every model and averages by itself: what memory looks like without folds."""
+@dataclass(frozen=True, kw_only=True)
+class Slow(FedAvg):
+    """FedAvg in which the first party of every sixteenth window is slow, so that the window behind it fills up."""
+
+    window: int = 1
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        if int(party.name.rpartition("-")[2]) % (16 * self.window) == 0:
+            time.sleep(0.02 * self.window)
+        return super().train(party, own, common)
+
+
+class Unfolded(Slow):
+    """The same, but it asks for every model and averages by itself: what memory looks like without folds."""
 
     def round(self, fed: Federation, state: State) -> State:
         answer = fed.ask(self.train, common=Global(backbone=state.backbone))
         models, images = answer.each["backbone"], answer.each["images"]
         total = sum(images.values())
-        names = state.backbone
-        return State(backbone={n: sum(models[p][n] * images[p] for p in models) / total for n in names})
+        return State(backbone={n: sum(models[p][n] * images[p] for p in models) / total for n in state.backbone})
 
 
 def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
     """Peak anonymous memory of the server's process over one round, above what it held before the round, in MB."""
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 1)
     world = build_world()
-    method = (Unfolded if unfolded else FedAvg)(rounds=1, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
+    method = (Unfolded if unfolded else Slow)(window=window, rounds=1, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
         transport = Workers(setup, world, 2, window)
@@ -269,7 +282,7 @@ def main() -> int:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--unfolded", action="store_true")
     parser.add_argument("--parties", type=int, default=10_000)
-    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
