@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinyruns
+
+from coalface import comparing
+from coalface.judging import read_lists
+from coalface.report import table
+
+
+def accuracy(run: Path) -> float:
+    return float(json.loads((run / "summary.json").read_text())["figures"]["unseen"]["accuracy"])
+
+
+def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_run: Path, solo_run: Path) -> None:
+    found = comparing.intervals([fedavg_run, solo_run])
+    assert set(found) == {(solo_run, "unseen/accuracy")}
+    difference, low, high = found[solo_run, "unseen/accuracy"]
+    # The paired figure takes one threshold over all pairs, the judge one a fold: with 40 pairs they are points apart.
+    assert difference == pytest.approx(accuracy(solo_run) - accuracy(fedavg_run), abs=8)
+    assert low <= high and low > -100 and high < 100
+
+
+def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Path) -> None:
+    (one,) = comparing.intervals([fedavg_run, solo_run]).values()
+    (other,) = comparing.intervals([solo_run, fedavg_run]).values()
+    assert other == pytest.approx((-one[0], -one[2], -one[1]))
+
+
+def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(fedavg_run, tmp_path / "copy")
+    (found,) = comparing.intervals([fedavg_run, tmp_path / "copy"]).values()
+    assert found == (0, 0, 0)
+
+
+def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run: Path) -> None:
+    ((_, here),) = read_lists(fedavg_run / "judged")
+    ((_, there),) = read_lists(solo_run / "judged")
+    one, other = comparing.bootstrap_of(here), comparing.bootstrap_of(there)
+    assert np.array_equal(one.counts, other.counts)
+    assert one.counts.shape[1] == comparing.DRAWS == 2000
+
+
+def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
+    lists = {"unseen": {"pairs": 18}}
+    other = tinyruns.run(tmp_path / "other", judge={"lists": lists}, rounds=1)
+    assert comparing.intervals([fedavg_run, other]) == {}
+    (_, row) = table.compare([fedavg_run, other], {}).rows
+    assert row.differences["unseen/accuracy"].verdict is None  # the plain difference, and no word on chance
+
+
+def test_runs_without_evidence_have_no_interval(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(solo_run, bare)
+    (bare / "evidence.json").unlink()
+    assert comparing.intervals([fedavg_run, bare]) == {}
+
+
+def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
+    ((_, identities),) = read_lists(fedavg_run / "judged")
+    bootstrap = comparing.bootstrap_of(identities)
+    fed, solo = (json.loads((run / "evidence.json").read_text())["unseen"] for run in (fedavg_run, solo_run))
+    single = comparing.paired([fed], [solo], bootstrap)["accuracy"]
+    twice = comparing.paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
+    assert (twice.difference, twice.low, twice.high) == pytest.approx((single.difference, single.low, single.high))
+    mixed = comparing.paired([fed, solo], [solo], bootstrap)["accuracy"]
+    points = (single.first[0] + sum(single.second)) / 3 - sum(single.second) / 2
+    assert mixed.difference == pytest.approx(points)

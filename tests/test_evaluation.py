@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinyruns import picture_folders
+
+from coalface import evaluation
+from coalface.data.folder import read_folder
+from coalface.data.pack import write_pack
+from coalface.data.pairs import read_pairs
+from coalface.data.synthetic import SyntheticFaces
+from coalface.evaluate.features import embed
+from coalface.evaluate.verification import best_threshold, tar_at_far
+
+PEOPLE = [f"P{i:02d}" for i in range(12)]
+
+
+def pair_list(path: Path, pairs: int, shift: int = 1) -> Path:
+    genuine = [f"P{i % 12:02d}\t{1 + i // 12}\t{2 + i // 12}" for i in range(pairs)]
+    impostor = [f"P{i % 12:02d}\t1\tP{(i % 12 + shift + i // 12) % 12:02d}\t2" for i in range(pairs)]
+    path.write_text("\n".join([str(pairs), *genuine, *impostor]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return picture_folders(tmp_path_factory.mktemp("pictures") / "faces", PEOPLE)
+
+
+def scores(run: Path, pictures: Path, pairs: Path, flip: bool = False) -> tuple[Any, Any]:
+    """Cosines pair by pair, from embeddings of single images."""
+    backbone, about = evaluation.read_model(run)
+    faces = evaluation.read_faces(pictures, about)
+    listed = read_pairs(pairs, faces)
+    one = [embed(backbone.module, faces, np.array([i]), flip=flip)[0].astype(float) for i in range(len(faces))]
+    return np.array([one[a] @ one[b] for a, b in zip(listed.left, listed.right, strict=True)]), listed.same
+
+
+def test_figures_of_a_pair_list_are_those_of_its_cosines(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    path = pair_list(tmp_path / "pairs.txt", 20)
+    found = evaluation.judge_model(fedavg_run, path, images=pictures)
+    assert found["pairs"] == 40 and found["on"] == str(path)
+    cosines, same = scores(fedavg_run, pictures, path)
+    (tar,) = tar_at_far(cosines, same, (0.1,))
+    assert found["tar@far=0.1"] == pytest.approx(100 * tar.tar)
+    assert found["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
+    assert "tar@far=0.001" not in found and "threshold@far=0.001" not in found  # 20 impostors do not carry it
+    accepted = cosines[~same] > found["threshold@far=0.1"] + 1e-6
+    assert accepted.sum() <= 2
+
+
+def test_each_image_is_embedded_once(
+    fedavg_run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counting(module: Any, faces: Any, index: Any, **more: Any) -> Any:
+        seen.extend(index.tolist())
+        return embed(module, faces, index, **more)
+
+    monkeypatch.setattr(evaluation, "embed", counting)
+    evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures)
+    assert len(seen) == len(set(seen)) > 0
+
+
+def test_the_threshold_of_a_second_list_decides_the_first(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, shift=3)
+    found = evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
+    threshold = best_threshold(*scores(fedavg_run, pictures, train))
+    cosines, same = scores(fedavg_run, pictures, test)
+    assert found["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
+    assert "accuracy_two_lists" not in evaluation.judge_model(fedavg_run, test, images=pictures)
+
+
+def test_flip_changes_the_features(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    path = pair_list(tmp_path / "pairs.txt", 20)
+    found = evaluation.judge_model(fedavg_run, path, images=pictures, flip=True)
+    (tar,) = tar_at_far(*scores(fedavg_run, pictures, path, flip=True), (0.1,))
+    assert found["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
+    assert found["threshold@far=0.1"] != evaluation.judge_model(fedavg_run, path, images=pictures)["threshold@far=0.1"]
+
+
+def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    write_pack(read_folder(pictures), tmp_path / "pack", size=32, grey=True)
+    from_folders = evaluation.judge_model(fedavg_run, pictures, pairs=30)
+    from_pack = evaluation.judge_model(fedavg_run, tmp_path / "pack", pairs=30)
+    assert from_folders["pairs"] == from_pack["pairs"] == 60
+    assert {k: v for k, v in from_folders.items() if k != "on"} == {k: v for k, v in from_pack.items() if k != "on"}
+
+
+def test_a_run_judged_again_on_its_own_held_out_people_agrees(fedavg_run: Path, tmp_path: Path) -> None:
+    """The figures of `summary.json` come out of the model file as well, on the same pairs."""
+    from coalface import config, world
+    from coalface.judging import Judge
+
+    recipe = config.load(fedavg_run / "config.yaml")
+    lists = world.judged(recipe, *world.training_faces(recipe))
+    backbone, _ = evaluation.read_model(fedavg_run / "model")
+    figures = Judge(lists, backbone).models([backbone.shared()])
+    assert figures == json.loads((fedavg_run / "summary.json").read_text())["figures"]
+
+
+def test_own_models_need_a_party(solo_run: Path, pictures: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="each party has its own: add --party with one of silo-00, silo-01"):
+        evaluation.judge_model(solo_run, pictures)
+    with pytest.raises(FileNotFoundError, match="add --party with one of silo-00, silo-01"):
+        evaluation.judge_model(solo_run, pictures, party="silo-7")
+    each = [evaluation.judge_model(solo_run, pictures, party=f"silo-0{i}", pairs=30) for i in (0, 1)]
+    assert each[0]["eer"] != each[1]["eer"] or each[0]["accuracy"] != each[1]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("none", "none holds no model: give a run folder"),
+        ("", "holds no model: give a run folder, or the folder `model`"),
+    ],
+)
+def test_there_must_be_a_model(tmp_path: Path, pictures: Path, place: str, said: str) -> None:
+    with pytest.raises(FileNotFoundError, match=said):
+        evaluation.judge_model(tmp_path / place, pictures)
+
+
+def test_there_must_be_pairs_and_their_images(fedavg_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none.txt is not there: give a pair list, a pack, or identity folders"):
+        evaluation.judge_model(fedavg_run, tmp_path / "none.txt")
+    with pytest.raises(ValueError, match="say where these lie with --images FOLDER"):
+        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20))
+
+
+def test_a_pack_of_another_size_says_how_to_make_one_that_fits(fedavg_run: Path, tmp_path: Path) -> None:
+    write_pack(SyntheticFaces(4, 3, 0), tmp_path / "pack", size=40, grey=True)
+    with pytest.raises(ValueError, match="`coalface data pack FOLDER PACK --size 32 --grey` makes a pack that fits"):
+        evaluation.judge_model(fedavg_run, tmp_path / "pack")

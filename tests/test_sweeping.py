@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyruns
+from tinyruns import Silent
+
+from coalface import sweeping
+from coalface.config import RecipeError
+from coalface.sweeping import aligned, grid, read_cells, sweep
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of two methods over two seeds; tests only read it."""
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep(recipe(folder), ["method=solo,fedavg", "seed=0,1"], folder / "out", Silent())
+    return folder
+
+
+def recipe(folder: Path, **changes: Any) -> Path:
+    return tinyruns.write(folder / "tiny.yaml", rounds=1, **changes)
+
+
+def copied(swept: Path, to: Path) -> Path:
+    shutil.copytree(swept, to / "sweep")
+    return to / "sweep"
+
+
+def cells(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines()]
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> None:
+    found = grid(recipe(tmp_path), ["method=solo,fedavg", "local.lr=0.1,1e-2", "data.grey=true"])
+    assert [cell.chosen for cell in found] == [
+        {"method": "solo", "local.lr": 0.1},
+        {"method": "solo", "local.lr": "1e-2"},
+        {"method": "fedavg", "local.lr": 0.1},
+        {"method": "fedavg", "local.lr": "1e-2"},
+    ]
+    assert found[3].recipe.build_local().lr == 0.01
+    assert found[0].name == "method=solo lr=0.1" and found[0].setting == "method=solo, local.lr=0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0,1,2", [0, 1, 2]),
+        ("[studio],[studio, night]", [["studio"], ["studio", "night"]]),
+        ("[studio, night]", [["studio", "night"]]),
+        ('"a,b",c', ["a,b", "c"]),
+        ("{x: 1, y: 2},3", [{"x": 1, "y": 2}, 3]),
+        ("a b,c", ["a b", "c"]),
+        ("null,3", [None, 3]),
+        ("", [None]),
+        ("1,1,2", [1, 2]),
+        ("true,false", [True, False]),
+    ],
+)
+def test_commas_separate_values_except_in_brackets_and_quotes(
+    text: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping.config, "parse", lambda tree: FakeRecipe(tree))
+    assert [cell.recipe.tree["key"] for cell in grid(recipe(tmp_path), [f"key={text}"])] == values  # type: ignore[attr-defined]
+
+
+class FakeRecipe:
+    def __init__(self, tree: dict[str, Any]) -> None:
+        self.tree = tree
+
+    def with_threads(self) -> FakeRecipe:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["seed"], "'seed' is not a change: write key=value or key=a,b,c"),
+        (["seed=[0"], r"'seed=\[0': the values are not YAML"),
+        (["seed=0", "seed=1"], "seed is given twice: write all its values in one, as seed=a,b,c"),
+        (["seeds=0,1"], "seeds is not a key of a recipe; did you mean seed?"),
+        (["local.lr=0.1,x"], "local.lr: Input should be a valid number"),
+    ],
+)
+def test_a_mistake_in_any_cell_shows_before_anything_runs(changes: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=said):
+        sweep(recipe(tmp_path), changes, tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_in_the_baseline_shows_before_anything_runs(tmp_path: Path) -> None:
+    said = "--baseline method=solo: no setting of the sweep has it; there are method=fedavg; method=fedprox"
+    with pytest.raises(RecipeError, match=said):
+        sweep(recipe(tmp_path), ["method=fedavg,fedprox"], tmp_path / "out", Silent(), baseline="method=solo")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_cell_has_its_line_and_no_run_folder_is_left(swept: Path) -> None:
+    found = cells(swept / "out")
+    assert [cell["cell"] for cell in found] == [
+        {"method": "solo", "seed": 0},
+        {"method": "solo", "seed": 1},
+        {"method": "fedavg", "seed": 0},
+        {"method": "fedavg", "seed": 1},
+    ]
+    assert len({cell["hash"] for cell in found}) == 4
+    assert all(cell["figures"]["unseen"] and cell["evidence"]["unseen"] and cell["last_loss"] for cell in found)
+    assert list((swept / "out" / "runs").iterdir()) == []
+
+
+def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text()
+    header, rule, untrained, solo, fedavg, *differences = rows(text)
+    assert header == ["setting", "seeds", "unseen accuracy", "unseen EER", "down", "up", "seconds"]
+    assert set("".join(rule)) == {"-", ":"}
+    values = [
+        cell["figures"]["unseen"]["accuracy"] for cell in cells(swept / "out") if cell["cell"]["method"] == "solo"
+    ]
+    spread = np.sqrt(((values[0] - np.mean(values)) ** 2 + (values[1] - np.mean(values)) ** 2) / 1)
+    assert solo[:3] == ["method=solo", "2", f"{np.mean(values):.2f} ± {spread:.2f}"]
+    assert solo[4] == "0 B"
+    assert untrained[0] == "untrained" and untrained[4:] == ["", "", ""]
+    assert fedavg[4] == "2.1 MB"
+    assert differences[0] == ["setting", "figure", "difference", "interval", "verdict"]
+    assert differences[2][:2] == ["method=fedavg", "unseen accuracy"]
+    assert differences[2][4] in ("higher", "lower", "undecided")
+    assert "Differences to method=solo, percent points" in text
+    assert len({len(line) for line in text.splitlines()[:5]}) == 1  # columns stand beneath each other as text
+
+
+def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
+    from coalface import config, world
+    from coalface.comparing import bootstrap_of, paired
+
+    mine = config.load(swept / "tiny.yaml")
+    (chosen,) = world.judged(mine, *world.training_faces(mine))
+    sides = [
+        [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
+        for method in ("fedavg", "solo")
+    ]
+    found = paired(sides[0], sides[1], bootstrap_of(chosen.identities))["accuracy"].figures()
+    row = rows((swept / "out" / "table.md").read_text())[-1]
+    assert row[2:4] == [f"{found['difference']:+.2f}", f"{found['low']:+.2f} to {found['high']:+.2f}"]
+
+
+def test_it_goes_on_from_the_text_file_alone(swept: Path, tmp_path: Path) -> None:
+    folder = copied(swept, tmp_path)
+    for name in ("runs", "table.md"):
+        path = folder / "out" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before, view = (folder / "out" / "cells.jsonl").read_bytes(), Silent()
+    sweep(folder / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"], folder / "out", view)
+    assert view.started == []
+    assert (folder / "out" / "cells.jsonl").read_bytes() == before
+    assert (folder / "out" / "table.md").read_bytes() == (swept / "out" / "table.md").read_bytes()
+
+
+def test_only_new_and_changed_cells_are_run(swept: Path, tmp_path: Path) -> None:
+    folder = copied(swept, tmp_path)
+    view = Silent()
+    sweep(folder / "tiny.yaml", ["method=solo,fedavg", "seed=0,1,2"], folder / "out", view)
+    assert [name for name, _, _ in view.started] == ["tiny method=solo seed=2", "tiny method=fedavg seed=2"]
+    recipe(folder, local={"lr": 0.01})
+    view = Silent()
+    sweep(folder / "tiny.yaml", ["method=solo", "seed=0"], folder / "out", view)
+    assert [name for name, _, _ in view.started] == ["tiny"] and len(cells(folder / "out")) == 7
+    view = Silent()
+    sweep(folder / "tiny.yaml", ["method=solo", "seed=0", "engine.checkpoint=3"], folder / "out", view)
+    assert view.started == []  # a setting that the result does not depend on
+
+
+def test_a_last_line_that_was_cut_off_is_run_again(swept: Path, tmp_path: Path) -> None:
+    folder = copied(swept, tmp_path)
+    path = folder / "out" / "cells.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    view = Silent()
+    sweep(folder / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"], folder / "out", view)
+    assert [name for name, _, _ in view.started] == ["tiny method=fedavg seed=1"]
+    again = cells(folder / "out")
+    assert [c["hash"] for c in again] == [c["hash"] for c in cells(swept / "out")]
+    assert [c["figures"] for c in again] == [c["figures"] for c in cells(swept / "out")]
+
+
+@pytest.mark.parametrize("cut", [1, 50])
+def test_a_cut_in_the_first_line_leaves_nothing(swept: Path, tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "cells.jsonl"
+    path.write_bytes((swept / "out" / "cells.jsonl").read_bytes()[:cut])
+    assert read_cells(path) == {} and path.read_bytes() == b""
+    assert read_cells(tmp_path / "none.jsonl") == {}
+
+
+def test_a_line_that_is_damaged_is_named(swept: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    lines = (swept / "out" / "cells.jsonl").read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:-9], lines[2], ""]))
+    with pytest.raises(RecipeError, match=r"cells.jsonl, line 2 is no cell .*: delete the line, and it is run again"):
+        read_cells(path)
+
+
+def test_a_cell_that_broke_off_goes_on(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    class Breaks(Silent):
+        def round(self, record: dict[str, Any]) -> None:
+            raise Stop
+
+    path = tinyruns.write(tmp_path / "tiny.yaml")
+    with pytest.raises(Stop):
+        sweep(path, ["seed=0,1"], tmp_path / "out", Breaks())
+    view = Silent()
+    sweep(path, ["seed=0,1"], tmp_path / "out", view)
+    assert view.started == [("tiny seed=0", 2, 1), ("tiny seed=1", 2, 0)]
+
+
+def test_differences_are_to_the_baseline_that_was_asked_for(swept: Path, tmp_path: Path) -> None:
+    folder = copied(swept, tmp_path)
+    changes = ["method=solo,fedavg", "seed=0,1"]
+    text = sweep(folder / "tiny.yaml", changes, folder / "out", Silent(), baseline="method=fedavg")
+    assert "Differences to method=fedavg" in text
+    turned = rows(text)[-1]
+    plain = rows((swept / "out" / "table.md").read_text())[-1]
+    assert turned[0] == "method=solo" and float(turned[2]) == -float(plain[2])
+
+
+def test_settings_judged_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
+    text = sweep(recipe(tmp_path), ["judge.lists.unseen.pairs=20,18"], tmp_path / "out", Silent())
+    assert rows(text)[-1] == ["judge.lists.unseen.pairs=18", "unseen", "", "", "judged on other pairs"]
+
+
+def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
+    sweep(recipe(tmp_path), ["seed=0,1"], tmp_path / "out", Silent(), keep_runs=True)
+    kept = sorted((tmp_path / "out" / "runs").iterdir())
+    assert len(kept) == 2 and all((folder / "report.html").exists() for folder in kept)
+    assert {json.loads((folder / "summary.json").read_text())["name"] for folder in kept} == {
+        "tiny seed=0",
+        "tiny seed=1",
+    }
+
+
+def test_a_pipe_in_a_cell_does_not_break_the_table() -> None:
+    assert aligned([["a", "b"], ["x|y", "1"]], left=1) == ["| a    | b |", "|------|--:|", "| x\\|y | 1 |"]
