@@ -137,14 +137,16 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
-    for name, value in figures.items():  # figures are percent, thresholds are cosines
-        shown = f"{value:.4f}" if name.startswith("threshold") else f"{value:.2f} %"
-        typer.echo(f"{name:24} {shown if isinstance(value, float) else value}")
+    for name, value in figures.items():
+        if isinstance(value, float):  # thresholds are cosines, all other figures percent
+            typer.echo(f"{name:24} {value:.4f}" if name.startswith("threshold") else f"{name:24} {value:.2f} %")
+        else:
+            typer.echo(f"{name:24} {value}")
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN …", help="Run folders; differences are to the first.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are to the first.")],
     page: Annotated[Path | None, typer.Option(help="Also write a report page of them all.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tinyruns
+from typer.testing import CliRunner
+
+from coalface import cli, config, experiment
+from coalface.data.pack import read_pack
+
+COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
+
+
+def said(*arguments: object) -> str:
+    """What a command that comes to its end prints."""
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    """What a command that cannot be carried out prints, as the shell would see it."""
+    monkeypatch.setattr(sys, "argv", ["coalface", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and text.startswith("coalface: ") and "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_has_help_that_says_what_it_does(command: str) -> None:
+    text = said(*command.split(), "--help")
+    assert text.startswith("Usage: ") and "--help" in text
+    assert re.search(r"\n\n  [A-Z][^.]+\.\n|\nCommands:\n", text)
+
+
+def test_help_names_every_command() -> None:
+    listed = said("--help") + said("data", "--help")
+    assert all(re.search(rf"\n  {command.split()[-1]} ", listed) for command in COMMANDS)
+
+
+def test_the_methods_as_a_table_and_as_json() -> None:
+    rows = json.loads(said("methods", "--json"))
+    assert [row["method"] for row in rows][:4] == ["fedavg", "fedprox", "solo", "centralized"]
+    by_name = {row["method"]: row for row in rows}
+    assert by_name["fedavg"]["leaves a party"] == "backbone, images, loss"
+    assert by_name["solo"]["leaves a party"] == "images, loss" and by_name["centralized"]["setting"] == "pooled"
+    table = said("methods")
+    assert all(name in table for name in by_name) and max(map(len, table.splitlines())) <= 160
+
+
+def test_the_wire_as_text_and_as_json() -> None:
+    found = json.loads(said("wire", "fedavg", "--json"))
+    up = {s["field"]: s for s in found["sent"] if s["direction"] == "up"}
+    assert up["backbone"]["bytes"] == 4 * 310_768  # parameters of cnn-small at 64×64
+    assert any(field.startswith("Learner.head") for field in found["stays"])
+    text = said("wire", "fedavg")
+    assert "1,243,072" in text and "stays at the party: Learner.head" in text
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    path = tinyruns.write(tmp_path / "tiny.yaml")
+    text = said("run", path, "method=fedprox", "--workers", "2", "--dry-run", "--out", tmp_path / "out")
+    assert text.startswith("tiny: fedprox over 2 parties, 2 rounds, seed 0") and "2 processes of 1 thread" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_run_then_resume(tmp_path: Path) -> None:
+    path, out = tinyruns.write(tmp_path / "tiny.yaml"), tmp_path / "out"
+    text = said("run", path, "rounds=1", "--out", out)
+    assert "round 1/1" in text and f"report: {out / 'report.html'}" in text
+    assert config.load(out / "config.yaml").rounds == 1
+    assert "resumed after 1" in said("resume", out)
+    assert said("resume", out, "--quiet") == f"report: {out / 'report.html'}\n"
+
+
+def test_evaluate_as_text_and_as_json(fedavg_run: Path, tmp_path: Path) -> None:
+    pictures = tinyruns.picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
+    found = json.loads(said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20, "--json"))
+    assert found["pairs"] == 40 and 0 <= found["accuracy"] <= 100
+    text = said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20)
+    assert re.search(rf"^accuracy +{found['accuracy']:.2f} %$", text, re.M)
+    assert re.search(r"^threshold@far=0.1 +-?0\.\d{4}$", text, re.M)
+
+
+def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    found = json.loads(said("compare", fedavg_run, solo_run, "--json"))
+    assert [run["method"] for run in found["runs"]] == ["fedavg", "solo"]
+    against = found["runs"][1]["against_first"]["unseen/accuracy"]
+    assert against["low"] < against["high"] and against["verdict"] in ("decided", "undecided")
+    text = said("compare", fedavg_run, solo_run, "--page", tmp_path / "page.html")
+    assert re.search(r"[+−]\d+\.\d\d \[[+−]\d+\.\d\d, [+−]\d+\.\d\d\]", text)
+    assert "solo" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_sweep_prints_its_table(tmp_path: Path) -> None:
+    path = tinyruns.write(tmp_path / "tiny.yaml", rounds=1)
+    text = said("sweep", path, "method=solo,fedavg", "--out", tmp_path / "out", "--baseline", "method=solo", "--quiet")
+    assert text.startswith("| setting ") and "Differences to method=solo" in text
+    assert f"cells: {tmp_path / 'out' / 'cells.jsonl'}" in text
+
+
+def test_data_pack_and_sheet(tmp_path: Path) -> None:
+    pictures = tinyruns.picture_folders(tmp_path / "faces", ["Ann", "Bob"])
+    text = said("data", "pack", pictures, tmp_path / "faces.pack", "--size", 16, "--grey")
+    assert f"{tmp_path / 'faces.pack'}: 8 images of 2 identities, 16×16" in text
+    assert read_pack(tmp_path / "faces.pack", verify=True).names == ("Ann", "Bob")
+    assert said("data", "sheet", tmp_path / "sheet.png", "--seed", 3) == f"wrote {tmp_path / 'sheet.png'}\n"
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run", "none.yaml"], "none.yaml: there is no such recipe"),
+        (["run", "."], "Is a directory"),
+        (["run", "tiny.yaml", "locl.lr=1"], "locl is not a key of a recipe; did you mean local?"),
+        (["run", "tiny.yaml", "local.lr=[1"], "the value is not YAML"),
+        (["run", "tiny.yaml", "judge.lists.unseen.pair=3"], "did you mean judge.lists.unseen.pairs?"),
+        (["run", "tiny.yaml", "method=fedavgg"], "did you mean 'fedavg'?"),
+        (["run", "tiny.yaml", "engine.device=cuda:99"], "engine.device: 'cuda:99' is not there"),
+        (["run", "tiny.yaml", "data.partition.parties=99"], "99 parties cannot each have one of 8 identities"),
+        (["run", "tiny.yaml", "data.hold_out=12"], "holding out 12 of 12 identities leaves one side empty"),
+        (["run", "tiny.yaml", "model.name=ir19"], "there is no backbone 'ir19'; did you mean 'ir18'?"),
+        (["run", "tiny.yaml", "data.size=16"], "images of 16×16 are too small; give size 32 or more"),
+        (["run", "tiny.yaml", "data.source.kind=folder", "data.source.path=x"], "data.root=FOLDER"),
+        (["resume", "nowhere"], "nowhere holds no run"),
+        (["wire", "fedav"], "did you mean 'fedavg'?"),
+        (["evaluate", "nowhere", "--on", "x"], "nowhere holds no model"),
+        (["compare", "nowhere"], "nowhere is no run folder"),
+        (
+            ["sweep", "tiny.yaml", "seed=0,1", "--baseline", "seed=0"],
+            "--baseline seed=0: no setting of the sweep has it",
+        ),
+        (["data", "pack", "nowhere", "x"], "nowhere is not a folder"),
+        (["data", "sheet", "no/such/folder/sheet.png"], "the sheet could not be written"),
+    ],
+)
+def test_what_a_person_can_mend_is_said_in_one_line(
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COALFACE_DATA", raising=False)
+    tinyruns.write(tmp_path / "tiny.yaml")
+    assert text in refused(capsys, monkeypatch, *arguments)
+
+
+def test_a_folder_that_holds_a_run_is_named(
+    fedavg_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tinyruns.write(tmp_path / "tiny.yaml")
+    text = refused(capsys, monkeypatch, "run", path, "--out", fedavg_run)
+    assert f"`coalface resume {fedavg_run}` goes on with it" in text
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(experiment, "run", broken)
+    monkeypatch.setattr(sys, "argv", ["coalface", "run", str(tinyruns.write(tmp_path / "tiny.yaml")), "--quiet"])
+    with pytest.raises(KeyError, match="a defect"):
+        cli.main()
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path) -> None:
+    path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
+    command = [sys.executable, "-c", "from coalface.cli import main; main()", "run", str(path), "--out", str(out)]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "checkpoints").exists() and time.monotonic() < deadline and started.poll() is None:
+            time.sleep(0.05)
+        started.send_signal(signal.SIGINT)
+        printed, errors = started.communicate(timeout=30)
+    finally:
+        started.kill()
+        started.wait()
+    assert started.returncode == 130, errors
+    assert errors == "stopped; where a run was going on, `coalface resume RUN` takes it up again\n"
+    assert re.search(r"tiny  stopped by KeyboardInterrupt after \d+/5000 rounds", printed)

@@ -1,0 +1,50 @@
+"""Every recipe that comes along loads, and its plan can be printed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coalface import config, dry
+from coalface.config import Recipe
+from coalface.methods import METHODS
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
+
+
+def reads_data(recipe: Recipe) -> bool:
+    """Whether it needs images that do not come along."""
+    sources = [recipe.data.source, *recipe.data.source.parts.values()]
+    sources += [wanted.source for wanted in recipe.judge.lists.values() if wanted.source is not None]
+    return any(source.kind in ("folder", "pack") for source in sources)
+
+
+def test_there_are_recipes() -> None:
+    assert {"silos", "devices", "two-domains"} <= {path.stem for path in RECIPES if path.parent.name == "synthetic"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
+    recipe = config.load(path)
+    assert recipe.judge.lists
+    if reads_data(recipe) and not os.environ.get("COALFACE_DATA"):
+        pytest.skip("COALFACE_DATA is not set: this recipe reads images that do not come along")
+    if recipe.data.source.kind == "synthetic":  # as many people as before, in a twentieth of the images to draw
+        recipe = config.load(path, ["data.size=32", "data.source.images=2"])
+    text = dry.describe(recipe)
+    assert text.startswith(f"{recipe.name}: {recipe.method} over ") and "bytes a round: down" in text
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_takes_every_method(path: Path) -> None:
+    for method in METHODS:
+        assert config.load(path, [f"method={method}"]).build_method()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_no_recipe_names_a_path_of_one_machine(path: Path) -> None:
+    recipe = config.load(path)
+    assert recipe.data.root is None
+    assert not (recipe.data.source.path or "").startswith("/")
