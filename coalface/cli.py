@@ -139,7 +139,7 @@ def evaluate(
         return
     for name, value in figures.items():
         if isinstance(value, float):  # thresholds are cosines, all other figures percent
-            typer.echo(f"{name:24} {value:.4f}" if name.startswith("threshold") else f"{name:24} {value:.2f} %")
+            typer.echo(f"{name:24} {value:.6f}" if name.startswith("threshold") else f"{name:24} {value:.2f} %")
         else:
             typer.echo(f"{name:24} {value}")
 

@@ -90,7 +90,7 @@ def test_evaluate_as_text_and_as_json(fedavg_run: Path, tmp_path: Path) -> None:
     assert found["pairs"] == 40 and 0 <= found["accuracy"] <= 100
     text = said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20)
     assert re.search(rf"^accuracy +{found['accuracy']:.2f} %$", text, re.M)
-    assert re.search(r"^threshold@far=0.1 +-?0\.\d{4}$", text, re.M)
+    assert re.search(r"^threshold@far=0.1 +-?0\.\d{6}$", text, re.M)
 
 
 def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
