@@ -401,12 +401,13 @@ class Server(Federation):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
         judged = time.perf_counter()
+        self.at.seconds["training"] += trained - begun
+        self.at.seconds["judging"] += judged - trained
         self._write_line("metrics.jsonl", record)
         if last or self.at.ordinal % self.rules.checkpoint == 0:
             self._checkpoint(state, keep=1 if last else self.rules.keep)
         ended = time.perf_counter()
-        spent = {"training": trained - begun, "judging": judged - trained, "checkpoint": ended - judged}
-        self.at.seconds = {name: self.at.seconds[name] + more for name, more in spent.items()}
+        self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
         self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.at.round, **clock})
         self.report({**record, **clock})
