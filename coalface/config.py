@@ -131,8 +131,8 @@ class Engine(_Section):
     """How the run is carried out on this machine."""
 
     workers: int = Field(1, ge=1)
-    threads: int | None = Field(None, ge=1)
-    """Threads of each step; None: the cores divided by the workers. Part of the numerics."""
+    threads: int = Field(1, ge=1)
+    """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
     window: int | None = Field(None, ge=1)
     """Parties under way or waiting to be folded; None: four for each worker."""
     block: int = Field(16, ge=1)
@@ -171,9 +171,11 @@ class Recipe(_Section):
 
     def build_method(self) -> Method:
         """The method with its settings. Raises RecipeError for settings that it does not have."""
-        name = nearest(self.method, METHODS, "method")
-        for other in self.methods:
-            nearest(other, METHODS, "methods")
+        nearest(self.method, METHODS, "method")
+        made = {name: self._method(nearest(name, METHODS, "methods")) for name in {self.method: {}, **self.methods}}
+        return made[self.method]
+
+    def _method(self, name: str) -> Method:
         cls = METHODS[name]
         shared = {"rounds": self.rounds, "local": self.build_local(), "loss": self.build_loss()}
         known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -222,13 +224,6 @@ class Recipe(_Section):
         """
         whole = _what_is_set({key: value for key, value in self.essence().items() if key != "name"})
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-
-    def with_threads(self) -> Recipe:
-        """The recipe with `engine.threads` filled in: the cores of this machine divided by the workers."""
-        if self.engine.threads is not None:
-            return self
-        threads = max(1, (os.cpu_count() or 1) // self.engine.workers)
-        return self.model_copy(update={"engine": self.engine.model_copy(update={"threads": threads})})
 
     def pretraining(self) -> Recipe:
         """The recipe of the model that this run starts from."""

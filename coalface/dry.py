@@ -30,7 +30,6 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory it takes."""
-    recipe = recipe.with_threads()
     parties, rounds, engine = party_count(recipe), recipe.rounds, recipe.engine
     planned = plan(recipe, parties)
     message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")

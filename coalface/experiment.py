@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -17,11 +18,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from coalface import config, judging, planning, world
+from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import Rules, Server
+from coalface.engines.server import Rules, RunFailed, Server
 from coalface.judging import Judge, write_json, write_text
 from coalface.methods import METHODS
 from coalface.privacy import ledger
@@ -44,11 +46,7 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
     """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run."""
     if (out / "config.yaml").exists():
         raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
-    recipe = recipe.with_threads()
-    resolved = recipe.resolved()
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
-    return _execute(recipe, resolved, out, view, report=report)
+    return _execute(recipe, recipe.resolved(), out, view, report=report)
 
 
 def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
@@ -89,7 +87,11 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
     if not judge.lists:
         view.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
     first = {**here.backbone.shared(), **here.backbone.kept()}
-    with _transport(recipe, setup, here) as transport:
+    planned = _planned(recipe, method, here)  # what cannot be run is found before anything is written
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "config.yaml").exists():
+        write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+    with _alone(out), _transport(recipe, setup, here) as transport:
         untrained = judge.models([first])
         server = Server(
             method,
@@ -106,11 +108,16 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()
+        if not any(tally.rounds for tally in server.at.tallies.values()):
+            raise RunFailed(
+                f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "
+                "is as it was at the start"
+            )
         figures = judge(server, models)
         _write_models(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
-    summary = _summary(recipe, method, server, here, judge, figures, untrained, out)
+    summary = _summary(recipe, method, server, planned, judge, figures, untrained, out)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
@@ -121,6 +128,28 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
         view.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
     view.finish(figures, out)
     return out
+
+
+def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
+    """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
+    by_role: dict[str, list[str]] = {}
+    for name, member in here.members().items():
+        by_role.setdefault(member.role, []).append(name)
+    trouble = recipe.build_trouble()
+    for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
+        nearest(party, here.data, "trouble: the party")
+    return planning.plan(method, by_role, here.backbone.shared(), recipe.model.batchnorm)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the run folder. Raises RecipeError where another process is at it."""
+    with open(out / "run.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"{out}: this run is going on in another process; wait for it, or end that one") from None
+        yield
 
 
 def rules(recipe: Recipe) -> Rules:
@@ -168,7 +197,7 @@ def _packing(view: View) -> Callable[[int, int], None]:
 
 def _pretrained(recipe: Recipe, view: View) -> Tensors:
     """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before."""
-    inner = recipe.pretraining().with_threads()
+    inner = recipe.pretraining()
     seen = hashlib.sha256(json.dumps([inner.digest(), world.content(inner, _packing(view))]).encode()).hexdigest()
     place = default_cache() / "pretrained" / seen[:24]
     model = place / "model" / "backbone.safetensors"
@@ -226,17 +255,13 @@ def _summary(
     recipe: Recipe,
     method: Method,
     server: Server,
-    here: World,
+    planned: planning.Plan,
     judge: Judge,
     figures: judging.Figures,
     untrained: judging.Figures,
     out: Path,
 ) -> dict[str, Any]:
     members = server.transport.members
-    by_role: dict[str, list[str]] = {}
-    for name, member in members.items():
-        by_role.setdefault(member.role, []).append(name)
-    planned = planning.plan(method, by_role, here.backbone.shared(), recipe.model.batchnorm)
     parties = [
         {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
         for n, tally in server.at.tallies.items()

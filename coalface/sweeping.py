@@ -76,7 +76,7 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
         for key, value in chosen.items():
             changed = config.with_value(changed, key, value)
         swept = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
-        cells.append(Cell(swept, config.parse(changed).with_threads()))
+        cells.append(Cell(swept, config.parse(changed)))
     return cells
 
 

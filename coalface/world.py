@@ -278,10 +278,8 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
 
 
 def numerics(recipe: Recipe) -> Numerics:
-    """The record of what the bits depend on. `engine.threads` must have been resolved."""
+    """The record of what the bits depend on."""
     engine = recipe.engine
-    if engine.threads is None:
-        raise RecipeError("engine.threads is not resolved; call `with_threads` first")
     return Numerics(
         threads=engine.threads,
         device=engine.device,

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from torch import nn
 from coalface import config, experiment, models
 from coalface.config import RecipeError
 from coalface.data.pack import default_cache
+from coalface.engines.local import wait_for_workers
+from coalface.engines.server import RunFailed
 from coalface.models.groups import Backbone
 from coalface.report import runs
 
@@ -252,3 +258,57 @@ def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     assert [party["name"] for party in summary(out)["parties"]] == ["a", "b"]
     assert "- data: joined a b; by-domain, 2 parties" in (out / "model" / "README.md").read_text(encoding="utf-8")
     assert yaml.safe_load((out / "config.yaml").read_text())["data"]["source"]["parts"]["b"]["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"partition": {"parties": 100}}}, "100 parties"),
+        ({"trouble": {"corrupt": {"silo-9": "nan"}}}, "trouble: the party: 'silo-9' is not known; did you mean 'silo-"),
+        ({"trouble": {"slow": {"silo9": 1.0}}}, "trouble: the party: 'silo9' is not known"),
+        ({"methods": {"fedavg": {"sample": 9}}}, "cannot sample 9 of 2 parties"),
+        ({"methods": {"fedavg": {"sample": 0}}}, "cannot sample 0 of 2 parties"),
+    ],
+)
+def test_what_cannot_be_run_is_said_first_and_leaves_the_folder_free(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        experiment.run(tiny(**changes), tmp_path / "run", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_in_which_no_round_counts_fails(tmp_path: Path) -> None:
+    changes = {"trouble": {"dropout": 1.0}}
+    with pytest.raises(RunFailed, match="no round counted.*the model is as it was at the start"):
+        experiment.run(tiny(**changes), tmp_path / "run", Silent())
+
+
+def test_one_process_at_a_time_is_at_a_run_folder(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run")
+    with open(out / "run.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RecipeError, match="this run is going on in another process"):
+            experiment.resume(out, Silent())
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_workers_end_with_a_killed_run_and_a_resume_with_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"rounds": 40, "engine": {"threads": 1, "workers": 2, "checkpoint": 3}}
+    unbroken = tinyruns.run(tmp_path / "unbroken", **changes)
+    recipe, out = tinyruns.write(tmp_path / "tiny.yaml", **changes), tmp_path / "broken"
+    command = [sys.executable, "-c", "from coalface.cli import main; main()", "run", str(recipe), "--out", str(out)]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    metrics = out / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
+        assert started.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.02)
+    started.kill()  # the parent alone: its workers must see to their own end
+    started.wait()
+    wait_for_workers(out, patience=10)
+    experiment.resume(out, Silent())
+    ledgers = [f"ledger/{path.name}" for path in sorted((unbroken / "ledger").iterdir())]
+    assert len(ledgers) == 2
+    for name in ("metrics.jsonl", "model/backbone.safetensors", *ledgers):
+        assert (out / name).read_bytes() == (unbroken / name).read_bytes(), name

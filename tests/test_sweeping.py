@@ -78,9 +78,6 @@ class FakeRecipe:
     def __init__(self, tree: dict[str, Any]) -> None:
         self.tree = tree
 
-    def with_threads(self) -> FakeRecipe:
-        return self
-
 
 @pytest.mark.parametrize(
     ("changes", "said"),

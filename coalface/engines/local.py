@@ -5,9 +5,14 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import fcntl
 import multiprocessing
+import multiprocessing.connection
+import os
 import re
-import tempfile
+import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +140,10 @@ class Workers(InProcess):
     def __init__(self, setup: Setup, world: World, workers: int, window: int) -> None:
         super().__init__(setup, world)
         self._window = window
-        self._mail = tempfile.TemporaryDirectory(prefix="coalface-")
+        wait_for_workers(setup.folder)
+        self._mail = setup.folder / "mail"
+        shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
+        self._mail.mkdir(parents=True)
         self._posted: dict[Ticket, list[concurrent.futures.Future[Reply]]] = {}
         context = multiprocessing.get_context("spawn")
         self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (setup,))
@@ -171,11 +179,11 @@ class Workers(InProcess):
     def close(self) -> None:
         """End the workers."""
         self._pool.shutdown(cancel_futures=True)
-        self._mail.cleanup()
+        shutil.rmtree(self._mail, ignore_errors=True)
 
     def _letter(self, request: Request) -> Path:
         """Where the message for all parties of a call lies, so that each worker reads it once."""
-        return Path(self._mail.name) / f"{request.ordinal}-{request.call}"
+        return self._mail / f"{request.ordinal}-{request.call}"
 
     def _submit(self, request: Request) -> concurrent.futures.Future[Reply]:
         if request.common is not None:
@@ -197,12 +205,40 @@ class Workers(InProcess):
             raise RunFailed(_WORKER_DIED) from error
 
 
+_AT_WORK = "workers.lock"
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
 
 
+def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
+    """Wait until no worker of a killed run is at the folder any more. Raises RunFailed where one stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
+    with open(folder / _AT_WORK, "a") as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RunFailed(
+                        f"{folder}: workers are still writing here; end the run that they belong to."
+                    ) from None
+                time.sleep(0.05)
+
+
 def _start_worker(setup: Setup) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _here["lock"] = open(setup.folder / _AT_WORK, "a")  # held as long as this process lives
+    fcntl.flock(_here["lock"], fcntl.LOCK_SH)
     setup.prepare()
     _here["site"] = setup.site(setup.build())
+
+
+def _end_with_parent() -> None:
+    """A worker whose run was killed must not go on: a resume may be at the same folder."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _serve(request: Request, letter: Path) -> Reply:

@@ -279,7 +279,9 @@ class Server(Federation):
     def _read(self, request: Request, reply: Reply, cls: type) -> tuple[Any, int]:
         if isinstance(reply, StepFailed):
             if self.rules.on_error == "stop":
-                raise RunFailed(f"{reply} Set engine.on_error=exclude to go on without such a party.") from reply
+                raise RunFailed(
+                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
+                ) from reply
             raise reply
         when = (request.stage, request.round, request.call)
         if why := self.rules.trouble.after(self.rules.seed, request.party, when):

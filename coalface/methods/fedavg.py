@@ -62,7 +62,7 @@ class FedAvg(Method):
         return State(backbone=fed.initial)
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample else None
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         answer = fed.ask(
             self.train, to=chosen, common=Global(backbone=state.backbone), folds=[Mean("backbone", by="images")]
         )

@@ -108,9 +108,9 @@ def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: 
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             seen = []
             for pair in super().exchange(requests):
-                seen.append(len(os.listdir(self._mail.name)))
+                seen.append(len(os.listdir(self._mail)))
                 yield pair
-            left.append([*seen, len(os.listdir(self._mail.name))])
+            left.append([*seen, len(os.listdir(self._mail))])
 
     for window in (1, 8):
         looking = lambda made, world, window=window: Looking(made, world, 1, window)  # noqa: E731
