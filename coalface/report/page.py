@@ -112,7 +112,7 @@ def _model(run: Run) -> str:
 def _sentence(run: Run) -> str:
     """What was trained, by whom and how."""
     summary, parties = run.summary, grids.as_dicts(run.summary.get("parties"))
-    setting = f" ({summary['setting']})" if summary.get("setting") else ""
+    setting = f" ({summary['setting']})" if summary.get("setting") not in (None, "any") else ""
     count = {0: "its parties", 1: "1 party"}.get(len(parties), f"{len(parties):,} parties")
     who = count + setting
     if summary.get("pooled"):

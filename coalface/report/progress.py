@@ -101,7 +101,7 @@ class Progress:
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
-            self._print(f"{clean(name)}  {rounds} rounds{resumed}")
+            self._print(f"{clean(name)}  {_rounds(rounds)}{resumed}")
 
     def stage(self, name: str) -> None:
         """The run has come to another stage."""
@@ -143,7 +143,7 @@ class Progress:
             return
         now, self._now = self._now, None
         flat = flat_figures(dict(figures))
-        parts = [f"{now.already + now.done} rounds", duration(self._clock() - now.began)]
+        parts = [_rounds(now.already + now.done), duration(self._clock() - now.began)]
         parts += [f"{clean(figure_name(key))} {figure_text(flat, key)}" for key in _shown(flat)]
         sent = f"down {size(now.bytes_down)} up {size(now.bytes_up)}"
         self._print("  ".join([f"{clean(now.name)}  done", *parts, sent, f"in {clean(where)}"]))
@@ -215,3 +215,7 @@ class _View:
 def _shown(figures: Mapping[str, float]) -> list[str]:
     """The figures that fit in a line: the first of the first judge."""
     return [key for key in figures if not key.endswith("_se")][:1]
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' * (count != 1)}"

@@ -91,7 +91,7 @@ def test_an_ascii_file_takes_every_name():
         progress.start("größe 顔", 1)
         progress.round(record(1, judged={"devtest": {"accuracy": 70.0, "accuracy_se": 1.0}}))
         progress.finish({}, "x")
-    assert lines()[0] == "gr??e ?  1 rounds"
+    assert lines()[0] == "gr??e ?  1 round"
 
 
 def test_quiet_says_nothing():
