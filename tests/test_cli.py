@@ -179,7 +179,10 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, t
 
 def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path) -> None:
     path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
-    command = [sys.executable, "-c", "from coalface.cli import main; main()", "run", str(path), "--out", str(out)]
+    # A job in the background, as the tests may be, ignores SIGINT, and so would what it starts.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heard}; from coalface.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", str(path), "--out", str(out)]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -223,7 +223,6 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
         world.check_device(tiny(engine={"device": "cuda:99"}))
 
 
-def test_numerics_need_resolved_threads() -> None:
-    with pytest.raises(RecipeError, match="engine.threads is not resolved"):
-        world.numerics(config.parse({}))
+def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
+    assert world.numerics(config.parse({})).threads == 1
     assert world.numerics(tiny(engine={"block": 3})).block == 3
