@@ -156,7 +156,7 @@ def compare(
     from coalface.report import table
 
     intervals = comparing.intervals(runs)
-    compared = table.compare(runs, intervals)
+    compared = table.compare(runs, intervals, comparing.left_out(runs))
     if page is not None:
         pages.build(runs[0], *runs[1:], intervals=intervals, to=page)
     if as_json:
@@ -243,7 +243,7 @@ def main() -> None:
     """Run the command; what a person can mend is said in one line, without a traceback."""
     from coalface.config import RecipeError
     from coalface.engines.checkpoint import CheckpointError
-    from coalface.engines.server import RunFailed
+    from coalface.engines.transport import RunFailed
 
     try:
         app()

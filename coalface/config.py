@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coalface.checking import RecipeError as RecipeError
 from coalface.checking import build, nearest, unknown_key
-from coalface.core import Method, without_none
+from coalface.core import Method
 from coalface.data.joined import NAME
+from coalface.declarations import without_none
 from coalface.engines.trouble import Trouble
 from coalface.learn.margins import LOSSES, CosineLoss
 from coalface.learn.work import LocalWork

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from coalface import wire
-from coalface.core import Answer, Federation, HasSteps, Mean, Method, Tensors, Ticket, counterpart, generator, kind_of
+from coalface.core import Answer, Federation, HasSteps, Mean, Method, Tensors, Ticket, generator
+from coalface.declarations import counterpart, kind_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from toys import Lagged, Moves, State, Validation
 
-from coalface import core
+from coalface import core, declarations
 from coalface.core import (
     Answer,
     DeclarationError,
@@ -283,8 +283,8 @@ def test_the_signature_is_the_declaration() -> None:
     declared = made.own_steps["unchecked"]
     assert (declared.role, declared.common, declared.each) == ("trainer", None, None)
     assert (declared.own, declared.reply, declared.keeps) == (Own, UpFree, Own)
-    assert (core.counterpart(Up, "w"), core.counterpart(UpOther, "moved")) == ("w", "w")
-    assert core.counterpart(UpFree, "anything") is None
+    assert (declarations.counterpart(Up, "w"), declarations.counterpart(UpOther, "moved")) == ("w", "w")
+    assert declarations.counterpart(UpFree, "anything") is None
 
 
 def test_a_step_overridden_without_its_mark_is_refused() -> None:

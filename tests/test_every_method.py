@@ -25,7 +25,7 @@ from coalface.core import Federation, Mean, Method, Party, Tensors, free, messag
 from coalface.data.augment import to_tensor
 from coalface.engines.desk import Commit, Request
 from coalface.engines.local import InProcess
-from coalface.engines.server import Reply, RunFailed
+from coalface.engines.transport import Reply, RunFailed
 from coalface.engines.trouble import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
 from coalface.learn.sgd import Learner, learn
 from coalface.learn.work import LocalWork
@@ -302,8 +302,9 @@ def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, tmp_p
     for request, data in sorted(heard.replies, key=lambda pair: pair[0].party):
         cls = method.steps[request.step][1].reply
         assert cls is not None
-        entries = wire.encode(wire.decode(bytearray(data), cls)).entries
-        expected += [(request.step, request.round, entry.name, entry.sha256) for entry in entries]
+        sent = wire.encode(wire.decode(bytearray(data), cls))
+        pieces = zip(sent.entries, sent.sums, strict=True)
+        expected += [(request.step, request.round, entry.name, digest) for entry, digest in pieces]
     assert [(e["step"], e["round"], e["name"], e["sha256"]) for e in lines] == expected
 
 

@@ -21,7 +21,7 @@ from coalface import config, experiment, models
 from coalface.config import RecipeError
 from coalface.data.pack import default_cache
 from coalface.engines.local import wait_for_workers
-from coalface.engines.server import RunFailed
+from coalface.engines.transport import RunFailed
 from coalface.models.groups import Backbone
 from coalface.report import runs
 

@@ -11,6 +11,7 @@ import coalface
 
 ROOT = Path(coalface.__file__).parent
 LEVELS = [
+    {"declarations"},
     {"core"},
     {"wire"},  # the codec of what the core declares; the ledger and the folds are written in its terms
     {"learn", "models", "data"},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 import struct
@@ -111,15 +113,22 @@ def test_the_bytes_are_a_safetensors_file(sent: Everything) -> None:
 
 
 def test_every_entry_names_its_piece_and_its_hash() -> None:
-    import hashlib
-
     encoded = wire.encode(Small(w={"b": torch.arange(3.0), "a": torch.zeros(2, 2, dtype=torch.bfloat16)}))
     header, b, a = encoded.entries
     assert (header.kind, b.name, b.shape, b.dtype, b.bytes) == ("header", "w/b", (3,), "F32", 12)
     assert (a.name, a.shape, a.dtype, a.bytes) == ("w/a", (2, 2), "BF16", 8)
     start = header.bytes
-    assert b.sha256 == hashlib.sha256(encoded.data[start : start + 12]).hexdigest()
-    assert header.sha256 == hashlib.sha256(encoded.data[:start]).hexdigest()
+    assert encoded.sums[1] == hashlib.sha256(encoded.data[start : start + 12]).hexdigest()
+    assert encoded.sums[0] == hashlib.sha256(encoded.data[:start]).hexdigest()
+
+
+@pytest.mark.parametrize("largest", [10, 200_000])
+def test_the_hashes_are_the_same_whichever_thread_takes_which_piece(largest: int) -> None:
+    tensors = {f"t{i}": torch.full((1 + largest * i // 8,), float(i)) for i in range(9)}
+    encoded = wire.encode(Small(w=tensors))
+    ends = list(itertools.accumulate(entry.bytes for entry in encoded.entries))
+    pieces = [encoded.data[end - entry.bytes : end] for end, entry in zip(ends, encoded.entries, strict=True)]
+    assert list(encoded.sums) == [hashlib.sha256(piece).hexdigest() for piece in pieces]
 
 
 def test_the_digest_follows_the_content() -> None:

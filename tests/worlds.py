@@ -23,8 +23,9 @@ from coalface.data.faces import FaceSet
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.desk import REPLY, Commit, Request
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import Reply, Rules, Server
+from coalface.engines.server import Rules, Server
 from coalface.engines.standing import Numerics
+from coalface.engines.transport import Reply
 from coalface.learn.compute import Compute
 from coalface.learn.margins import CosFace
 from coalface.learn.work import LocalWork

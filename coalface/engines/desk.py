@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from coalface import wire
-from coalface.core import Method, Party, StepDeclaration, Tensors
+from coalface.core import Method, Party, Tensors
+from coalface.declarations import StepDeclaration
 from coalface.privacy import ledger
 
 REPLY, LINES = "(reply)", "(ledger)"  # in a commit, beside the private states, which have the names of their classes
-_MAPPED = 1 << 22  # private state larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
+_MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class Commit:
     """One commit as it lies on the disk: a JSON header, then the private states, then the saved reply."""
 
     path: Path | None = None
-    after: int = 0
-    """How many lines the ledger has once this commit's are in it."""
+    head: ledger.Head = ledger.Head()
+    """The head of the ledger once this commit's lines are in it."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
 
@@ -94,7 +95,7 @@ class Commit:
                 "start a new run: going on without it would silently begin the party anew."
             ) from None
         spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-        return cls(path, head["after"], spans)
+        return cls(path, ledger.Head(**head["ledger"]), spans)
 
     def states(self) -> dict[str, bytearray | memoryview]:
         """The private states by class name."""
@@ -109,25 +110,34 @@ class Commit:
         """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none."""
         if name not in self.spans or self.path is None:
             return None
-        start, size = self.spans[name]
-        if size > _MAPPED:
-            return np.memmap(self.path, dtype=np.uint8, mode="c", offset=start, shape=(size,)).data
-        data = bytearray(size)
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(start)
-            file.readinto(data)
-        return data
+        return read_span(self.path, *self.spans[name])
+
+
+def read_span(path: Path, start: int, size: int) -> bytearray | memoryview:
+    """`size` writable bytes of a file from `start` on; many are mapped, and so in memory only once they are used."""
+    if size > _MAPPED:
+        return np.memmap(path, dtype=np.uint8, mode="c", offset=start, shape=(size,)).data
+    data = bytearray(size)
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        file.readinto(data)
+    return data
 
 
 def write_commit(
-    path: Path, after: int, parts: Mapping[str, bytes | bytearray | memoryview], *, over: Path | None, flush: bool
+    path: Path,
+    after: ledger.Head,
+    parts: Mapping[str, bytes | bytearray | memoryview],
+    *,
+    over: Path | None,
+    flush: bool,
 ) -> None:
     """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again."""
     spans, offset = {}, 0
     for name, part in parts.items():
         spans[name] = (offset, len(part))
         offset += len(part)
-    head = json.dumps({"after": after, "spans": spans}).encode()
+    head = json.dumps({"ledger": vars(after), "spans": spans}).encode()
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
@@ -169,7 +179,7 @@ class Desk:
 
         Raises StepFailed, from its cause, and then leaves the party as it was.
         """
-        commits = self._commits()
+        commits, head = self._look()
         place = self.folder / f"{request.id}.commit"
         again = place.name in commits
         if again and (saved := Commit.open(place).read(REPLY)) is not None:
@@ -185,11 +195,10 @@ class Desk:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-        head = ledger.read_head(self.ledger)
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        write_commit(place, head.lines + len(lines), parts, over=self._prune(commits, request), flush=self.site.flush)
-        ledger.append(self.ledger, lines, flush=self.site.flush)
+        write_commit(place, head.after(lines), parts, over=self._prune(commits, request), flush=self.site.flush)
+        ledger.append(self.ledger, lines, head, flush=self.site.flush)
         return encoded
 
     def own_model(self, request: Request) -> Tensors:
@@ -202,7 +211,7 @@ class Desk:
 
         Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
         """
-        if self._commits():
+        if self._look()[0]:
             for entry in list(os.scandir(self.folder)):
                 if entry.name != f"{accepted}.commit" and int(entry.name[:7]) <= ordinal:
                     os.unlink(entry.path)
@@ -243,20 +252,23 @@ class Desk:
             arguments["own"] = wire.unpack(stored, declaration.own) if stored is not None else None
         return arguments
 
-    def _commits(self) -> list[str]:
-        """The commits that lie here, oldest first; what a crash cut off is mended first."""
+    def _look(self) -> tuple[list[str], ledger.Head]:
+        """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first."""
         try:
-            found = sorted(entry.name for entry in os.scandir(self.folder))
+            commits = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
         except FileNotFoundError:
             self.folder.mkdir(parents=True, mode=0o700)
             self.ledger.parent.mkdir(parents=True, exist_ok=True)
-            return []
-        commits = [name for name in found if name.endswith(".commit")]
-        if commits:  # the lines of the commit written last, which a resume may have named before others, may be missing
-            newest = max((Commit.open(self.folder / name) for name in commits), key=lambda commit: commit.after)
-            if ledger.read_head(self.ledger).lines < newest.after:
-                ledger.extend(self.ledger, newest.lines(), flush=self.site.flush)
-        return commits
+            return [], ledger.read_head(self.ledger)
+        if not commits:
+            return [], ledger.read_head(self.ledger)
+        # The commit written last, which a resume may have named before others, has the most lines behind it.
+        newest = max((Commit.open(self.folder / name) for name in commits), key=lambda commit: commit.head.lines)
+        if self.ledger.exists() and self.ledger.stat().st_size == newest.head.size:
+            return commits, newest.head
+        if ledger.read_head(self.ledger).lines < newest.head.lines:
+            ledger.extend(self.ledger, newest.lines(), flush=self.site.flush)
+        return commits, ledger.read_head(self.ledger)
 
     def _prune(self, commits: list[str], request: Request) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""

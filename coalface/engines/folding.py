@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalface.core import Mean, Tensors, without_none
+from coalface.core import Mean, Tensors
+from coalface.declarations import without_none
 from coalface.wire import Refused, hints
 
 

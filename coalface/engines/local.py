@@ -23,9 +23,9 @@ import torch
 from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
-from coalface.engines.desk import Desk, Request, Site, StepFailed
-from coalface.engines.server import Member, Reply, RunFailed
+from coalface.engines.desk import Desk, Request, Site, StepFailed, read_span
 from coalface.engines.standing import Numerics
+from coalface.engines.transport import Member, Reply, RunFailed
 
 _WORKER_DIED = (
     "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
@@ -144,13 +144,13 @@ class Workers(InProcess):
         self._mail = setup.folder / "mail"
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
-        self._posted: dict[Ticket, list[concurrent.futures.Future[Reply]]] = {}
+        self._posted: dict[Ticket, list[concurrent.futures.Future[Any]]] = {}
         context = multiprocessing.get_context("spawn")
         self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (setup,))
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
-        ahead: collections.deque[tuple[Request, concurrent.futures.Future[Reply]]] = collections.deque()
+        ahead: collections.deque[tuple[Request, concurrent.futures.Future[Any]]] = collections.deque()
         last = None
         for request in requests:
             last = request
@@ -185,18 +185,20 @@ class Workers(InProcess):
         """Where the message for all parties of a call lies, so that each worker reads it once."""
         return self._mail / f"{request.ordinal}-{request.call}"
 
-    def _submit(self, request: Request) -> concurrent.futures.Future[Reply]:
+    def _submit(self, request: Request) -> concurrent.futures.Future[Any]:
+        letter = None
         if request.common is not None:
-            if not self._letter(request).exists():
-                self._letter(request).write_bytes(request.common.data)
-            request = dataclasses.replace(request, common=dataclasses.replace(request.common, data=bytearray()))
+            letter = self._letter(request)
+            if not letter.exists():
+                letter.write_bytes(request.common.data)
+            request = dataclasses.replace(request, common=None)
         try:
-            return self._pool.submit(_serve, request, self._letter(request))
+            return self._pool.submit(_serve, request, letter, self._mail)
         except concurrent.futures.BrokenExecutor as error:
             raise RunFailed(_WORKER_DIED) from error
 
     @staticmethod
-    def _result(future: concurrent.futures.Future[Reply]) -> Reply:
+    def _result(future: concurrent.futures.Future[Any]) -> Reply:
         try:
             return future.result()
         except StepFailed as error:
@@ -241,10 +243,30 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _serve(request: Request, letter: Path) -> Reply:
-    if request.common is not None:
-        if "common" not in _here or _here["common"].digest != request.common.digest:
-            _here["common"] = dataclasses.replace(request.common, data=bytearray(letter.read_bytes()))
+class _Parcel:
+    """A reply on its way from a worker: a file, which is read and removed where the parcel is unpickled.
+
+    A model goes through a file in a fraction of the processor time that the pool's pipe takes for it.
+    """
+
+    def __init__(self, path: Path, data: bytearray | memoryview) -> None:
+        path.write_bytes(data)
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], Reply], tuple[Path]]:
+        return _unpack_parcel, (self._path,)
+
+
+def _unpack_parcel(path: Path) -> bytearray | memoryview:
+    data = read_span(path, 0, path.stat().st_size)
+    path.unlink()
+    return data
+
+
+def _serve(request: Request, letter: Path | None, mail: Path) -> _Parcel:
+    if letter is not None:
+        if _here.get("letter") != letter:
+            _here.update(letter=letter, common=wire.Encoded(bytearray(letter.read_bytes())))
         request = dataclasses.replace(request, common=_here["common"])
     reply = Desk(_here["site"], request.party).answer(request)
-    return reply.data if isinstance(reply, wire.Encoded) else bytearray(reply)
+    return _Parcel(mail / f"{request.party}-{request.id}", reply.data if isinstance(reply, wire.Encoded) else reply)

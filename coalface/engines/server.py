@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -11,24 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coalface import wire
 from coalface.core import Abandoned, Answer, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
-from coalface.engines.folding import Fold
+from coalface.engines.gathering import Gathering
 from coalface.engines.standing import Call, Numerics, Standing, Tally, check_same
+from coalface.engines.transport import Reply, RunFailed, Transport
 from coalface.engines.trouble import Trouble
-
-
-@dataclass(frozen=True)
-class Member:
-    """What a party says of itself when it joins."""
-
-    role: str
-    images: int
-    identities: int
 
 
 @dataclass(frozen=True)
@@ -53,27 +46,8 @@ class Rules:
     trouble: Trouble = Trouble()
 
 
-Reply = bytearray | memoryview | wire.Encoded | StepFailed
-
-
-class Transport(Protocol):
-    """How an engine reaches the parties. Replies come in the order of the requests, a bounded window ahead."""
-
-    @property
-    def members(self) -> Mapping[str, Member]: ...
-    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
-    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
-    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
-    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]: ...
-    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None: ...
-
-
 Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on."""
 
 
 @dataclass
@@ -232,49 +206,29 @@ class Server(Federation):
         folds: Sequence[Mean],
         at_least: int | None,
     ) -> Answer:
-        """Validate, fold and count the replies as they come, in party order."""
-        declaration = self.method.steps[call.step][1]
-        reply_class: Any = declaration.reply
-        everyone = self.parties(declaration.role)
-        sent_classes = [cls for cls in (declaration.each, declaration.common) if cls is not None]
-        block = self.numerics.block
-        sums = [Fold(m, block=block, everyone=everyone, reply=reply_class, sent=sent_classes) for m in folds]
-        single = [n for n in wire.hints(reply_class) if n not in {mean.field for mean in folds}]
-        each: dict[str, dict[str, Any]] = {name: {} for name in single}
-        common = call.common.message(declaration.common) if call.common and declaration.common else None
-        places = {party: place for place, party in enumerate(call.to)}
-        accepted: dict[str, str] = {}
-        down = len(call.common.data) if call.common else 0
+        declaration, now = self.method.steps[call.step][1], self._now
+        everyone, block = self.parties(declaration.role), self.numerics.block
+        got = Gathering(call, declaration, folds, failed, block=block, everyone=everyone)
         for request, reply in replies:
-            party = request.party
-            tally = self.at.tallies[party]
-            sent = down + (len(request.each.data) if request.each else 0)
-            tally.bytes_down += sent
-            self._now.bytes_down += sent
-            try:
-                message, size = self._read(request, reply, reply_class)
-                own = call.each[party] if call.each is not None else None
-                wire.validate(message, [m for m in (own, common) if m is not None])
-                most = self._most_images(party)
-                if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
-                    raise wire.Refused(f"images is {images}; this party can have 1 to {most}")
-                for fold in sums:
-                    fold.check(message, most)
-            except (wire.Refused, wire.WireError, StepFailed) as error:
-                failed[party] = str(error)
-                continue
-            tally.bytes_up += size
-            self._now.bytes_up += size
-            for fold in sums:
-                name = fold.mean.field
-                before = getattr(own, name, None) if hasattr(own, name) else getattr(common, name, None)
-                fold.add(party, places[party], getattr(message, name), before, message)
-            for name in single:  # a copy, since the bytes of a reply may be written over when the party is asked again
-                each[name][party] = wire.copied(getattr(message, name))
-            if isinstance(loss := getattr(message, "loss", None), float):
-                tally.last_loss = loss
-            accepted[party] = request.id
-        return self._close(call, accepted, failed, sums, each, at_least)
+            most = self.images(request.party) + (len(self.data) if self.data is not None else 0)
+            got.take(request, functools.partial(self._read, request, reply), self.at.tallies[request.party], most)
+        now.bytes_down += got.bytes_down
+        now.bytes_up += got.bytes_up
+        now.asked |= set(call.to)
+        now.failed |= failed
+        for party in failed:
+            self.at.tallies[party].failed += 1
+        share = self.rules.quorum * len(call.to)
+        need = max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is a little more than 55 in floats
+        if len(got.accepted) < need:  # before any sum is opened
+            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
+            raise Abandoned(f"{len(got.accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        try:
+            folded = got.folded()
+        except ValueError as error:  # those with a weight are among those that failed
+            raise Abandoned(str(error)) from error
+        now.accepted |= got.accepted
+        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.accepted))
 
     def _read(self, request: Request, reply: Reply, cls: type) -> tuple[Any, int]:
         if isinstance(reply, StepFailed):
@@ -288,34 +242,6 @@ class Server(Federation):
             raise wire.Refused(why)
         data = reply.data if isinstance(reply, wire.Encoded) else reply
         return self.rules.trouble.reply(request.party, wire.decode(data, cls)), len(data)
-
-    def _most_images(self, party: str) -> int:
-        return self.images(party) + (len(self.data) if self.data is not None else 0)
-
-    def _close(
-        self,
-        call: Call,
-        accepted: dict[str, str],
-        failed: dict[str, str],
-        sums: Sequence[Fold],
-        each: dict[str, dict[str, Any]],
-        at_least: int | None,
-    ) -> Answer:
-        self._now.asked |= set(call.to)
-        self._now.failed |= failed
-        for party in failed:
-            self.at.tallies[party].failed += 1
-        share = self.rules.quorum * len(call.to)
-        need = max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is a little more than 55 in floats
-        if len(accepted) < need:  # before any sum is opened
-            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
-            raise Abandoned(f"{len(accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        try:
-            folded = {s.mean.key: s.result() for s in sums}
-        except ValueError as error:  # those with a weight are among those that failed
-            raise Abandoned(str(error)) from error
-        self._now.accepted |= accepted
-        return Answer(folded, each, dict(sorted(failed.items())), tuple(accepted))
 
     # --- the run ------------------------------------------------------------------------------------------------------
 

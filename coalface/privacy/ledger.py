@@ -6,6 +6,7 @@ breaking the chain from there on. Whoever keeps the last hash (the head) can che
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -13,17 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coalface.wire import Encoded
+from coalface.wire import Encoded, Entry
 
 START = "0" * 64
 
 
 @dataclass(frozen=True)
 class Head:
-    """The end of a ledger: how many lines it has and the hash of the last one."""
+    """The end of a ledger: how many lines it has, the hash of the last one, and the bytes of them all."""
 
     lines: int = 0
     chain: str = START
+    size: int = 0
+
+    def after(self, lines: list[str]) -> Head:
+        """The head once these lines have been appended."""
+        size = self.size + sum(len(line.encode()) + 1 for line in lines)
+        return Head(self.lines + len(lines), json.loads(lines[-1])["chain"], size) if lines else self
 
 
 def lines_for(encoded: Encoded, context: Mapping[str, str | int], head: Head) -> list[str]:
@@ -32,49 +39,52 @@ def lines_for(encoded: Encoded, context: Mapping[str, str | int], head: Head) ->
     `context` says when, by which step, to whom and how protected. The bytes of the lines add up to the bytes sent.
     """
     lines, chain, common = [], head.chain, json.dumps(dict(context))[1:-1]
-    for place, entry in enumerate(encoded.entries):
-        body = (
-            f'{{"line": {head.lines + place}, {common}, "name": {json.dumps(entry.name)}, "kind": "{entry.kind}", '
-            f'"shape": {json.dumps(entry.shape)}, "dtype": "{entry.dtype}", "bytes": {entry.bytes}, '
-            f'"sha256": "{entry.sha256}", "chain": "'
-        )
+    for place, (entry, digest) in enumerate(zip(encoded.entries, encoded.sums, strict=True)):
+        body = f'{{"line": {head.lines + place}, {common}, {_described(entry)}, "sha256": "{digest}", "chain": "'
         chain = hashlib.sha256(f"{chain}{body}".encode()).hexdigest()
         lines.append(f'{body}{chain}"}}')
     return lines
+
+
+@functools.lru_cache(1 << 12)  # the same tensors leave in every round
+def _described(entry: Entry) -> str:
+    about = {"name": entry.name, "kind": entry.kind, "shape": entry.shape, "dtype": entry.dtype, "bytes": entry.bytes}
+    return json.dumps(about)[1:-1]
 
 
 def read_head(path: Path) -> Head:
     """The head of a ledger file; a last line that was cut off by a crash does not count."""
     try:
         with open(path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - 8192))
-            whole = file.read().rpartition(b"\n")[0]
+            end, span, tail = file.seek(0, os.SEEK_END), 4096, b""
+            while tail.count(b"\n") < 2 and len(tail) < end:  # the last whole line may be a long one
+                span *= 2
+                file.seek(max(0, end - span))
+                tail = file.read()
     except FileNotFoundError:
         return Head()
-    if not whole:
+    whole, newline, cut = tail.rpartition(b"\n")
+    if not newline:
         return Head()
     last = json.loads(whole.rpartition(b"\n")[2])
-    return Head(last["line"] + 1, last["chain"])
+    return Head(last["line"] + 1, last["chain"], end - len(cut))
 
 
 def extend(path: Path, lines: list[str], *, flush: bool = False) -> None:
     """Append those of some consecutive lines that are not there yet, and take away a line that a crash cut off."""
-    there = read_head(path).lines - json.loads(lines[0])["line"]
+    head = read_head(path)
+    there = head.lines - json.loads(lines[0])["line"]
     if there < len(lines):
-        append(path, lines[max(0, there) :], flush=flush)
+        append(path, lines[max(0, there) :], head, flush=flush)
 
 
-def append(path: Path, lines: list[str], *, flush: bool = False) -> None:
-    """Append lines that follow the head of the file."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> None:
+    """Append lines that follow the head of the file; what lies after the head is written over."""
+    text = "".join(f"{line}\n" for line in lines).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        end = os.lseek(descriptor, 0, os.SEEK_END)
-        tail = os.pread(descriptor, 8192, max(0, end - 8192))
-        if tail and not tail.endswith(b"\n"):
-            end -= len(tail) - (tail.rfind(b"\n") + 1)
-            os.ftruncate(descriptor, end)
-        os.pwrite(descriptor, ("\n".join(lines) + "\n").encode(), end)
+        os.pwrite(descriptor, text, head.size)
+        os.ftruncate(descriptor, head.size + len(text))
         if flush:
             os.fsync(descriptor)
     finally:
@@ -94,4 +104,4 @@ def verify(path: Path) -> Head:
                     "removed or added after it was written."
                 )
             chain = expected
-    return Head(number + 1, chain)
+    return Head(number + 1, chain, path.stat().st_size)

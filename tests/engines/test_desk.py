@@ -95,7 +95,7 @@ def test_the_ledger_speaks_of_the_bytes_that_were_sent(tmp_path: Path) -> None:
     assert isinstance(sent, wire.Encoded)
     lines = [json.loads(text) for text in here.ledger.read_text().splitlines()]
     assert sum(entry["bytes"] for entry in lines) == len(sent.data)
-    assert [entry["sha256"] for entry in lines] == [entry.sha256 for entry in sent.entries]
+    assert [entry["sha256"] for entry in lines] == list(sent.sums)
     expected = {"run": "test", "stage": "train", "round": 1, "call": 1, "step": "move", "to": "server"}
     assert expected.items() <= lines[0].items()
 

@@ -19,7 +19,7 @@ from coalface.engines import desk
 from coalface.engines.checkpoint import CheckpointError
 from coalface.engines.desk import Commit, Request
 from coalface.engines.local import InProcess
-from coalface.engines.server import Reply, RunFailed
+from coalface.engines.transport import Reply, RunFailed
 from coalface.engines.trouble import Trouble
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

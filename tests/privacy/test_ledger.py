@@ -31,7 +31,9 @@ def about(round_: int) -> dict[str, str | int]:
 def written(path: Path, rounds: int = 4) -> list[str]:
     """A ledger of some rounds, written one by one; returns its lines."""
     for round_ in range(1, rounds + 1):
-        ledger.append(path, ledger.lines_for(encoded(round_), about(round_), ledger.read_head(path)))
+        head = ledger.read_head(path)
+        ledger.append(path, lines := ledger.lines_for(encoded(round_), about(round_), head), head)
+        assert ledger.read_head(path) == head.after(lines)
     return path.read_text(encoding="utf-8").splitlines(keepends=True)
 
 
@@ -51,7 +53,8 @@ def test_the_chain_is_sha256_over_the_line_and_the_hash_before_it(tmp_path: Path
         body = text[: text.index('"chain": "') + len('"chain": "')]
         chain = hashlib.sha256((chain + body).encode()).hexdigest()
         assert json.loads(text)["chain"] == chain
-    assert ledger.verify(tmp_path / "l.jsonl") == ledger.read_head(tmp_path / "l.jsonl") == ledger.Head(12, chain)
+    whole = ledger.Head(12, chain, (tmp_path / "l.jsonl").stat().st_size)
+    assert ledger.verify(tmp_path / "l.jsonl") == ledger.read_head(tmp_path / "l.jsonl") == whole
 
 
 def change_a_number(lines: list[str]) -> list[str]:
@@ -155,6 +158,16 @@ def test_a_ledger_longer_than_what_is_read_at_once_has_the_right_head(tmp_path: 
     written(path, rounds=20)
     assert path.stat().st_size > 2 * 8192
     assert ledger.read_head(path) == ledger.verify(path)
+
+
+@pytest.mark.parametrize("length", [4_000, 8_170, 8_300, 100_000])
+def test_a_line_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "l.jsonl"
+    written(path, rounds=1)
+    head = ledger.read_head(path)
+    ledger.append(path, ledger.lines_for(encoded(2), about(2) | {"step": "s" * length}, head)[:1], head)
+    assert ledger.read_head(path) == ledger.verify(path)
+    assert ledger.read_head(path).lines == head.lines + 1
 
 
 def test_only_the_owner_may_read_a_ledger(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Taking in the replies to one call: each is validated, counted and folded as it comes, in party order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from coalface import wire
+from coalface.core import Mean
+from coalface.declarations import StepDeclaration
+from coalface.engines.desk import Request, StepFailed
+from coalface.engines.folding import Fold
+from coalface.engines.standing import Call, Tally
+
+
+class Gathering:
+    """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
+
+    `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        declaration: StepDeclaration,
+        folds: Sequence[Mean],
+        failed: dict[str, str],
+        *,
+        block: int,
+        everyone: Iterable[str],
+    ) -> None:
+        self.call, self.failed = call, failed
+        self.accepted: dict[str, str] = {}
+        """Party -> its commit, of the replies that count."""
+        self.bytes_down = self.bytes_up = 0
+        reply: Any = declaration.reply
+        self._class = reply
+        sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
+        self._sums = [Fold(mean, block=block, everyone=everyone, reply=reply, sent=sent) for mean in folds]
+        folded = {mean.field for mean in folds}
+        self.each: dict[str, dict[str, Any]] = {name: {} for name in wire.hints(reply) if name not in folded}
+        """Every field that is not folded: party -> value."""
+        self._common = call.common.message(declaration.common) if call.common and declaration.common else None
+        self._down = len(call.common.data) if call.common else 0
+        self._places = {party: place for place, party in enumerate(call.to)}
+
+    def take(self, request: Request, read: Callable[[type], tuple[Any, int]], tally: Tally, most: int) -> None:
+        """Take in one reply; `read` gives the message and its bytes, `most` is how many images the party can have."""
+        party = request.party
+        sent = self._down + (len(request.each.data) if request.each else 0)
+        tally.bytes_down += sent
+        self.bytes_down += sent
+        try:
+            message, size = read(self._class)
+            own = self.call.each[party] if self.call.each is not None else None
+            wire.validate(message, [m for m in (own, self._common) if m is not None])
+            if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
+                raise wire.Refused(f"images is {images}; this party can have 1 to {most}")
+            for fold in self._sums:
+                fold.check(message, most)
+        except (wire.Refused, wire.WireError, StepFailed) as error:
+            self.failed[party] = str(error)
+            return
+        tally.bytes_up += size
+        self.bytes_up += size
+        for fold in self._sums:
+            name = fold.mean.field
+            before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)
+            fold.add(party, self._places[party], getattr(message, name), before, message)
+        for name, values in self.each.items():  # a copy, since a reply's bytes may be written over by the next one
+            values[party] = wire.copied(getattr(message, name))
+        if isinstance(loss := getattr(message, "loss", None), float):
+            tally.last_loss = loss
+        self.accepted[party] = request.id
+
+    def folded(self) -> dict[str, Any]:
+        """The result of every fold by its name. Raises ValueError where the weights add up to nothing."""
+        return {fold.mean.key: fold.result() for fold in self._sums}

@@ -1,0 +1,39 @@
+"""What the server asks of an engine: who takes part, and carrying requests to parties and replies back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coalface import wire
+from coalface.core import Tensors, Ticket
+from coalface.engines.desk import Request, StepFailed
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a party says of itself when it joins."""
+
+    role: str
+    images: int
+    identities: int
+
+
+Reply = bytearray | memoryview | wire.Encoded | StepFailed
+
+
+class Transport(Protocol):
+    """How an engine reaches the parties. Replies come in the order of the requests, a bounded window ahead."""
+
+    @property
+    def members(self) -> Mapping[str, Member]: ...
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
+    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]: ...
+    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None: ...
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on."""
