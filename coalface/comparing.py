@@ -21,6 +21,12 @@ from coalface.judging import read_lists
 
 DRAWS = 2000
 
+TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
+EARLY = (
+    "TAR and EER have no interval, since {run} was judged before these had evidence; `coalface resume RUN` judges a "
+    "finished run again"
+)
+
 Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 """List name -> model by model, as a run keeps it."""
 
@@ -41,6 +47,19 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float
                 numbers = (paired["difference"], paired["low"], paired["high"])
                 found[run, f"{name}/{figure}"] = tuple(float(n) for n in numbers if isinstance(n, float | int))
     return {key: (d, low, high) for key, (d, low, high) in found.items()}
+
+
+def left_out(runs: Sequence[Path]) -> list[str]:
+    """Why figures of the runs have no interval: a sentence for each list and reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        for name, models in _evidence(run).items():
+            forms = [(str(model.get("form")), "fars" in model) for model in models]
+            if any(form == "tail-1" for form, _ in forms):
+                reasons[name, TAIL] = []
+            elif not all(fars for _, fars in forms):
+                reasons.setdefault((name, EARLY), []).append(str(run))
+    return [f"{name}: {reason.format(run=' and '.join(those))}" for (name, reason), those in reasons.items()]
 
 
 def bootstrap_of(identities: PairIdentities) -> Bootstrap:

@@ -220,7 +220,7 @@ def _differences(recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]
                 rows.append([label, chosen.name, "", "", "judged on other pairs"])
             for name, difference in found.items():
                 d = difference.figures()
-                verdict = {"first": "higher", "second": "lower"}.get(str(d["verdict"]), "undecided")
+                verdict = "higher" if difference.low > 0 else "lower" if difference.high < 0 else "undecided"
                 numbers = [f"{d['difference']:+.2f}", f"{d['low']:+.2f} to {d['high']:+.2f}"]
                 rows.append([label, figure_name(f"{chosen.name}/{name}"), *numbers, verdict])
     return [*lines, *aligned(rows, left=2)]

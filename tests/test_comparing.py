@@ -19,7 +19,7 @@ def accuracy(run: Path) -> float:
 
 def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_run: Path, solo_run: Path) -> None:
     found = comparing.intervals([fedavg_run, solo_run])
-    assert set(found) == {(solo_run, "unseen/accuracy")}
+    assert set(found) == {(solo_run, "unseen/accuracy"), (solo_run, "unseen/eer")}  # 20 impostors carry no FAR of 0.01
     difference, low, high = found[solo_run, "unseen/accuracy"]
     # The paired figure takes one threshold over all pairs, the judge one a fold: with 40 pairs they are points apart.
     assert difference == pytest.approx(accuracy(solo_run) - accuracy(fedavg_run), abs=8)
@@ -27,15 +27,16 @@ def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_r
 
 
 def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Path) -> None:
-    (one,) = comparing.intervals([fedavg_run, solo_run]).values()
-    (other,) = comparing.intervals([solo_run, fedavg_run]).values()
-    assert other == pytest.approx((-one[0], -one[2], -one[1]))
+    there = comparing.intervals([fedavg_run, solo_run])
+    back = comparing.intervals([solo_run, fedavg_run])
+    assert there.keys() == {(solo_run, figure) for _, figure in back}
+    for (_, figure), (difference, low, high) in back.items():
+        assert there[solo_run, figure] == pytest.approx((-difference, -high, -low))
 
 
 def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_path: Path) -> None:
     shutil.copytree(fedavg_run, tmp_path / "copy")
-    (found,) = comparing.intervals([fedavg_run, tmp_path / "copy"]).values()
-    assert found == (0, 0, 0)
+    assert set(comparing.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
 
 
 def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run: Path) -> None:
@@ -52,6 +53,29 @@ def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path:
     assert comparing.intervals([fedavg_run, other]) == {}
     (_, row) = table.compare([fedavg_run, other], {}).rows
     assert row.differences["unseen/accuracy"].verdict is None  # the plain difference, and no word on chance
+
+
+def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Path, solo_run: Path) -> None:
+    difference, low, high = comparing.intervals([fedavg_run, solo_run])[solo_run, "unseen/eer"]
+    eers = [
+        json.loads((run / "summary.json").read_text())["figures"]["unseen"]["eer"] for run in (fedavg_run, solo_run)
+    ]
+    assert difference == pytest.approx(eers[1] - eers[0], abs=1e-9) and low <= difference <= high
+
+
+def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    assert comparing.left_out([fedavg_run, solo_run]) == []
+    early = tmp_path / "early"
+    shutil.copytree(solo_run, early)
+    evidence = json.loads((early / "evidence.json").read_text())
+    for model in evidence["unseen"]:
+        del model["fars"]
+    (early / "evidence.json").write_text(json.dumps(evidence | {"large": [{"form": "tail-1", "fars": [0.01]}]}))
+    assert set(comparing.intervals([fedavg_run, early])) == {(early, "unseen/accuracy")}
+    said = comparing.left_out([fedavg_run, early])
+    assert said == [f"unseen: {comparing.EARLY.format(run=early)}", f"large: {comparing.TAIL}"]
+    compared = table.compare([fedavg_run, early], {}, said)
+    assert f"{said[1]}." in table.notes(compared) and json.loads(table.as_json(compared))["left_out"] == said
 
 
 def test_runs_without_evidence_have_no_interval(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:

@@ -145,9 +145,22 @@ def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
         [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
         for method in ("fedavg", "solo")
     ]
-    found = paired(sides[0], sides[1], bootstrap_of(chosen.identities))["accuracy"].figures()
-    row = rows((swept / "out" / "table.md").read_text())[-1]
-    assert row[2:4] == [f"{found['difference']:+.2f}", f"{found['low']:+.2f} to {found['high']:+.2f}"]
+    found = paired(sides[0], sides[1], bootstrap_of(chosen.identities))
+    shown = {row[1]: row[2:] for row in rows((swept / "out" / "table.md").read_text()) if len(row) == 5}
+    for figure, name in (("accuracy", "unseen accuracy"), ("eer", "unseen EER")):
+        of = found[figure].figures()
+        word = "higher" if of["low"] > 0 else "lower" if of["high"] < 0 else "undecided"  # of an EER, lower is better
+        assert shown[name] == [f"{of['difference']:+.2f}", f"{of['low']:+.2f} to {of['high']:+.2f}", word]
+
+
+def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The differences are left out: their pair lists need LFW."""
+    monkeypatch.setattr(sweeping, "_differences", lambda *_: [])
+    folder = Path(__file__).parents[1]
+    changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
+    done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
+    text = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), done)
+    assert (folder / "docs" / "results" / "lfw-silos" / "table.md").read_text().startswith(text.rstrip())
 
 
 def test_it_goes_on_from_the_text_file_alone(swept: Path, tmp_path: Path) -> None:

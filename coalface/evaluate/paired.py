@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 
 from coalface.evaluate.verification import allowed, check_scores, tenths
 
+ERRORS = ("eer",)
+"""Figures of which the lower one is better."""
 BLOCK = 128
 """Draws worked on at once, so that the weights of a few thousand pairs stay in the cache."""
 
@@ -110,7 +112,7 @@ class Resampled:
     """One figure of one run, on the whole list and in every draw."""
 
     figure: str
-    """`accuracy` or `tar@far=0.01` and so on."""
+    """`accuracy`, `eer` or `tar@far=0.01` and so on."""
     point: float
     """Fraction, on the list as it is."""
     values: NDArray[np.float64]
@@ -131,7 +133,7 @@ class PairedDifference:
     """The interval that holds 95 % of the draws."""
     high: float
     verdict: Literal["first", "second", "undecided"]
-    """Which is better; undecided if the interval holds zero."""
+    """Which is better (of an EER, the lower one); undecided if the interval holds zero."""
     first: tuple[float, ...]
     """The first method's figure, seed by seed."""
     second: tuple[float, ...]
@@ -166,13 +168,19 @@ def draw_identities(pairs: PairIdentities, rng: np.random.Generator, draws: int 
     return Bootstrap(pairs=pairs, counts=np.ascontiguousarray(counts.T, dtype=np.int32))
 
 
-def accuracy_evidence(scores: NDArray[np.float64], pairs: PairIdentities) -> dict[str, Any]:
-    """What `resample` needs for the cross-validated accuracy: the rank of each score, equal scores having one rank."""
+def accuracy_evidence(
+    scores: NDArray[np.float64], pairs: PairIdentities, fars: Sequence[float] = (0.01, 0.001)
+) -> dict[str, Any]:
+    """What `resample` needs for the cross-validated accuracy, and for EER and TAR at some FARs: the rank of each score.
+
+    Equal scores have one rank. FARs that the list is too short to carry are left out, as among the figures of a run.
+    """
     check_scores(scores, pairs.same)
     if pairs.headline is not None:
         raise ValueError("a list with a headline mask is not judged by accuracy: keep tar_evidence of it")
     _, ranks = np.unique(scores, return_inverse=True)
-    return {"form": "ranks-1", "list": pairs.sha256, "data": _packed([ranks])}
+    carried = [float(far) for far in fars if allowed(far, len(pairs.impostor))]
+    return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, "data": _packed([ranks])}
 
 
 def tar_evidence(
@@ -203,7 +211,9 @@ def tar_evidence(
 
 
 def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resampled]:
-    """The figures of one run in every draw, by name: `accuracy`, or `tar@far=0.01` for each FAR of the evidence.
+    """The figures of one run in every draw, by name: `accuracy`, `eer`, and `tar@far=0.01` for each FAR it names.
+
+    Evidence of a tail gives TARs alone; evidence of ranks that names no FARs, as it was kept at first, accuracy alone.
 
     Raises ValueError for evidence of another list, of an unknown form or damaged.
     """
@@ -243,12 +253,18 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
         difference=float(np.mean(points[0]) - np.mean(points[1])),
         low=float(low),
         high=float(high),
-        verdict="first" if low > 0 else "second" if high < 0 else "undecided",
+        verdict=_verdict(runs[0].figure, low, high),
         first=points[0],
         second=points[1],
         draws=int(counted.sum()),
         short=int((counted & np.any([run.short for run in runs], axis=0)).sum()),
     )
+
+
+def _verdict(figure: str, low: float, high: float) -> Literal["first", "second", "undecided"]:
+    if low <= 0 <= high:
+        return "undecided"
+    return "first" if (low > 0) != (figure in ERRORS) else "second"
 
 
 Drawn = dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]
@@ -278,27 +294,71 @@ def _tars(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     return drawn
 
 
-def _accuracies(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
-    pairs = bootstrap.pairs
+def _from_ranks(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
+    pairs, draws = bootstrap.pairs, bootstrap.counts.shape[1]
     (ranks,) = _unpacked(evidence["data"], [len(pairs.left)])
     order = np.argsort(ranks, kind="stable")
     ranks, same = ranks[order], pairs.same[order]
     fold = (tenths(pairs.same) if pairs.fold is None else pairs.fold)[order]
     left, right = pairs.sides(order)
     starts = np.flatnonzero(np.append(True, np.diff(ranks)))  # of each group of equal scores
-    values = np.empty(bootstrap.counts.shape[1])
-    for draws, counts in bootstrap.blocks():
+    found = {"accuracy": np.empty(draws)}
+    if "fars" in evidence:
+        found |= {"eer": np.empty(draws), **{f"tar@far={far:g}": np.empty(draws) for far in evidence["fars"]}}
+    for block, counts in bootstrap.blocks():
         weights = np.where(same[:, None], counts[left], counts[left] * counts[right]).T.copy()
-        rates, present = np.zeros(len(weights)), np.zeros(len(weights))
-        for number in np.unique(fold):
-            own = np.flatnonzero(fold == number)
-            cut = _best_cuts(weights, same, own, starts)
-            right_weight = (weights[:, own] * ((ranks[own] >= cut[:, None]) == same[own])).sum(axis=1)
-            fold_weight = weights[:, own].sum(axis=1)
-            rates += right_weight / np.maximum(fold_weight, 1)
-            present += fold_weight > 0
-        values[draws] = rates / np.maximum(present, 1)
-    return {"accuracy": (values, np.zeros(len(values), dtype=bool))}
+        found["accuracy"][block] = _accuracies(weights, same, ranks, fold, starts)
+        if "fars" in evidence:
+            genuine, impostor = _below(weights, same, starts), _below(weights, ~same, starts)
+            found["eer"][block] = _eers(genuine, impostor)
+            for far in evidence["fars"]:
+                found[f"tar@far={far:g}"][block] = _tars_below(genuine, impostor, far)
+    return {figure: (values, np.zeros(draws, dtype=bool)) for figure, values in found.items()}
+
+
+def _accuracies(
+    weights: NDArray[np.int32],
+    same: NDArray[np.bool_],
+    ranks: NDArray[np.int64],
+    fold: NDArray[np.int64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    rates, present = np.zeros(len(weights)), np.zeros(len(weights))
+    for number in np.unique(fold):
+        own = np.flatnonzero(fold == number)
+        cut = _best_cuts(weights, same, own, starts)
+        right_weight = (weights[:, own] * ((ranks[own] >= cut[:, None]) == same[own])).sum(axis=1)
+        fold_weight = weights[:, own].sum(axis=1)
+        rates += right_weight / np.maximum(fold_weight, 1)
+        present += fold_weight > 0
+    return np.asarray(rates / np.maximum(present, 1))
+
+
+def _below(weights: NDArray[np.int32], kind: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(draws, levels + 1) what the pairs of one kind weigh whose score is less than each level; last, all of them."""
+    below = np.zeros((len(weights), len(starts) + 1), dtype=np.int64)
+    np.cumsum(np.add.reduceat(np.where(kind, weights, 0), starts, axis=1), axis=1, out=below[:, 1:])
+    return below
+
+
+def _tars_below(genuine: NDArray[np.int64], impostor: NDArray[np.int64], far: float) -> NDArray[np.float64]:
+    """(draws,) TAR at the lowest level that accepts no more impostors than allowed, as in `tar_at_far`."""
+    total = impostor[:, -1:]
+    allowance = np.array([[allowed(far, int(weight))] for weight in total[:, 0]])
+    level = (total - impostor > allowance).sum(axis=1)
+    accepted = genuine[:, -1] - genuine[np.arange(len(genuine)), level]
+    return np.asarray(accepted / np.maximum(genuine[:, -1], 1))
+
+
+def _eers(genuine: NDArray[np.int64], impostor: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(draws,) where the straight lines between the points of each draw's ROC have FAR = 1 − TAR, as in `eer`."""
+    far, missed = 1 - impostor / np.maximum(impostor[:, -1:], 1), genuine / np.maximum(genuine[:, -1:], 1)
+    far[:, -1], missed[:, -1] = 0, 1  # above all; said for draws without genuine or impostor pairs, which do not count
+    gap = missed - far  # rises from −1 to 1
+    draw, after = np.arange(len(gap)), np.argmax(gap >= 0, axis=1)
+    before = after - 1
+    step = -gap[draw, before] / (gap[draw, after] - gap[draw, before])
+    return np.asarray(far[draw, before] + step * (far[draw, after] - far[draw, before]))
 
 
 def _best_cuts(
@@ -320,7 +380,7 @@ def _best_cuts(
     return cut[np.cumsum(found) - found + (found - 1) // 2]
 
 
-RESAMPLERS = {"ranks-1": _accuracies, "tail-1": _tars}
+RESAMPLERS = {"ranks-1": _from_ranks, "tail-1": _tars}
 """How each form of evidence is read."""
 
 

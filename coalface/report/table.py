@@ -91,18 +91,21 @@ class Comparison:
     rows: tuple[Row, ...]
     figures: tuple[str, ...]
     apart: tuple[Apart, ...]
+    left_out: tuple[str, ...] = ()
+    """Why figures have no interval, in sentences."""
 
 
-def compare(runs: Sequence[Path], intervals: Intervals | None = None) -> Comparison:
+def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """Compare runs with the first of them: one row a run, differences in percentage points.
 
     A figure is keyed `judge/figure`, such as `devtest/accuracy`. The difference of a figure is the plain one, without
-    an interval, unless `intervals` has one for (the path as given in `runs`, the figure).
+    an interval, unless `intervals` has one for (the path as given in `runs`, the figure). `left_out` says why some have
+    none.
     """
-    return compare_runs(read_all(runs), intervals)
+    return compare_runs(read_all(runs), intervals, left_out)
 
 
-def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None) -> Comparison:
+def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """`compare` for runs already read."""
     if not runs:
         raise ValueError("there is nothing to compare: give at least one run folder")
@@ -131,7 +134,7 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None) -> Com
                 differences=differences,
             )
         )
-    return Comparison(tuple(rows), figures, tuple(_apart(runs)))
+    return Comparison(tuple(rows), figures, tuple(_apart(runs)), tuple(left_out))
 
 
 def rendered(comparison: Comparison) -> RenderableType:
@@ -175,7 +178,8 @@ def as_json(comparison: Comparison) -> str:
         }
         runs.append(entry)
     apart = [{"where": a.where, "key": a.key, "values": a.values} for a in comparison.apart]
-    return json.dumps({"figures": comparison.figures, "runs": runs, "apart": apart}, indent=2) + "\n"
+    tree = {"figures": comparison.figures, "runs": runs, "apart": apart, "left_out": comparison.left_out}
+    return json.dumps(tree, indent=2) + "\n"
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -184,6 +188,7 @@ def notes(comparison: Comparison) -> list[str]:
     pooled = [row.run for row in comparison.rows if row.pooled]
     if pooled:
         said.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
+    said += [f"{clean(sentence)}." for sentence in comparison.left_out]
     for where, title in (("config", "These runs differ also in"), ("numerics", "Their numerics differ in")):
         keys = [a for a in comparison.apart if a.where == where]
         if keys:

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from coalface.evaluate import paired
-from coalface.evaluate.verification import tar_at_far, ten_fold_accuracy, tenths
+from coalface.evaluate.verification import eer, tar_at_far, ten_fold_accuracy, tenths
 
 
 def small_list(seed, people=15, pairs=400, headline=True):
@@ -69,6 +69,54 @@ def test_accuracy_in_each_draw_is_that_of_the_repeated_list(ties, own_folds):
         places = repeated(pairs, bootstrap.counts[:, draw])
         expected = ten_fold_accuracy(scores[places], pairs.same[places], fold[places]).mean
         assert run.values[draw] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_tar_and_eer_from_ranks_in_each_draw_are_those_of_the_repeated_list(seed, ties):
+    pairs = small_list(seed, pairs=150, headline=False)
+    scores = scored(pairs, seed, ties)
+    bootstrap = paired.draw_identities(pairs, np.random.default_rng(seed), draws=150)
+    evidence = json.loads(json.dumps(paired.accuracy_evidence(scores, pairs, fars=(0.2, 0.05, 0.001))))
+    runs = paired.resample(evidence, bootstrap)
+    assert list(runs) == ["accuracy", "eer", "tar@far=0.2", "tar@far=0.05"]  # a FAR of 0.001 allows 0 of 90 impostors
+    for draw in range(-1, 150):
+        places = np.arange(150) if draw < 0 else repeated(pairs, bootstrap.counts[:, draw])
+        found = {figure: run.point if draw < 0 else run.values[draw] for figure, run in runs.items()}
+        assert found["eer"] == pytest.approx(eer(scores[places], pairs.same[places]), abs=1e-12)
+        for tar in tar_at_far(scores[places], pairs.same[places], (0.2, 0.05)):
+            assert found[f"tar@far={tar.far:g}"] == pytest.approx(tar.tar, abs=1e-12)
+    assert not any(run.short.any() for run in runs.values())
+
+
+def test_eer_worked_by_hand_and_the_lower_one_is_better():
+    # Identities 0, 1, 2, each genuine pair and impostor pair of theirs once, as below.
+    pairs = paired.PairIdentities(
+        np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc", fold=np.arange(6) % 2
+    )
+    counts = np.array([[1, 1, 1], [2, 1, 0], [3, 0, 0]], dtype=np.int32).T
+    bootstrap = paired.Bootstrap(pairs, counts)
+    good, bad = (
+        paired.resample(paired.accuracy_evidence(np.array(scores), pairs, fars=()), bootstrap)["eer"]
+        for scores in ([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], [0.9, 0.6, 0.3, 0.8, 0.5, 0.1])
+    )
+    # Bad, all: from 0.6 on 1 of 3 genuine missed and 1 of 3 impostors accepted.
+    # Drawn 2, 1, 0: impostor 0-1 at 0.8 alone; between 0.8 and 0.9 the FAR falls from 1 to 0 at 1 of 3 missed.
+    # Drawn 3, 0, 0: no impostor pair is left.
+    np.testing.assert_allclose(bad.values, [1 / 3, 1 / 3, np.nan])
+    np.testing.assert_allclose(good.values, [0, 0, np.nan])
+    result = paired.compare([bad], [good])
+    assert result.low > 0 and result.verdict == "second" and paired.compare([good], [bad]).verdict == "first"
+    assert paired.compare([good], [good]).verdict == "undecided"
+
+
+def test_evidence_of_ranks_that_names_no_fars_gives_the_accuracy_alone():
+    pairs = small_list(5, pairs=150, headline=False)
+    bootstrap = paired.draw_identities(pairs, np.random.default_rng(2), draws=20)
+    evidence = paired.accuracy_evidence(scored(pairs, 1), pairs)
+    early = {key: value for key, value in evidence.items() if key != "fars"}
+    (run,) = paired.resample(early, bootstrap).values()
+    np.testing.assert_array_equal(run.values, paired.resample(evidence, bootstrap)["accuracy"].values)
 
 
 def test_worked_by_hand():
