@@ -42,14 +42,20 @@ def describe(recipe: Recipe) -> str:
         "",
         wire_text(recipe, planned),
         "",
-        f"bytes a round: down {size(planned.down())}, up {size(planned.up())}; "
-        f"in all: down {size(rounds * planned.down())}, up {size(rounds * planned.up())}",
+        f"bytes a round: {_both_ways(planned)}; in all: {_both_ways(planned, rounds)}",
         f"memory for messages: a window of {window} {'reply' if window == 1 else 'replies'} ({size(window * message)}) "
         f"and the sums of the folds ({size(4 * model)}); pixels are mapped, private state and replies lie on the disk",
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads or 1, 'thread')}; a checkpoint "
         f"every {several(engine.checkpoint, 'round') if engine.checkpoint > 1 else 'round'}",
     ]
     return "\n".join(lines)
+
+
+def _both_ways(planned: Plan, rounds: int = 1) -> str:
+    ways = {"down": planned.down(), "up": planned.up()}
+    return ", ".join(
+        f"{way} {'about ' if planned.about(way) else ''}{size(rounds * count)}" for way, count in ways.items()
+    )
 
 
 def several(count: int, one: str, many: str | None = None) -> str:
@@ -70,6 +76,7 @@ def wire_text(recipe: Recipe, planned: Plan) -> str:
     for s in planned.sent:
         to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
         number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
+        number = f"about {number}" if s.about else number
         lines.append(widths.format(s.step, s.direction, s.field, s.kind, s.tensors or "", number, to))
     folded = [s for s in planned.sent if s.kind.endswith("folded")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
@@ -77,6 +84,8 @@ def wire_text(recipe: Recipe, planned: Plan) -> str:
         lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
     if METHODS[recipe.method].pooled:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
+    if any(s.about for s in planned.sent):
+        lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")
     total = math.fsum(s.bytes or 0 for s in planned.sent)
     lines.append(f"one party, one round, both ways: {size(total)}")
     return "\n".join(lines)

@@ -14,6 +14,10 @@ from coalface import wire
 from coalface.core import Answer, Federation, HasSteps, Mean, Method, Tensors, Ticket, generator
 from coalface.declarations import counterpart, kind_of
 
+IMAGES = 1_000
+TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
+"""Numbers of a reply that are not known before it comes: a plan counts as many digits as they commonly have."""
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -31,6 +35,8 @@ class Sent:
     """None where only the method knows the shape."""
     to: str
     """`all alike` or `each its own`."""
+    about: bool = False
+    """True for a header that holds numbers or text: their length is not known before; it may be some 8 bytes off."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ class Plan:
     def up(self) -> int:
         """Bytes from all parties in a round."""
         return sum((s.bytes or 0) * self.parties[s.step] for s in self.sent if s.direction == "up")
+
+    def about(self, direction: str) -> bool:
+        """True where the bytes of a direction hang on digits that are not known before."""
+        return any(s.about or s.bytes is None for s in self.sent if s.direction == direction)
 
 
 def plan(method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> Plan:
@@ -89,7 +99,7 @@ class _Paper(Federation):
         return self._parties.get(role, ())
 
     def images(self, party: str) -> int:
-        return 1
+        return IMAGES
 
     def log(self, **metrics: float) -> None:
         """Numbers of a plan mean nothing."""
@@ -140,7 +150,7 @@ class _Paper(Federation):
         for name, annotation in wire.hints(cls).items():
             other = counterpart(cls, name)
             found = next((v for m in sent if (v := getattr(m, other or "", None)) is not None), None)
-            plain = {int: 1, float: 0.0, bool: False, str: ""}.get(annotation)
+            plain = TYPICAL.get(annotation)
             values[name] = plain if plain is not None else _zeros(found)
         return cls(**values)
 
@@ -165,8 +175,13 @@ class _Paper(Federation):
             kind += ", folded" if name in folded else ""
             size = None if unknown else sum(mine)
             self.sent[step, direction, name] = Sent(step, role, direction, name, kind, len(mine), size, to)
-        key = (step, direction, "header")
-        self.sent[key] = Sent(step, role, direction, "header", "names, shapes, plain values", 0, sizes["header"], to)
+        about = any(
+            annotation is not bool and annotation in TYPICAL for annotation in wire.hints(message.__class__).values()
+        )
+        kind = "names, shapes, plain values"
+        self.sent[step, direction, "header"] = Sent(
+            step, role, direction, "header", kind, 0, sizes["header"], to, about=about
+        )
 
 
 def _zeros(value: Any) -> Any:
