@@ -203,16 +203,31 @@ def _pretrained(recipe: Recipe, view: View) -> Tensors:
     place = default_cache() / "pretrained" / seen[:24]
     model = place / "model" / "backbone.safetensors"
     if not model.exists():
-        view.note(f"pre-training in {place}")
-        if (place / "config.yaml").exists():
-            resume(place, view)
-        else:
-            run(inner, place, view)
+        with _turn(place.parent.with_name("pretrained.locks") / place.name, place, view):
+            if not model.exists():  # another process may have made it meanwhile
+                view.note(f"pre-training in {place}")
+                if (place / "config.yaml").exists():
+                    resume(place, view)
+                else:
+                    run(inner, place, view)
     if not model.exists():
         raise RecipeError(f"pretrain.method: {inner.method!r} leaves no global model to start from; take centralized")
     shared = world.backbone(recipe).shared()
     loaded = load_file(model)
     return {name: loaded[name] for name in shared}
+
+
+@contextlib.contextmanager
+def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
+    """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            view.note(f"another process is pre-training in {place}; waiting for its model")
+            fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
+        yield
 
 
 def _write_models(recipe: Recipe, server: Server, models: Models, out: Path, figures: judging.Figures) -> None:

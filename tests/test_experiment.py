@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -214,6 +215,45 @@ def test_pretraining_is_kept_by_content_and_done_once(tmp_path: Path, monkeypatc
     assert len(list((default_cache() / "pretrained").iterdir())) == 2
     plain = tinyruns.run(tmp_path / "plain", rounds=1)
     assert len({str(model_bytes(folder)) for folder in (tmp_path / "a", tmp_path / "c", plain)}) == 3
+
+
+STARTS_FROM_PRETRAINING = """
+import sys, time
+from pathlib import Path
+from tinyruns import Silent, tiny
+from coalface import experiment
+
+said, out = Path(sys.argv[1]), Path(sys.argv[2])
+
+class Slow(Silent):
+    def note(self, text):
+        if "waiting for its model" in text:
+            said.with_name("waiting").touch()
+
+    def start(self, name, rounds, already=0):
+        with open(said, "a") as file:
+            file.write(name + "\\n")
+        until = time.monotonic() + 30
+        while name == "tiny-pretrain" and not said.with_name("waiting").exists() and time.monotonic() < until:
+            time.sleep(0.02)  # so that the other process comes while this one is training
+
+experiment.run(tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1), out, Slow())
+"""
+
+
+def test_of_two_processes_with_the_same_pretraining_one_trains_and_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    said, outs = tmp_path / "started", [tmp_path / "a", tmp_path / "b"]
+    command = [sys.executable, "-c", STARTS_FROM_PRETRAINING, str(said)]
+    started = [subprocess.Popen([*command, str(out)], stderr=subprocess.PIPE) for out in outs]
+    errors = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert sorted(said.read_text().split()) == ["tiny", "tiny", "tiny-pretrain"]
+    assert (tmp_path / "waiting").exists()
+    assert model_bytes(outs[0]) == model_bytes(outs[1])
 
 
 def test_the_first_round_starts_from_the_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
