@@ -158,12 +158,11 @@ def pack(value: Any) -> Encoded:
     head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
     parts, entries, offset = [], [], 0
     for name, tensor in ordered:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        raw = flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")  # an empty one can have any stride
         if tensor.dtype not in _NAMES:
             raise WireError(
                 f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
             )
+        raw = _bytes_of(tensor)
         shape, dtype, end = tuple(tensor.shape), _NAMES[tensor.dtype], offset + len(raw)
         head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         entries.append(Entry(name, "tensor", shape, dtype, len(raw)))
@@ -174,6 +173,13 @@ def pack(value: Any) -> Encoded:
     start = len(text).to_bytes(8, "little") + text
     first = Entry("header", "header", (), "JSON", len(start))
     return Encoded(bytearray().join([start, *parts]), (first, *entries))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
 def unpack(data: bytearray | memoryview, cls: type[T]) -> T:
