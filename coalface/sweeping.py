@@ -22,7 +22,7 @@ from coalface.comparing import bootstrap_of, paired
 from coalface.config import Recipe, RecipeError
 from coalface.experiment import View
 from coalface.judging import read_lists
-from coalface.report.runs import figure_name, size
+from coalface.report.runs import figure_name, size, start_name
 from coalface.yamltext import parse_yaml
 
 
@@ -146,7 +146,10 @@ def table(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]], baseline
         groups.setdefault(cell.setting, []).append(done[cell.recipe.digest()])
     names = list(dict.fromkeys(n for g in groups.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
     rows = [["setting", "seeds", *map(figure_name, names), "down", "up", "seconds"]]
-    rows.append(_row("untrained", next(iter(groups.values())), "untrained", names))
+    starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
+    for cell in cells:
+        starts.setdefault(start_name(cell.recipe.pretrain), groups[cell.setting])
+    rows += [_row(label, group, "untrained", names) for label, group in starts.items()]
     rows += [_row(label, group, "figures", names) for label, group in groups.items()]
     lines = [
         *aligned(rows, left=1),

@@ -249,6 +249,14 @@ def test_settings_judged_on_other_pairs_are_not_compared(tmp_path: Path) -> None
     assert rows(text)[-1] == ["judge.lists.unseen.pairs=18", "unseen", "", "", "judged on other pairs"]
 
 
+def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:
+    start = "{method: centralized, rounds: 1}"
+    text = sweep(recipe(tmp_path), [f"pretrain={start}", "seed=0"], tmp_path / "one", Silent())
+    assert [row[0] for row in rows(text)[2:3]] == ["pre-trained"] and "untrained" not in text
+    both = sweep(recipe(tmp_path), [f"pretrain=null,{start}", "seed=0"], tmp_path / "two", Silent())
+    assert [row[0] for row in rows(both)[2:4]] == ["untrained", "pre-trained"]
+
+
 def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
     sweep(recipe(tmp_path), ["seed=0,1"], tmp_path / "out", Silent(), keep_runs=True)
     kept = sorted((tmp_path / "out" / "runs").iterdir())

@@ -44,9 +44,9 @@ def overview(runs: Sequence[Run], key: str) -> Drawing:
 
 
 def _level(runs: Sequence[Run], key: str) -> tuple[str, float] | None:
-    """The untrained model's figure, where the runs agree on it."""
-    found = [run.untrained[key] for run in runs if key in run.untrained]
-    return ("untrained", found[0]) if found and len(set(found)) == 1 else None
+    """The figure of the model that the runs start from, where they agree on it."""
+    found = {(run.start, run.untrained[key]) for run in runs if key in run.untrained}
+    return found.pop() if len(found) == 1 else None
 
 
 def _staged(runs: Sequence[Run]) -> bool:

@@ -128,13 +128,15 @@ def _sentence(run: Run) -> str:
 
 
 def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> list[str]:
-    """The first figure in words: against the untrained model, then against each other run."""
+    """The first figure in words: against the model it started from, then against each other run."""
     if not judged:
         return ["This run has not been judged yet."]
     key = judged[0]
     first = f"{figure_name(key)}: {figure_text(run.figures, key)} %"
     if key in run.untrained:
-        first += f", untrained {rounded(run.untrained[key])} % ({signed(run.figures[key] - run.untrained[key])} points)"
+        first += (
+            f", {run.start} {rounded(run.untrained[key])} % ({signed(run.figures[key] - run.untrained[key])} points)"
+        )
     said = [first + "."]
     for row in comparison.rows[1:] if comparison else ():
         if key in row.figures:
@@ -147,8 +149,8 @@ def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> l
 def _tiles(run: Run, judged: Sequence[str]) -> list[Tile]:
     tiles = []
     for key in judged[:2]:
-        untrained = f"untrained {rounded(run.untrained[key])} %" if key in run.untrained else ""
-        tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", untrained))
+        start = f"{run.start} {rounded(run.untrained[key])} %" if key in run.untrained else ""
+        tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", start))
     sent = mapping(run.summary.get("bytes"))
     if (up := number(sent.get("up"))) is not None:
         down = number(sent.get("down"))

@@ -42,7 +42,13 @@ class Run:
 
     @property
     def untrained(self) -> dict[str, float]:
+        """The figures of the model that the run starts from; `start` says what that is."""
         return flat_figures(self.summary.get("untrained"))
+
+    @property
+    def start(self) -> str:
+        """What the run starts from, in a word."""
+        return start_name(self.config.get("pretrain"))
 
 
 def read(path: Path, label: str | None = None) -> Run:
@@ -102,6 +108,11 @@ def flat_figures(by_judge: object) -> dict[str, float]:
             if (finite := number(value)) is not None:
                 flat[f"{judge}/{key}"] = finite
     return flat
+
+
+def start_name(pretrain: object) -> str:
+    """What a run starts from, by its recipe's `pretrain`: pre-trained or untrained."""
+    return "untrained" if pretrain is None else "pre-trained"
 
 
 def figure_name(key: str) -> str:

@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from coalface.report import page
 
@@ -189,3 +190,14 @@ def test_a_fall_of_an_error_is_a_gain_and_a_fall_of_a_rate_is_a_loss(write_run):
     figures = {"devtest": {"accuracy": 55.0, "eer": 30.0}}
     whole = page.build(write_run(figures=figures)).read_text()  # untrained: accuracy 60, EER 41
     assert '<td class="n worse">−5.00</td>' in whole and '<td class="n better">−11.00</td>' in whole
+
+
+def test_a_model_that_was_trained_before_is_called_so(write_run):
+    folder = write_run(gain=22.0)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "pretrain": {"method": "centralized"}}))
+    text = page.build(folder).read_text()
+    assert "untrained" not in text and "82.0 ± 1.1 %, pre-trained 60.0 % (" in text
+    assert '<th scope="col" class="n">pre-trained</th>' in text
+    both = page.build(folder, write_run("plain"), to=folder / "both.html").read_text()
+    assert "untrained" not in both  # the runs start from different things, so the drawings have no common level
