@@ -37,7 +37,7 @@ SCANNED = 200
 class View(Protocol):
     """What shows a run to a person; `coalface.report.progress.Progress` is one."""
 
-    def start(self, name: str, rounds: int, already: int = 0) -> None: ...
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None: ...
     def round(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def finish(self, figures: dict[str, Any], where: Path) -> None: ...
@@ -105,7 +105,8 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
             observers=[judge],
             report=view.round,
         )
-        view.start(recipe.name, sum(s.rounds for s in method.stages()), already=server.resumes_after())
+        already, sent = server.resumes_after()
+        view.start(recipe.name, sum(s.rounds for s in method.stages()), already, (sent["down"], sent["up"]))
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()

@@ -230,7 +230,7 @@ class Slow(Silent):
         if "waiting for its model" in text:
             said.with_name("waiting").touch()
 
-    def start(self, name, rounds, already=0):
+    def start(self, name, rounds, already=0, sent=(0, 0)):
         with open(said, "a") as file:
             file.write(name + "\\n")
         until = time.monotonic() + 30

@@ -264,10 +264,12 @@ class Server(Federation):
             self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
 
-    def resumes_after(self) -> int:
-        """Rounds that a resume of this folder need not repeat."""
+    def resumes_after(self) -> tuple[int, Mapping[str, int]]:
+        """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up."""
         found = checkpoint.load(self.folder / "checkpoints")
-        return sum(s.rounds for s in self._stages[: found.stage]) + found.round if found else 0
+        if found is None:
+            return 0, self.at.totals
+        return sum(s.rounds for s in self._stages[: found.stage]) + found.round, found.record["totals"]
 
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""

@@ -96,9 +96,13 @@ class Progress:
             self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
             self._now = None
 
-    def start(self, name: str, rounds: int, already: int = 0) -> None:
-        """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed."""
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+        """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed.
+
+        `sent` are the bytes down and up of the rounds before it was resumed.
+        """
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
+        self._now.bytes_down, self._now.bytes_up = sent
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
             self._print(f"{clean(name)}  {_rounds(rounds)}{resumed}")

@@ -62,11 +62,12 @@ def test_a_resumed_run_estimates_from_the_rounds_of_this_session():
     console, lines = plain()
     clock = Clock()
     with Progress(console=console, clock=clock) as progress:
-        progress.start("demo", 20, already=10)
+        progress.start("demo", 20, already=10, sent=(5_000_000, 2_000_000))
         clock.now += 6
-        progress.round(record(11))
+        progress.round(record(11, bytes_down=1_000_000, bytes_up=1_000_000))
         progress.finish({}, "x")
     assert lines()[0] == "demo  20 rounds, resumed after 10"
+    assert "down 6 MB up 3 MB" in lines()[1]  # of the whole run
     assert "round 11/20" in lines()[1] and lines()[1].endswith("0:06 gone, 0:54 left")
 
 
