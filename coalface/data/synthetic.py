@@ -7,10 +7,11 @@ the numbers, `rendering.py` draws them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.data import looks, rendering
 from coalface.data.faces import FaceSet
 from coalface.data.looks import DOMAINS, Domain, draw_looks
 from coalface.data.rendering import render
 
-VERSION = 1
-"""Goes up whenever the same arguments give other pixels."""
+DRAWN_BY = (Path(__file__), Path(looks.__file__), Path(rendering.__file__))
+"""The files that pixels follow from: the numbers, the tables and the drawing."""
 
 BLOCK = 32
 """Images drawn at once: few enough that a plane of them stays in a core's cache."""
@@ -95,9 +97,11 @@ class SyntheticFaces:
         return (self.labels + self.first) % len(self.domains)
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that the pixels depend on, the code's version aside."""
-        chosen = {name: asdict(DOMAINS[name]) for name in self.domains}
-        return hashlib.sha256(f"{VERSION} {self!r} {chosen!r}".encode()).hexdigest()
+        """SHA-256 over everything that the pixels depend on: the arguments, and the source text of what draws them.
+
+        So any edit of these files, even of a comment, makes new packs: drawing again is cheap, a stale pack is not.
+        """
+        return hashlib.sha256(f"{_sha256_of(DRAWN_BY)} {self!r}".encode()).hexdigest()
 
     def images(self, *, size: int | None = None, grey: bool | None = None) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, channels), at another size or in other colours than the source's if asked.
@@ -149,6 +153,11 @@ class SyntheticFaces:
         chosen = [Domain().towards(DOMAINS[name], self.strength) for name in self.domains]
         place = people % len(chosen)
         return {f.name: np.array([getattr(d, f.name) for d in chosen])[place] for f in fields(Domain)}
+
+
+@functools.cache
+def _sha256_of(files: tuple[Path, ...]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def sheet(

@@ -1,12 +1,14 @@
 import hashlib
 import math
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from coalface.data import looks, rendering
+from coalface.data import looks, rendering, synthetic
 from coalface.data.looks import DOMAINS, IDENTITY, NUISANCE, Domain
+from coalface.data.pack import cached_pack
 from coalface.data.source import Source
 from coalface.data.synthetic import BLOCK, SyntheticFaces, sheet
 
@@ -61,7 +63,7 @@ def test_seeds_identities_images_and_domains_all_differ() -> None:
 
 def test_the_bytes_are_those_of_every_machine() -> None:
     # The renderer uses operations alone that IEEE 754 rounds exactly, so no tolerance is due. When a change to the
-    # generator is meant, put the new hash here and raise VERSION in coalface/data/synthetic.py.
+    # generator is meant, put the new hash here; caches follow the files' text by themselves.
     source = SyntheticFaces(4, 3, seed=11, size=48, grey=False, domains=tuple(DOMAINS))
     assert (
         hashlib.sha256(pixels(source).tobytes()).hexdigest()
@@ -168,6 +170,24 @@ def test_fingerprints_tell_sources_apart() -> None:
     sources = [SyntheticFaces(2, 2, seed=0), SyntheticFaces(2, 2, seed=1), SyntheticFaces(2, 2, seed=0, strength=0.5)]
     assert len({source.fingerprint() for source in sources}) == 3
     assert sources[0].fingerprint() == SyntheticFaces(2, 2, seed=0).fingerprint()
+
+
+@pytest.mark.parametrize("edited", ["synthetic.py", "looks.py", "rendering.py"])
+def test_an_edit_of_the_generator_makes_new_packs(edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def packs() -> set[str]:
+        cached_pack(SyntheticFaces(2, 2, seed=0, size=32), tmp_path / "cache", size=32, grey=True)
+        return {path.name for path in (tmp_path / "cache").iterdir()}
+
+    before = packs()
+    assert packs() == before  # the same text again is read from the cache
+    copies = tuple(tmp_path / file.name for file in synthetic.DRAWN_BY)
+    for file, copy in zip(synthetic.DRAWN_BY, copies, strict=True):
+        copy.write_bytes(file.read_bytes())
+    monkeypatch.setattr(synthetic, "DRAWN_BY", copies)
+    assert packs() == before  # where the files lie is nothing to the pixels
+    (tmp_path / edited).write_text((tmp_path / edited).read_text() + "# another table\n")
+    synthetic._sha256_of.cache_clear()
+    assert packs() > before
 
 
 def test_the_sheet_shows_each_identity_in_each_domain(tmp_path) -> None:  # type: ignore[no-untyped-def]
