@@ -89,7 +89,7 @@ class Data(_Section):
     max_identities: int | None = None
     """Take only so many identities, drawn by the deal's seed."""
     hold_out: int = 0
-    """Identities set aside for judging, drawn by a fixed seed."""
+    """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
     partition: Partition = Partition()
     augment: Augmentation = Augmentation()
 

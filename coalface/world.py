@@ -29,6 +29,7 @@ from coalface.data.partition import (
     hold_out,
     minimum_images,
     one_identity,
+    shares,
     without,
 )
 from coalface.data.source import Source
@@ -140,13 +141,28 @@ def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[Face
     faces = minimum_images(faces, data.min_images)
     held = faces.only([])
     if data.hold_out:
-        faces, held = hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=data.hold_out)
+        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
     if len(faces) == 0:
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return faces, held
+
+
+def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
+    """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
+    present = faces.only(np.flatnonzero(faces.counts())) if parts else faces
+    if not parts or not 0 < wanted < len(present.names):
+        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=wanted)
+    faces = present
+    belongs = np.array([parts.index(name.partition("/")[0]) for name in faces.names])
+    counts = np.bincount(belongs, minlength=len(parts))
+    chosen = np.zeros(len(faces.names), dtype=bool)
+    for number, share in enumerate(shares(counts.tolist(), wanted)):
+        rng = generator(SPLIT_SEED, "hold out", parts[number])
+        chosen[rng.permutation(np.flatnonzero(belongs == number))[:share]] = True
+    return faces.only(np.flatnonzero(~chosen)), faces.only(np.flatnonzero(chosen))
 
 
 def _excluded(recipe: Recipe) -> set[str]:

@@ -170,6 +170,32 @@ def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
 
+def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
+    parts = {
+        name: {"kind": "synthetic", "identities": count, "images": 2, "seed": seed}
+        for seed, (name, count) in enumerate(sizes.items())
+    }
+    data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
+    train, held = world.training_faces(config.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
+    return [name.partition("/")[0] for name in held.names], list(held.names)
+
+
+def test_of_a_joined_source_each_part_gives_its_share_of_the_held_out_identities() -> None:
+    parts, held = joined_held(10, large=30, small=10, tiny=1)
+    assert [parts.count(name) for name in ("large", "small", "tiny")] == [7, 3, 0]
+    assert held == joined_held(10, large=30, small=10, tiny=1)[1]
+    assert len(joined_held(38, large=30, small=10, tiny=1)[0]) == 38  # a party keeps an identity to train on
+    assert joined_held(38, large=30, small=10, tiny=1)[0].count("tiny") == 0
+    with pytest.raises(ValueError, match="holding out 41 of 41 identities leaves one side empty"):
+        joined_held(41, large=30, small=10, tiny=1)
+
+
+def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:
+    _, held = world.training_faces(tiny())
+    assert held.names == ("s0-0000000", "s0-0000002", "s0-0000003", "s0-0000008")
+
+
 def test_held_out_identities_of_one_part(root: Path) -> None:
     lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
     recipe = joined(root, lists, hold_out=6)

@@ -98,6 +98,27 @@ def hold_out(
     return faces.only(present[~chosen[present]]), faces.only(present[chosen[present]])
 
 
+def shares(counts: Sequence[int], wanted: int) -> list[int]:
+    """How many of `wanted` fall to each of several parts, in proportion to their counts.
+
+    Part k gets wanted · n_k / N rounded down, or up for the largest remainders; a part is not emptied while another has
+    more than one left.
+
+    >>> shares([400, 40], 110), shares([1, 9], 5)
+    ([100, 10], [0, 5])
+    """
+    total = sum(counts)
+    found = [wanted * count // total for count in counts]
+
+    def cost(part: int) -> tuple[int, int]:
+        left = counts[part] - found[part] - 1  # 0: it would be emptied; −1: it is
+        return max(0, 1 - left), found[part] * total - wanted * counts[part]
+
+    while sum(found) < wanted:
+        found[min(range(len(counts)), key=cost)] += 1
+    return found
+
+
 def minimum_images(faces: FaceSet, images: int) -> FaceSet:
     """The identities that have at least so many images."""
     return faces.only(np.flatnonzero(faces.counts() >= images))
