@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import ctypes
 import dataclasses
 import fcntl
 import multiprocessing
@@ -98,6 +99,20 @@ class Setup:
         """Set this process's arithmetic as the run's record says."""
         torch.set_num_threads(self.numerics.threads)
         torch.set_flush_denormal(self.numerics.flush_denormals)
+        _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc to keep up to 1 GiB of freed memory for reuse; other C libraries are left as they are.
+
+    By default it gives the activations of every training step back to the kernel and takes them anew in the next, and
+    the page faults cost up to a quarter of the step. It changes no bits.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_mmap_threshold, 32 << 20)  # the largest that it admits
+        mallopt(m_trim_threshold, 1 << 30)
 
 
 class InProcess:
