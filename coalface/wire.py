@@ -80,29 +80,45 @@ class Encoded:
         return hashlib.sha256(self.data).hexdigest()
 
     @functools.cached_property
+    def hashing(self) -> Hashing:
+        """The hashing of the entries, which begins when it is first asked for."""
+        return Hashing(self)
+
+    @property
     def sums(self) -> tuple[str, ...]:
-        """SHA-256 of every entry. Hashing is most of what a commit costs, so two threads share the pieces."""
-        ends = list(itertools.accumulate(entry.bytes for entry in self.entries))
-        view, found = memoryview(self.data), [""] * len(ends)
-        left = sorted(range(len(ends)), key=lambda i: self.entries[i].bytes)  # the largest is taken first
-
-        def share() -> None:
-            while left:
-                with contextlib.suppress(IndexError):  # the other thread took the last one
-                    i = left.pop()
-                    found[i] = hashlib.sha256(view[ends[i] - self.entries[i].bytes : ends[i]]).hexdigest()
-
-        other = _second.submit(share) if len(self.data) > _WORTH_A_THREAD else None
-        share()
-        if other is not None and not other.cancel():
-            other.result()
-        return tuple(found)
+        """SHA-256 of every entry."""
+        return self.hashing.result()
 
     def message(self, cls: type[T]) -> T:
         """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
         if cls not in self._read:
             self._read[cls] = decode(self.data, cls)
         return typing.cast(T, self._read[cls])
+
+
+class Hashing:
+    """SHA-256 of the entries of an encoding, most of what a commit costs: a thread begins, the asker joins in."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        ends = itertools.accumulate(entry.bytes for entry in encoded.entries)
+        view = memoryview(encoded.data)
+        self._pieces = [view[end - e.bytes : end] for e, end in zip(encoded.entries, ends, strict=True)]
+        self._sums = [""] * len(self._pieces)
+        self._left = sorted(range(len(self._pieces)), key=lambda i: len(self._pieces[i]))  # the largest is taken first
+        self._other = _second.submit(self._share) if len(view) > _WORTH_A_THREAD else None
+
+    def _share(self) -> None:
+        while self._left:
+            with contextlib.suppress(IndexError):  # the other thread took the last one
+                i = self._left.pop()
+                self._sums[i] = hashlib.sha256(self._pieces[i]).hexdigest()
+
+    def result(self) -> tuple[str, ...]:
+        """The hashes in the order of the entries."""
+        self._share()
+        if self._other is not None and not self._other.cancel():
+            self._other.result()
+        return tuple(self._sums)
 
 
 @functools.cache

@@ -97,9 +97,9 @@ class Commit:
         spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
         return cls(path, ledger.Head(**head["ledger"]), spans)
 
-    def states(self) -> dict[str, bytearray | memoryview]:
-        """The private states by class name."""
-        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES)}
+    def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
+        """The private states by class name, but one."""
+        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES, but)}
         return {name: part for name, part in found.items() if part is not None}
 
     def lines(self) -> list[str]:
@@ -188,16 +188,17 @@ class Desk:
         encoded, kept = self._run(request, base)
         if again:
             return encoded
-        parts: dict[str, bytes | bytearray | memoryview] = dict(base.states())
+        parts = base.states(but=type(kept).__name__)
         if kept is not None:
             parts[type(kept).__name__] = wire.pack(kept).data
         if self.site.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
+        over = self._prune(commits, request)
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        write_commit(place, head.after(lines), parts, over=self._prune(commits, request), flush=self.site.flush)
+        write_commit(place, head.after(lines), parts, over=over, flush=self.site.flush)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         return encoded
 
@@ -237,7 +238,9 @@ class Desk:
             if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
-            return wire.encode(reply), kept
+            encoded = wire.encode(reply)
+            _ = encoded.hashing  # begins here, beside all that comes before the ledger needs it
+            return encoded, kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -99,10 +99,10 @@ class Setup:
         """Set this process's arithmetic as the run's record says."""
         torch.set_num_threads(self.numerics.threads)
         torch.set_flush_denormal(self.numerics.flush_denormals)
-        _keep_freed_memory()
+        keep_freed_memory()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tell glibc to keep up to 1 GiB of freed memory for reuse; other C libraries are left as they are.
 
     By default it gives the activations of every training step back to the kernel and takes them anew in the next, and
