@@ -95,9 +95,23 @@ def learn(
         weight_decay=work.weight_decay,
         velocity=learner.velocity if learner and momentum == "keep" else None,
         pull=pull,
+        sample_rate=work.sample_rate,
     )
     kept_velocity = velocity if momentum == "keep" else {}
     return mean, Learner(head=head, kept=party.backbone.kept(), velocity=kept_velocity, cursor=cursor)
+
+
+def sampled_classes(labels: Tensor, classes: int, rate: float, rng: np.random.Generator) -> Tensor:
+    """(m,) sorted numbers of the class embeddings of one step: all classes of the batch, and others at random.
+
+    m is the share `rate` of the classes, rounded, and never less than the batch needs. Source: An et al., "Killing two
+    birds with one stone: efficient and robust training of face recognition CNNs by partial FC", CVPR 2022.
+    """
+    own = torch.unique(labels).cpu().numpy()
+    others = np.setdiff1d(np.arange(classes), own, assume_unique=True)
+    more = max(0, round(rate * classes) - len(own))
+    drawn = np.concatenate([own, rng.choice(others, size=more, replace=False)]) if more else own
+    return torch.from_numpy(np.sort(drawn)).to(labels.device)
 
 
 def train(
@@ -111,11 +125,13 @@ def train(
     weight_decay: float,
     velocity: Tensors | None = None,
     pull: Callable[[Tensors], Tensors] | None = None,
+    sample_rate: float | None = None,
 ) -> tuple[Tensor, float, Tensors]:
     """Train the party's module and (k, d) class embeddings on some batches of its data.
 
     `velocity` carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that
-    of a proximal term. Returns the class embeddings, the mean loss over the images, and the momentum by name.
+    of a proximal term. With `sample_rate` a step sees, and alters, only those class embeddings that `sampled_classes`
+    draws (An et al., "Killing two birds with one stone", CVPR 2022). Returns the class embeddings, the mean loss over the images, and the momentum by name.
     Raises FloatingPointError when the loss is not finite.
     """
     module = party.backbone.module.train()
@@ -131,12 +147,24 @@ def train(
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
         pixels, labels = party.compute.batch(party.data, index, party.rng)
-        value = loss(party.compute.embed(module, pixels), head, labels)
+        rows = None
+        if sample_rate is not None and sample_rate < 1:
+            rows = sampled_classes(labels, len(head), sample_rate, party.rng)
+            labels = torch.searchsorted(rows, labels)
+            named[HEAD] = parameters[-1] = head.detach()[rows].requires_grad_()
+            if momentum:
+                whole, buffers[-1] = buffers[-1], buffers[-1][rows]
+        value = loss(party.compute.embed(module, pixels), named[HEAD], labels)
         gradients = list(torch.autograd.grad(value, parameters))
         if pull is not None:
             extra = pull(named)
             gradients = [g + extra[n] if n in extra else g for n, g in zip(named, gradients, strict=True)]
         sgd_step(parameters, gradients, buffers, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if rows is not None:
+            head.detach()[rows] = parameters[-1].detach()
+            if momentum:
+                whole[rows] = buffers[-1]
+                buffers[-1] = whole
         total += value.detach().double() * len(index)
         images += len(index)
     mean = float(total) / max(1, images)

@@ -38,6 +38,8 @@ class LocalWork:
     """For `step`: the shares of the stage's rounds after which η is divided by 10."""
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    sample_rate: float | None = None
+    """Share of the class embeddings that a step trains: those of its images and others drawn at random; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", *(["iterations"] if self.iterations is not None else [])):
@@ -48,6 +50,9 @@ class LocalWork:
                 f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "
                 f"momentum={self.momentum}, weight_decay={self.weight_decay}"
             )
+
+        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
+            raise ValueError(f"local.sample_rate is {self.sample_rate}; give a share above 0 and up to 1")
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).

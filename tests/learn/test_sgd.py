@@ -14,7 +14,7 @@ from worlds import LOSS, WORK, Net, Tiny
 
 from coalface.core import Party, Tensors
 from coalface.engines.desk import Request
-from coalface.learn.sgd import HEAD, Learner, fresh_head, learn, sgd_step, train
+from coalface.learn.sgd import HEAD, Learner, fresh_head, learn, sampled_classes, sgd_step, train
 from coalface.learn.work import LocalWork
 
 
@@ -216,3 +216,70 @@ def test_batchnorm_goes_where_the_policy_says(policy: Any, shared: set[str], kep
         assert torch.equal(
             dict(here.backbone.module.named_buffers())["norm.running_mean"], learner.kept["norm.running_mean"]
         )
+
+
+# --- sampled class embeddings (partial FC) ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.1, 3), (0.5, 5), (1.0, 10)])
+def test_sampled_classes_hold_those_of_the_batch_and_as_many_others_as_the_rate_says(
+    rate: float, expected: int
+) -> None:
+    labels = torch.tensor([7, 2, 7, 4])
+    seen = set()
+    for seed in range(200):
+        rows = sampled_classes(labels, 10, rate, np.random.default_rng(seed))
+        assert len(rows) == expected and {2, 4, 7} <= set(rows.tolist())
+        assert rows.tolist() == sorted(set(rows.tolist())) and rows.dtype == torch.int64
+        seen |= set(rows.tolist())
+    assert seen == ({2, 4, 7} if expected == 3 else set(range(10)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> None:
+    """The same two steps by hand: gather rows, differentiate the loss over them, step, scatter; the others stay."""
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": momentum, "weight_decay": 0.1}
+    here, twin = (party(Tiny(pooled=True), "all") for _ in range(2))
+    head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
+    batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
+    here.backbone.load(here.initial)
+    found, _, velocity = train(here, head, batches, LOSS, sample_rate=0.5, **settings)
+    mine = here.backbone.shared()
+    twin.backbone.load(twin.initial)
+    module, expected, speed = twin.backbone.module.train(), head.clone(), torch.zeros_like(head)
+    speeds = [torch.zeros_like(p) for p in module.parameters()]
+    touched: set[int] = set()
+    for index in batches:
+        pixels, labels = twin.compute.batch(twin.data, index, twin.rng)
+        rows = sampled_classes(labels, len(head), 0.5, twin.rng)
+        touched |= set(rows.tolist())
+        part = expected[rows].requires_grad_()
+        places = torch.tensor([rows.tolist().index(label) for label in labels.tolist()])
+        parameters = [*module.parameters(), part]
+        gradients = torch.autograd.grad(LOSS(twin.compute.embed(module, pixels), part, places), parameters)
+        of_rows = speed[rows]
+        sgd_step(parameters, gradients, [*speeds, of_rows], **settings)
+        expected[rows], speed[rows] = part.detach(), of_rows
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(mine.values(), twin.backbone.shared().values(), strict=True))
+    assert torch.equal(velocity[HEAD], speed) if momentum else velocity == {}
+    left = sorted(set(range(len(head))) - touched)
+    assert 2 <= len(left) <= 3
+    assert torch.equal(found[left], head[left])
+
+
+def test_a_rate_of_one_trains_all_with_the_same_bits() -> None:
+    results = []
+    for rate in (None, 1.0):
+        here = party()
+        _, kept = learn(here, here.initial, None, replace(WORK, sample_rate=rate), LOSS, momentum="keep")
+        results.append((here.backbone.shared(), kept))
+    (first, a), (second, b) = results
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert torch.equal(a.head, b.head)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_a_sample_rate_that_is_no_share_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        LocalWork(sample_rate=rate)
