@@ -19,6 +19,7 @@ from coalface.core import Method
 from coalface.data.joined import NAME
 from coalface.declarations import without_none
 from coalface.engines.trouble import Trouble
+from coalface.insightface import understood
 from coalface.learn.margins import LOSSES, CosineLoss
 from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
@@ -308,7 +309,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     try:
-        recipe = Recipe.model_validate(tree)
+        recipe = Recipe.model_validate(understood(tree))
     except ValidationError as error:
         raise RecipeError(_fault(error)) from None
     recipe.build_method()

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coalface import config, insightface
+from coalface.checking import RecipeError
+
+CONFIG = '''"""A configuration as the field writes them."""
+from easydict import EasyDict as edict
+
+config = edict()
+config.margin_list = (1.0, 0.0, 0.4)
+config.network = "r50"
+config.resume = False
+config.output = None
+config.embedding_size = 512
+config.sample_rate = 0.2
+config.fp16 = True
+config.momentum = 0.9
+config.weight_decay = 5e-4
+config.batch_size = 128
+config.lr = 0.1 * config.batch_size / 256
+config.dali = False
+
+config.rec = "faces"
+config.num_classes = 93431
+config.num_image = 5179510
+config.num_epoch = 20
+config.warmup_epoch = 2
+config.gradient_acc = 3
+config.val_targets = ['lfw', "cfp_fp"]
+'''
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "ms1mv3_r50.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("margins", "loss"),
+    [
+        ((1.0, 0.5, 0.0), {"name": "arcface", "scale": 64.0, "margin": 0.5}),
+        ([1, 0, 0.4], {"name": "cosface", "scale": 64.0, "margin": 0.4}),
+        ((1.0, 0.0, 0.0), {"name": "softmax", "scale": 64.0}),
+        ((2, 0, 0), {"name": "sphereface", "scale": 64.0, "margin": 2.0}),
+    ],
+)
+def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[str, Any]) -> None:
+    assert insightface.loss_of(margins) == loss
+
+
+@pytest.mark.parametrize("margins", [(1.0, 0.5, 0.1), (2, 0, 0.1), (1.0, 0.5), "abc", None, (1, 0, 0, 0), ("x", 0, 0)])
+def test_a_margin_list_that_is_no_loss_here_is_refused(margins: Any) -> None:
+    with pytest.raises(RecipeError, match="margin_list"):
+        insightface.loss_of(margins)
+
+
+def test_the_words_stand_for_keys_of_a_recipe() -> None:
+    recipe = config.parse({"margin_list": [1.0, 0.5, 0.0], "embedding_size": 64, "sample_rate": 0.5})
+    plain = {
+        "loss": {"name": "arcface", "scale": 64.0, "margin": 0.5},
+        "model": {"embedding_size": 64},
+        "local": {"sample_rate": 0.5},
+    }
+    assert recipe.digest() == config.parse(plain).digest()
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ({"margin_list": [1, 0.5, 0]}, {"loss": {"name": "cosface"}}),
+        ({"embedding_size": 64}, {"model": {"embedding_size": 128}}),
+        ({"sample_rate": 0.5}, {"local": {"sample_rate": 0.1}}),
+    ],
+)
+def test_a_word_and_its_key_at_once_are_refused(word: dict[str, Any], key: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=f"{next(iter(word))}: it stands for"):
+        config.parse({**key, **word})
+
+
+def test_targets_without_a_folder_say_what_to_give() -> None:
+    with pytest.raises(RecipeError, match="data.source"):
+        config.parse({"val_targets": ["lfw"]})
+    with pytest.raises(RecipeError, match="val_targets"):
+        config.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
+
+
+def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
+    found = insightface.read_config(written(tmp_path, CONFIG))
+    assert found["margin_list"] == (1.0, 0.0, 0.4) and found["val_targets"] == ["lfw", "cfp_fp"]
+    assert found["lr"] == 0.1 * 128 / 256 and found["output"] is None and found["fp16"] is True
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('config.lr = __import__("os").system("touch canary")', "not a plain one"),
+        ("import os\nos.system('touch canary')", "not a line such as"),
+        ("config.x = [open('canary', 'w')]", "not a plain one"),
+        ("for i in range(3):\n    config.x = i", "not a line such as"),
+        ("config.a = config.b = 1", "not a line such as"),
+        ("config.x = config.unknown * 2", "not a plain one"),
+        ("config.x = 1 / 0", "division by zero"),
+        ("config.x = 'a' * 100000000000", "not a plain one"),
+        ("config.x = f'{1}'", "not a plain one"),
+        ("config['x'] = 1", "only keys"),
+        ('other = exec(\'open("canary", "w")\')', "only keys"),
+    ],
+)
+def test_what_is_not_a_plain_value_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=said) as caught:
+        insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
+    assert "line " in str(caught.value)
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("text", ["", "x = (", "\0", "config = edict()\n", "import os\n"])
+def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RecipeError, match="ms1mv3_r50"):
+        insightface.read_config(written(tmp_path, text))
+    with pytest.raises(RecipeError, match="no such file"):
+        insightface.read_config(tmp_path / "missing.py")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("any") / "c.py"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        assert insightface.read_config(path)
+    except RecipeError as error:
+        assert "c.py" in str(error)
+
+
+def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path: Path) -> None:
+    made = insightface.translate(insightface.read_config(written(tmp_path, CONFIG)))
+    recipe = made.recipe
+    assert (recipe["method"], recipe["rounds"], recipe["model"]) == ("centralized", 20, {"name": "ir50"})
+    assert recipe["local"] == {"epochs": 1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "lr": 0.05} | {
+        "schedule": "cosine"
+    }
+    assert recipe["data"]["source"] == {"kind": "rec", "path": "faces"}
+    assert recipe["engine"] == {"autocast": "bfloat16"}
+    remarks = " | ".join(made.remarks)
+    for word in ("warmup_epoch", "gradient_acc", "fp16", "batch_size", "square"):
+        assert word in remarks
+    for word in ("resume", "num_classes", "dali"):
+        assert word not in remarks
+
+
+def test_a_network_that_is_not_here_offers_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="'r100'"):
+        insightface.translate({"network": "r1000"})
+
+
+def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> None:
+    text = insightface.as_recipe(written(tmp_path, CONFIG))
+    tree = yaml.safe_load(text)
+    assert tree["name"] == "ms1mv3_r50" and tree["sample_rate"] == 0.2
+    assert text.startswith("# From insightface's ms1mv3_r50.py") and "# - warmup_epoch" in text
