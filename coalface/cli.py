@@ -184,6 +184,23 @@ def sweep(
         typer.echo(sweeping.sweep(recipe, changes, out, view, baseline=baseline, keep_runs=keep_runs))
 
 
+@app.command()
+def import_config(
+    config: Annotated[Path, typer.Argument(help="An insightface configuration, such as ms1mv3_r50.py.")],
+    out: Annotated[Path | None, typer.Option(help="The recipe to write; without it, the recipe is printed.")] = None,
+) -> None:
+    """Turn an insightface configuration into a recipe, without running it."""
+    from coalface import insightface
+
+    text = insightface.as_recipe(config)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with open(out, "x", encoding="utf-8") as file:
+        file.write(text)
+    typer.echo(f"wrote {out}; `coalface run {out} --dry-run` shows what it would do")
+
+
 data = typer.Typer(no_args_is_help=True, help="Packs and pictures of face images.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 
