@@ -4,7 +4,10 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss
 
+from coalface.learn.adaface import AdaFace
+from coalface.learn.hinges import PositiveHinge
 from coalface.learn.margins import LOSSES, ArcFace, CosFace, Softmax, unit
+from coalface.learn.sphereface import SphereFace
 
 EVERY = [Softmax(scale=30.0), CosFace(scale=30.0, margin=0.35), ArcFace(scale=30.0, margin=0.5)]
 HALVES = [torch.bfloat16, torch.float16]
@@ -189,6 +192,9 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
         "softmax": Softmax(scale=64.0),
         "cosface": CosFace(scale=64.0, margin=0.35),
         "arcface": ArcFace(scale=64.0, margin=0.5),
+        "sphereface": SphereFace(scale=None, margin_factor=4, annealing=0.0),
+        "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333, share=0.01),
+        "positive": PositiveHinge(wanted=0.9),
     }
 
 

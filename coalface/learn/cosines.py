@@ -1,0 +1,124 @@
+"""The form that the losses share: (embeddings, class embeddings, labels) → scalar, over their cosines.
+
+With x the unit vector of an embedding, w_j that of class embedding j and y its identity, cos θ_j = ⟨x, w_j⟩. All is
+computed in the widest dtype of embeddings and class embeddings, and in float32 at least, under autocast as well. A
+vector of length zero has cosine 0 with everything and gets gradient 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CosineLoss(ABC):
+    """A loss over the cosines between embeddings and class embeddings; it holds hyper-parameters and no state."""
+
+    @abstractmethod
+    def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of the batch, a scalar.
+
+        `embeddings` (n, d) and `weights` (`rows(k)`, d), the class embeddings, both of any length; `labels` (n,) int64,
+        0 to k − 1. What `extra(k)` names can be given by keyword.
+
+        Raises ValueError where the shapes do not fit, or a label names no class.
+        """
+
+    def rows(self, classes: int) -> int:
+        """How many rows the class embeddings of that many classes have: one each, unless a loss says otherwise."""
+        return classes
+
+    def extra(self, classes: int) -> dict[str, Tensor]:
+        """What is trained beside backbone and class embeddings, by keyword of the call, at its first values."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MarginSoftmax(CosineLoss):
+    r"""The mean cross-entropy over scaled cosines, with a margin on that of the own class.
+
+        −log( e^{s·f(cos θ_y)} / (e^{s·f(cos θ_y)} + Σ_{j≠y} e^{s·cos θ_j}) )
+
+    The losses of this family differ in f, which holds the margin. With one class the loss is 0, and so is its gradient.
+    """
+
+    scale: float = 64.0
+    """s, the factor on every cosine before the softmax."""
+
+    @abstractmethod
+    def target(self, cosine: Tensor) -> Tensor:
+        """f: the cosine to the own class, (n, 1), with the margin taken off."""
+
+    def cosines(self, embeddings: Tensor, weights: Tensor) -> Tensor:
+        """(n, k) cosines, one for each class."""
+        return cosines(embeddings, weights)
+
+    def logits(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        """(n, k) scaled cosines, those of the own classes less the margin; arguments and errors as for the loss."""
+        check(embeddings, weights, labels)
+        found = self.cosines(embeddings, weights)
+        check_labels(labels, found.shape[1])
+        own = labels[:, None]
+        return found.scatter(1, own, self.target(found.gather(1, own))).mul_(self.scale)
+
+    def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(embeddings, weights, labels), labels)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """(n, d) vectors at length one; a vector of zeros stays one, with gradient 0 instead of an infinite one."""
+    length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors / length.masked_fill(length == 0, math.inf)
+
+
+def wide(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the widest of their dtypes, and in float32 at least."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def cosines(embeddings: Tensor, weights: Tensor) -> Tensor:
+    """(n, r) cosines between (n, d) embeddings and the (r, d) rows of `weights`; see above for the dtype."""
+    with torch.autocast(embeddings.device.type, enabled=False):
+        embeddings, weights = wide(embeddings, weights)
+        return unit(embeddings) @ unit(weights).T
+
+
+def sine(cosine: Tensor) -> Tensor:
+    """√(1 − cosine²); at ±1, where its slope is infinite, the gradient is taken as 0."""
+    # A cosine beside ±1 leaves 1 − cosine² at about eps: the clamp alters only what is 0, or below it by rounding.
+    return (1 - cosine * cosine).clamp_min(torch.finfo(cosine.dtype).tiny).sqrt()
+
+
+def check(embeddings: Tensor, weights: Tensor, labels: Tensor) -> None:
+    """Raise ValueError where the shapes of a loss's arguments do not fit."""
+    if embeddings.ndim != 2 or weights.ndim != 2 or embeddings.shape[1] != weights.shape[1]:
+        raise ValueError(
+            f"embeddings {tuple(embeddings.shape)} and class embeddings {tuple(weights.shape)} do not fit: "
+            "give (n, d) and (k, d)"
+        )
+    if labels.shape != embeddings.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels are {labels.dtype} {tuple(labels.shape)}: give one int64 for each of {len(embeddings)} embeddings"
+        )
+    if len(labels) == 0:
+        raise ValueError("the loss of an empty batch is not defined: leave empty batches out")
+
+
+def check_labels(labels: Tensor, classes: int, lowest: int = 0) -> None:
+    """Raise ValueError where a label lies outside `lowest` to `classes` − 1."""
+    if labels.device.type != "cpu":  # there the look would wait for the device, which checks by itself
+        return
+    low, high = (int(v) for v in labels.aminmax())
+    if low < lowest or high >= classes:
+        wrong = low if low < lowest else high
+        none = "; -1 stands for none of them" if lowest == -1 else ""
+        raise ValueError(f"label {wrong} names no class: there are {classes}, numbered from 0{none}")

@@ -1,0 +1,50 @@
+"""Hinges: losses that look at the own class alone, for parties that hold one identity and no other class embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coalface.learn.cosines import CosineLoss, check, check_labels, unit, wide
+
+
+@dataclass(frozen=True)
+class PositiveHinge(CosineLoss):
+    """The squared hinge on positives: the mean of max(0, m − cos θ_y)², m being `wanted`.
+
+    Nothing keeps classes apart: without a regulariser beside it all embeddings may fall together.
+
+    Source: Aggarwal et al., "FedFace" (2021), its positive loss; after Yu et al., "FedAwS" (ICML 2020).
+    """
+
+    wanted: float = 0.9
+    """m, a cosine: from it on the loss is 0."""
+
+    def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        check(embeddings, weights, labels)
+        check_labels(labels, len(weights))
+        embeddings, weights = wide(embeddings, weights)
+        cosine = (unit(embeddings) * unit(weights[labels])).sum(1)
+        return F.relu(self.wanted - cosine).square().mean()
+
+
+def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+    """The hinge on codes: the mean of max(0, 1 − ⟨v_y, z⟩ / c), a scalar.
+
+    `projections` z (n, c), the embeddings times a shared matrix, taken as they are: their lengths count; `codes`
+    (k, c), the codewords v of ±1, of any dtype; `labels` (n,) int64, 0 to k − 1.
+
+    Source: Hosseini et al., "Federated learning of user verification models without sharing embeddings" (FedUV, ICML
+    2021), its positive loss.
+
+    Raises ValueError where the shapes do not fit, a label names no class, or a codeword holds anything but ±1.
+    """
+    check(projections, codes, labels)
+    check_labels(labels, len(codes))
+    if codes.device.type == "cpu" and not torch.all(codes.abs() == 1):
+        raise ValueError("codes hold more than 1 and -1: give codewords of ±1, for bits 0 and 1 take 2·bits − 1")
+    projections, codes = wide(projections, codes)
+    return F.relu(1 - (projections * codes[labels]).mean(1)).mean()
