@@ -1,0 +1,223 @@
+"""Looking through a set of face images: what it holds, what is damaged or doubled, and what looks wrong."""
+
+from __future__ import annotations
+
+import array
+import collections
+import dataclasses
+import hashlib
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.headers import check_header
+
+SHOWN = 20
+"""Examples of each kind that a report names; the counts are of all."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image as it lies in its store."""
+
+    identity: int
+    encoded: bytes | memoryview | None
+    """None where it could not be read."""
+    problem: str | None = None
+    """Why it could not."""
+
+
+@dataclass
+class Report:
+    """What a set of images holds."""
+
+    path: str
+    kind: str
+    images: int = 0
+    identities: int = 0
+    per_identity: dict[str, float] = field(default_factory=dict)
+    """Least, median, mean and most images of an identity."""
+    single: int = 0
+    """Identities with one image."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """`width×height` → images, the most frequent first; at most `SHOWN`."""
+    different_sizes: int = 0
+    channels: dict[str, int] = field(default_factory=dict)
+    """`1`, `3` … → images."""
+    formats: dict[str, int] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    damaged_count: int = 0
+    doubled_within: list[list[str]] = field(default_factory=list)
+    """Groups of images of one identity with the same bytes."""
+    doubled_within_count: int = 0
+    """Images that such a group holds beyond its first."""
+    doubled_across: list[list[str]] = field(default_factory=list)
+    """Groups of images of several identities with the same bytes."""
+    doubled_across_count: int = 0
+    near_names: list[list[str]] = field(default_factory=list)
+    """Names of identities that may be one person's, spelt in two ways."""
+    near_names_count: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What the store itself says that does not fit, such as a header that promises other identities."""
+    wrong: list[str] = field(default_factory=list)
+    """What looks wrong, in sentences."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def inspect(
+    items: Iterable[Item],
+    names: Sequence[str],
+    place: Callable[[int], str],
+    *,
+    path: str,
+    kind: str,
+    notes: Sequence[str] = (),
+    decode: bool = True,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Report:
+    """Look at every image once; `names` are the identities, and `place` says where image i lies.
+
+    `decode` decodes each; without it, damage beyond the header is not found.
+
+    Images are told apart by 64 bits of a hash of their bytes, so that memory is 24 bytes an image.
+    """
+    report = Report(path, kind, identities=len(names), notes=list(notes))
+    sizes: collections.Counter[tuple[int, int]] = collections.Counter()
+    channels: collections.Counter[int] = collections.Counter()
+    formats: collections.Counter[str] = collections.Counter()
+    hashes, labels, looked_at = array.array("Q"), array.array("q"), array.array("q")
+    for number, item in enumerate(items):
+        problem = item.problem
+        if item.encoded is not None:
+            try:
+                header = check_header(item.encoded, place(number))
+                sizes[header.width, header.height] += 1
+                channels[header.channels] += 1
+                formats[header.kind] += 1
+                if decode and cv2.imdecode(np.frombuffer(item.encoded, np.uint8), cv2.IMREAD_UNCHANGED) is None:
+                    problem = f"{place(number)}: its header is whole, but the image behind it is not"
+            except ValueError as error:
+                problem = str(error)
+            digest = hashlib.blake2b(item.encoded, digest_size=8).digest()
+            hashes.append(int.from_bytes(digest, "little"))
+            labels.append(item.identity)
+            looked_at.append(number)
+        if problem is not None:
+            report.damaged_count += 1
+            if len(report.damaged) < SHOWN:
+                report.damaged.append(problem)
+        report.images = number + 1
+        progress(number + 1)
+    report.different_sizes = len(sizes)
+    report.sizes = {f"{w}×{h}": n for (w, h), n in sizes.most_common(SHOWN)}
+    report.channels = {str(c): n for c, n in sorted(channels.items())}
+    report.formats = dict(formats.most_common())
+    of = np.array(labels, dtype=np.int64)
+    _count(report, of, len(names))
+    _doubles(report, np.array(hashes, dtype=np.uint64), of, lambda i: place(looked_at[i]))
+    near = near_names(names)
+    report.near_names, report.near_names_count = near[:SHOWN], len(near)
+    report.wrong = list(_wrong(report, sizes))
+    return report
+
+
+def _count(report: Report, labels: NDArray[np.int64], identities: int) -> None:
+    counts = np.bincount(labels, minlength=identities)
+    if len(counts):
+        report.per_identity = {
+            "least": int(counts.min()),
+            "median": float(np.median(counts)),
+            "mean": float(counts.mean()),
+            "most": int(counts.max()),
+        }
+    report.single = int((counts == 1).sum())
+
+
+def _doubles(
+    report: Report, hashes: NDArray[np.uint64], labels: NDArray[np.int64], where: Callable[[int], str]
+) -> None:
+    """Groups of equal hashes; `where` says where the i-th image that could be read lies."""
+    order = np.argsort(hashes, kind="stable")
+    sorted_ = hashes[order]
+    starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]])) if len(order) else order
+    lengths = np.diff(starts, append=len(order))
+    for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
+        group = order[start : start + length]
+        across = len(set(labels[group].tolist())) > 1
+        shown = report.doubled_across if across else report.doubled_within
+        if across:
+            report.doubled_across_count += len(group) - 1
+        else:
+            report.doubled_within_count += len(group) - 1
+        if len(shown) < SHOWN:
+            shown.append([where(i) for i in sorted(group.tolist())[:SHOWN]])
+
+
+def near_names(names: Sequence[str]) -> list[list[str]]:
+    """Groups of names that differ in case, accents, order of words, punctuation, or one letter (of eight or more).
+
+    Numbers, such as `n000123`, are never near each other. Linear in the number of names: two words differ in one letter
+    where both give the same text when one letter is left out of each.
+    """
+    plain: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        if not any(character.isdigit() for character in name):
+            plain.setdefault(_spelling(name), []).append(name)
+    groups = [found for found in plain.values() if len(found) > 1]
+    shortened: dict[str, list[str]] = {}
+    for spelling in plain:
+        for i in range(len(spelling) if len(spelling) >= 8 else 0):
+            shortened.setdefault(spelling[:i] + spelling[i + 1 :], []).append(spelling)
+    pairs = set()
+    for missing, found in shortened.items():
+        pairs |= {tuple(sorted(pair)) for pair in itertools.combinations(sorted(set(found)), 2)}
+        if missing in plain and len(missing) >= 7:
+            pairs |= {tuple(sorted((missing, other))) for other in found if other != missing}
+    groups += [[plain[first][0], plain[second][0]] for first, second in sorted(pairs)]
+    return sorted(groups)
+
+
+def _spelling(name: str) -> str:
+    bare = "".join(c for c in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(c))
+    return "".join(sorted(re.findall(r"\w+", bare.replace("_", " ")))) or bare
+
+
+def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Iterator[str]:
+    """What looks wrong, the gravest first, each with what to do."""
+    if report.images == 0:
+        yield "it holds no image"
+    if report.damaged_count:
+        yield f"{report.damaged_count:,} images are damaged: replace or delete them, since packing stops at the first"
+    if report.doubled_across_count:
+        yield (
+            f"{report.doubled_across_count:,} images are also there under another identity: their labels contradict "
+            "each other, and one that is judged on may be trained on"
+        )
+    if report.doubled_within_count:
+        yield f"{report.doubled_within_count:,} images are copies of others of the same identity"
+    empty = report.per_identity.get("least") == 0
+    if empty:
+        yield "there are identities without an image that can be read"
+    if report.identities and report.single:
+        share = 100 * report.single / report.identities
+        yield f"{report.single:,} of {report.identities:,} identities ({share:.0f} %) have one image only"
+    if len(report.channels) > 1:
+        mix = ", ".join(f"{n:,} with {c}" for c, n in report.channels.items())
+        yield f"the images differ in their number of channels ({mix})"
+    if long := sum(n for (w, h), n in sizes.items() if max(w, h) > 1.5 * min(w, h)):
+        yield f"{long:,} images are far from square: faces are cut to the central square"
+    if small := sum(n for (w, h), n in sizes.items() if min(w, h) < 32):
+        yield f"{small:,} images are less than 32 pixels wide or high"
+    if report.near_names_count:
+        yield f"{report.near_names_count:,} pairs of identities have nearly the same name: are they one person?"
+    yield from report.notes

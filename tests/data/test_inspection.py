@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from coalface.data.inspection import SHOWN, Item, Report, inspect, near_names
+
+
+def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    return bytes(cv2.imencode(kind, pixels)[1])
+
+
+def looked(items: list[tuple[int, bytes | None]], names: list[str] | None = None, **more: bool) -> Report:
+    found = [Item(identity, data, None if data else f"place {i}: gone") for i, (identity, data) in enumerate(items)]
+    names = names if names is not None else [f"n{i:05d}" for i in range(1 + max(identity for identity, _ in items))]
+    return inspect(found, names, lambda i: f"place {i}", path="x", kind="folder", **more)
+
+
+def test_what_is_there_is_counted() -> None:
+    report = looked([(0, image(1)), (0, image(2, kind=".jpg")), (0, image(3)), (1, image(4, 50, 40)), (2, image(5))])
+    assert (report.images, report.identities, report.single) == (5, 3, 2)
+    assert report.per_identity == {"least": 1, "median": 1.0, "mean": 5 / 3, "most": 3}
+    assert report.sizes == {"40×40": 4, "50×40": 1} and report.different_sizes == 2
+    assert (report.channels, report.formats) == ({"3": 5}, {"png": 4, "jpeg": 1})
+    assert report.damaged_count == report.doubled_within_count == report.doubled_across_count == 0
+    assert report.wrong == ["2 of 3 identities (67 %) have one image only"]
+
+
+def test_a_sound_set_has_nothing_wrong() -> None:
+    assert looked([(i // 2, image(i)) for i in range(6)]).wrong == []
+
+
+def test_copies_are_told_apart_by_whose_they_are() -> None:
+    one, other = image(1), image(2)
+    report = looked([(0, one), (0, one), (0, one), (1, other), (2, other), (1, image(3)), (2, image(4))])
+    assert report.doubled_within == [["place 0", "place 1", "place 2"]] and report.doubled_within_count == 2
+    assert report.doubled_across == [["place 3", "place 4"]] and report.doubled_across_count == 1
+    assert "contradict" in report.wrong[0] and "copies" in report.wrong[1]
+
+
+def test_damage_is_named_and_does_not_end_the_look() -> None:
+    whole = image(1)
+    cut = image(2)[:-200]
+    bomb = whole[:16] + (50_000).to_bytes(4, "big") * 2 + whole[24:]
+    report = looked([(0, whole), (0, cut), (0, b"text"), (0, b""), (0, None), (0, bomb), (0, image(3))])
+    assert report.damaged_count == 5 == len(report.damaged)
+    assert all(f"place {i}" in said for i, said in zip((1, 2, 3, 4, 5), report.damaged, strict=True))
+    assert report.images == 7 and "5 images are damaged" in report.wrong[0]
+
+
+def test_without_decoding_only_headers_are_judged() -> None:
+    assert looked([(0, image(1)[:-200]), (0, image(2))], decode=False).damaged_count == 0
+
+
+def test_damaged_examples_are_few_and_their_count_is_whole() -> None:
+    report = looked([(0, b"x")] * 50)
+    assert (report.damaged_count, len(report.damaged)) == (50, SHOWN)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([(0, image(1)), (0, image(2, channels=1))], "number of channels"),
+        ([(0, image(1, 90, 40)), (0, image(2))], "far from square"),
+        ([(0, image(1, 20, 20)), (0, image(2))], "less than 32 pixels"),
+        ([(1, image(1)), (1, image(2))], "without an image"),
+    ],
+)
+def test_what_looks_wrong_is_said(items: list[tuple[int, bytes | None]], said: str) -> None:
+    assert any(said in sentence for sentence in looked(items).wrong)
+
+
+def test_an_empty_set_is_wrong() -> None:
+    report = inspect([], [], str, path="x", kind="folder")
+    assert report.wrong == ["it holds no image"] and report.as_dict()["images"] == 0
+
+
+def test_notes_of_the_store_are_among_what_is_wrong() -> None:
+    report = inspect([Item(0, image(1)), Item(0, image(2))], ["a"], str, path="x", kind="rec", notes=["odd"])
+    assert report.wrong == ["odd"]
+
+
+@pytest.mark.parametrize(
+    ("names", "near"),
+    [
+        (["Choi_Sung-hong", "Sung_Hong_Choi", "Ann_Lee"], [["Choi_Sung-hong", "Sung_Hong_Choi"]]),
+        (["José Núñez", "jose_nunez"], [["José Núñez", "jose_nunez"]]),
+        (["David_Kelley", "David_Kelly"], [["David_Kelley", "David_Kelly"]]),
+        (["David_Kelly", "Davit_Kelly"], [["David_Kelly", "Davit_Kelly"]]),
+        (["Jim_Doe", "Tim_Doe"], []),  # too short: one letter makes another name
+        (["n000123", "n000124", "s1", "s2"], []),
+        (["David_Kelly", "Daniel_Kelly"], []),
+        (["a", "a"], []),
+        ([], []),
+    ],
+)
+def test_nearly_the_same_names_are_found(names: list[str], near: list[list[str]]) -> None:
+    assert near_names(names) == near
+
+
+def test_near_names_stay_fast_for_many_names() -> None:
+    """Linear, so that a hundred thousand names take a second: a look at all pairs would be five thousand million."""
+    letters = "abcdefghijklmnopqrst"
+    rng = np.random.default_rng(0)
+    names = ["".join(rng.choice(list(letters), 14)) for _ in range(20_000)]
+    assert near_names([*names, names[0][:-1]]) == [sorted([names[0], names[0][:-1]])]
