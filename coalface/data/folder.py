@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.source import decode
+from coalface.data.source import DECODER, decode
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
 """The endings that make a file an image, in capitals or not."""
@@ -26,7 +26,7 @@ class Folder:
     files: tuple[str, ...]
     labels: NDArray[np.int64]
     stamp: str
-    """SHA-256 over each image's name, size in bytes and time of change."""
+    """SHA-256 over `DECODER` and each image's name, size in bytes and time of change."""
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, 1 or 3); ValueError names a damaged file."""
@@ -50,28 +50,42 @@ def read_folder(root: str | os.PathLike[str]) -> Folder:
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is not a folder: give the folder that holds one folder of images per identity")
-    names: list[str] = []
-    files: list[str] = []
-    labels: list[int] = []
-    stamp = hashlib.sha256()
-    for identity in sorted((e.name for e in os.scandir(root) if e.is_dir() and _visible(e)), key=os.fsencode):
-        found = sorted((e for e in os.scandir(root / identity) if _is_image(e)), key=lambda e: os.fsencode(e.name))
-        for entry in found:
-            status = entry.stat()
-            file = f"{identity}/{entry.name}"
-            stamp.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-            files.append(file)
-            labels.append(len(names))
-        if found:
-            names.append(identity)
-    if not files:
-        loose = sum(1 for entry in os.scandir(root) if _is_image(entry))
+    found = [(name, f"{name}/{file}") for name in folders_in(root) for file in images_in(root / name)]
+    if not found:
+        loose = len(images_in(root))
         reason = f"its {loose} images lie in no identity's folder" if loose else "no folder below it holds an image"
         raise ValueError(
             f"{root} is not a set of identity folders: {reason}. Put the images of each person into a folder of that "
             f"person's name, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
         )
-    return Folder(root, tuple(names), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
+    return list_images(root, found)
+
+
+def list_images(root: Path, found: Iterable[tuple[str, str]]) -> Folder:
+    """The given images as a `Folder`: each an identity and the image's path below `root`, in the order given.
+
+    Identities are numbered as they first come. Only sizes and times of change are read.
+    """
+    numbers: dict[str, int] = {}
+    files: list[str] = []
+    labels: list[int] = []
+    stamp = hashlib.sha256(f"decoder {DECODER}\n".encode())
+    for name, file in found:
+        status = os.stat(root / file)
+        stamp.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"))
+        files.append(file)
+        labels.append(numbers.setdefault(name, len(numbers)))
+    return Folder(root, tuple(numbers), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The names of the folders in `folder` that do not start with a dot, sorted by their bytes."""
+    return sorted((e.name for e in os.scandir(folder) if e.is_dir() and _visible(e)), key=os.fsencode)
+
+
+def images_in(folder: Path) -> list[str]:
+    """The names of the image files in `folder`, sorted by their bytes; neither dotted ones nor folders."""
+    return sorted((e.name for e in os.scandir(folder) if _is_image(e)), key=os.fsencode)
 
 
 def _visible(entry: os.DirEntry[str]) -> bool:

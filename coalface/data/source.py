@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.data.headers import PIXEL_LIMIT, Header, check_header
+
 
 class Source(Protocol):
     """Face images that can be read one after another, whatever they are stored in.
@@ -36,24 +38,48 @@ class Source(Protocol):
         """A hexadecimal name for the content, cheap to find and different when the content differs; it keys caches."""
 
 
-def decode(encoded: bytes, where: str, *, size: int, grey: bool) -> NDArray[np.uint8]:
+DECODER = 2
+"""Raised whenever `decode` begins to give other pixels for the same bytes. Fingerprints hold it: caches follow."""
+
+
+def decode(
+    encoded: bytes | memoryview, where: str, *, size: int, grey: bool, limit: int = PIXEL_LIMIT
+) -> NDArray[np.uint8]:
     """An encoded image (JPEG, PNG, PGM, BMP, WebP) as a square array: (size, size, 1) grey or (size, size, 3) RGB.
 
     An image that is not square is cut to its central square first, which keeps the proportions of a face. It is then
-    brought to `size` by averaging areas when it shrinks, and linearly when it grows.
+    brought to `size` by averaging areas when it shrinks, and linearly when it grows. A JPEG of at least twice `size`
+    whose sides can be halved is decoded at half its size, 4 × 4 pixels of a block instead of 8 × 8: this differs from
+    averaging areas by a third of a grey level in the mean. Quarters and eighths would be faster, and differ by more.
 
-    Raises ValueError, naming `where`, if the bytes are no whole image.
+    Raises ValueError, naming `where`, if the bytes are no whole image, or if their header claims more than `limit`
+    pixels, before anything is decoded.
     """
-    image = None
-    if encoded:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    header = check_header(encoded, where, limit=limit)
+    halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and _even(header)
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _FLAGS[grey, halved])
     if image is None:
         raise ValueError(
             f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it"
         )
-    side = min(image.shape[:2])
-    top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
-    image = image[top : top + side, left : left + side]
+    height, width = image.shape[:2]
+    side = min(height, width)
+    if height != width:
+        top, left = (height - side) // 2, (width - side) // 2
+        image = image[top : top + side, left : left + side]
     if side != size:
         image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if side > size else cv2.INTER_LINEAR)
     return np.asarray(image[:, :, None] if grey else cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+_FLAGS = {
+    (False, False): cv2.IMREAD_COLOR,
+    (False, True): cv2.IMREAD_REDUCED_COLOR_2,
+    (True, False): cv2.IMREAD_GRAYSCALE,
+    (True, True): cv2.IMREAD_REDUCED_GRAYSCALE_2,
+}
+
+
+def _even(header: Header) -> bool:
+    """Whether half the size is a whole number: of an odd side, the last column would be averaged with nothing."""
+    return header.width % 2 == 0 and header.height % 2 == 0

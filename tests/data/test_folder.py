@@ -5,7 +5,7 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.folder import SUFFIXES, read_folder
+from coalface.data.folder import SUFFIXES, list_images, read_folder
 from coalface.data.source import decode
 
 
@@ -22,6 +22,16 @@ def put(root: Path, file: str, image: np.ndarray) -> None:
 
 def encoded(image: np.ndarray, suffix: str) -> bytes:
     return cv2.imencode(suffix, image)[1].tobytes()
+
+
+def test_images_can_be_listed_under_any_identity(tmp_path: Path) -> None:
+    for file in ["b_1.png", "a/x/1.png", "a_2.png"]:
+        put(tmp_path, file, ramp(4, 4))
+    source = list_images(tmp_path, [("bo", "b_1.png"), ("ann", "a/x/1.png"), ("bo", "a_2.png")])
+    assert (source.names, source.files) == (("bo", "ann"), ("b_1.png", "a/x/1.png", "a_2.png"))
+    assert source.labels.tolist() == [0, 1, 0]
+    assert len(list(source.images(size=4, grey=True))) == 3
+    assert source.fingerprint() != list_images(tmp_path, [("bo", "b_1.png")]).fingerprint()
 
 
 def test_identities_and_files_come_in_the_order_of_their_bytes(tmp_path: Path) -> None:
@@ -99,7 +109,9 @@ def test_a_damaged_image_is_named(tmp_path: Path, suffix: str, kept: float, capf
     (tmp_path / "ann" / f"2{suffix}").write_bytes(whole[: int(len(whole) * kept)])
     images = read_folder(tmp_path).images(size=8, grey=False)
     assert next(images).shape == (8, 8, 3)
-    with pytest.raises(ValueError, match=rf"ann/2{suffix} is damaged .*: replace it from the original, or delete it"):
+    with pytest.raises(
+        ValueError, match=rf"ann/2{suffix} is damaged .*[:;] replace it from the original, or delete it"
+    ):
         next(images)
     capfd.readouterr()  # the decoder also complains on its own
 
@@ -135,6 +147,13 @@ def test_the_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
     first.rename(tmp_path / "ann" / "2.png")
     seen.append(fingerprint())
     assert len(set(seen)) == 4
+
+
+def test_the_fingerprint_follows_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "ann/1.png", ramp(4, 4))
+    before = read_folder(tmp_path).fingerprint()
+    monkeypatch.setattr("coalface.data.folder.DECODER", -1)
+    assert read_folder(tmp_path).fingerprint() != before
 
 
 def test_the_fingerprint_does_not_depend_on_where_the_folder_lies(tmp_path: Path) -> None:

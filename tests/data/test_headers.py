@@ -1,0 +1,260 @@
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coalface.data.headers import PIXEL_LIMIT, Header, check_header, read_header
+from coalface.data.source import decode
+from coalface.data.synthetic import SyntheticFaces
+
+
+def encoded(height: int, width: int, channels: int, suffix: str, *options: int) -> bytes:
+    image = np.random.default_rng(0).integers(256, size=(height, width, channels), dtype=np.uint8)
+    done, data = cv2.imencode(suffix, image, list(options))
+    assert done
+    return data.tobytes()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """A whole and valid PNG, all black: about 140 KB for 144 million pixels, 432 MB when it is decoded."""
+    packer = zlib.compressobj(9)
+    rows = b"".join(packer.compress(b"\0" * (1 + 3 * width)) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+WHOLE = {
+    "jpeg": encoded(13, 21, 3, ".jpg"),
+    "png": encoded(13, 21, 3, ".png"),
+    "pnm": encoded(13, 21, 1, ".pgm"),
+    "bmp": encoded(13, 21, 3, ".bmp"),
+    "webp": encoded(13, 21, 3, ".webp"),
+}
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (13, 21), (300, 2), (255, 257)])
+@pytest.mark.parametrize(
+    ("suffix", "channels", "options", "kind"),
+    [
+        (".jpg", 3, (), "jpeg"),
+        (".jpg", 1, (), "jpeg"),
+        (".jpg", 3, (cv2.IMWRITE_JPEG_PROGRESSIVE, 1), "jpeg"),
+        (".jpg", 3, (cv2.IMWRITE_JPEG_RST_INTERVAL, 2), "jpeg"),
+        (".png", 1, (), "png"),
+        (".png", 3, (), "png"),
+        (".png", 4, (), "png"),
+        (".pgm", 1, (), "pnm"),
+        (".ppm", 3, (), "pnm"),
+        (".pgm", 1, (cv2.IMWRITE_PXM_BINARY, 0), "pnm"),
+        (".bmp", 3, (), "bmp"),
+        (".bmp", 4, (), "bmp"),
+        (".webp", 3, (cv2.IMWRITE_WEBP_QUALITY, 80), "webp"),
+        (".webp", 3, (cv2.IMWRITE_WEBP_QUALITY, 101), "webp"),  # above 100: lossless
+        (".webp", 4, (cv2.IMWRITE_WEBP_QUALITY, 80), "webp"),
+        (".webp", 4, (cv2.IMWRITE_WEBP_QUALITY, 101), "webp"),
+    ],
+)
+def test_the_header_says_what_the_decoder_finds(
+    height: int, width: int, suffix: str, channels: int, options: tuple[int, ...], kind: str
+) -> None:
+    data = encoded(height, width, channels, suffix, *options)
+    assert read_header(data, "x") == Header(kind, width, height, channels)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert image.shape[:2] == (height, width)
+
+
+HANDMADE = {
+    "pgm with comments": (b"P5\n# a comment 7 7\n 30 # another\n\t20\n255\n", Header("pnm", 30, 20, 1)),
+    "plain pbm": (b"P1 3 2\n101010", Header("pnm", 3, 2, 1)),
+    "jpeg, fill bytes and an APP0 before a CMYK frame": (
+        b"\xff\xd8\xff\xff\xff\xe0\x00\x04ab\xff\xc2\x00\x14\x08\x01\x02\x03\x04\x04" + 12 * b"\0",
+        Header("jpeg", 0x0304, 0x0102, 4),
+    ),
+    "jpeg, huffman tables are no frame": (
+        b"\xff\xd8\xff\xc4\x00\x0a\x08\x09\x09\x09\x09\x01\x00\x00\xff\xc0\x00\x0b\x08\x00\x05\x00\x06\x01\x00\x00\x00",
+        Header("jpeg", 6, 5, 1),
+    ),
+    "png with a palette": (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 8, 8, 3, 0, 0, 0)),
+        Header("png", 9, 8, 3),
+    ),
+    "png, grey and alpha": (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 8, 8, 4, 0, 0, 0)),
+        Header("png", 9, 8, 2),
+    ),
+    "bmp of OS/2": (b"BM" + 12 * b"\0" + struct.pack("<IHHHH", 12, 11, 10, 1, 24), Header("bmp", 11, 10, 3)),
+    "bmp from top to bottom": (
+        b"BM" + 12 * b"\0" + struct.pack("<IiiHH", 40, 11, -10, 1, 32),
+        Header("bmp", 11, 10, 4),
+    ),
+    "webp with a canvas of 24-bit sides": (
+        b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\x10\0\0\0\xff\xff\x01\x0f\0\0",
+        Header("webp", 0x20000, 16, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANDMADE)
+def test_headers_written_by_hand(name: str) -> None:
+    data, expected = HANDMADE[name]
+    assert read_header(data, "x") == expected
+    assert read_header(memoryview(data), "x") == expected
+
+
+BROKEN = {
+    "empty": b"",
+    "a text": b"<!DOCTYPE html>",
+    "a gif": b"GIF89a\x01\0\x01\0",
+    "a tiff": b"II*\0\x08\0\0\0",
+    "jpeg, the image data before any frame": b"\xff\xd8\xff\xda\x00\x08",
+    "jpeg, a segment of one byte": b"\xff\xd8\xff\xe0\x00\x01" + 40 * b"\xff\xc0",
+    "jpeg, fill bytes to the end": b"\xff\xd8" + 100 * b"\xff",
+    "jpeg, no rows": b"\xff\xd8\xff\xc0\x00\x0b\x08\x00\x00\x00\x06\x01\x00\x00\x00",
+    "jpeg, two channels": b"\xff\xd8\xff\xc0\x00\x0b\x08\x00\x05\x00\x06\x02\x00\x00\x00",
+    "png, IHDR is not first": b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", 13 * b"\0") + chunk(b"IHDR", 13 * b"\1"),
+    "png, no such colour type": b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 8, 8, 5, 0, 0, 0)),
+    "pgm, a number without end": b"P5 3 " + 5000 * b"9" + b" 255\n",
+    "pgm, a comment without end": b"P5 #" + 100_000 * b"#",
+    "pgm, no size": b"P5\n255\n",
+    "bmp, an unknown header": b"BM" + 12 * b"\0" + struct.pack("<IHHHH", 16, 11, 10, 1, 24),
+    "bmp, no columns": b"BM" + 12 * b"\0" + struct.pack("<IiiHH", 40, 0, -10, 1, 32),
+    "bmp, negative columns": b"BM" + 12 * b"\0" + struct.pack("<IiiHH", 40, -5, 10, 1, 32),
+    "bmp, 5 bits": b"BM" + 12 * b"\0" + struct.pack("<IiiHH", 40, 5, 10, 1, 5),
+    "webp, no key frame": b"RIFF\x16\0\0\0WEBPVP8 \x0a\0\0\0" + 20 * b"\0",
+    "webp, no signature": b"RIFF\x16\0\0\0WEBPVP8L\x0a\0\0\0" + 20 * b"\0",
+    "webp, a sound": b"RIFF\x16\0\0\0WEBPWAVE\x0a\0\0\0" + 20 * b"\0",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_header_that_cannot_be_is_named_with_a_remedy(name: str) -> None:
+    with pytest.raises(ValueError, match=r"ann/1\.jpg is damaged or not an image .*replace it from the original"):
+        read_header(BROKEN[name], "ann/1.jpg")
+
+
+def test_a_small_file_that_would_fill_the_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = png_bomb(12_000, 12_000)
+    assert len(bomb) < 450_000
+
+    def never(*_: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(cv2, "imdecode", never)
+    with pytest.raises(ValueError, match=r"bomb\.png claims 12,000 × 12,000 = 144,000,000 pixels .* limit of 40,000,0"):
+        decode(bomb, "bomb.png", size=8, grey=True)
+    with pytest.raises(AssertionError, match="decoded"):  # the bytes themselves are a sound image
+        decode(bomb, "bomb.png", size=8, grey=True, limit=144_000_000)
+
+
+def test_a_chunk_that_is_longer_than_the_file_is_refused() -> None:
+    whole = WHOLE["png"]
+    at = whole.index(b"IDAT")
+    broken = whole[: at - 4] + struct.pack(">I", 1 << 30) + whole[at:]
+    with pytest.raises(ValueError, match=rf"x is damaged .* its b'IDAT' chunk at byte {at - 4} claims 1,073,741,824 b"):
+        check_header(broken, "x")
+    assert check_header(whole, "x") == read_header(broken, "x")
+
+
+def test_the_limit_is_the_largest_that_passes() -> None:
+    data = WHOLE["png"]
+    assert check_header(data, "x", limit=13 * 21).pixels == 273
+    with pytest.raises(ValueError, match=r"more than the limit of 272: if it is a photograph, scale it down"):
+        check_header(data, "x", limit=272)
+    assert PIXEL_LIMIT == 40_000_000
+
+
+@pytest.mark.parametrize("suffix", [".tiff", ".jp2", ".gif"])
+def test_what_has_no_header_that_can_be_checked_is_not_decoded(suffix: str) -> None:
+    with pytest.raises(ValueError, match="JPEG, PNG, PGM, PPM, BMP and WebP are read"):
+        decode(encoded(64, 64, 3, suffix), "x", size=8, grey=False)
+
+
+def claims(data: bytes) -> Header | None:
+    """The header, or None where it is refused in the way that is promised."""
+    try:
+        return read_header(data, "the file")
+    except ValueError as error:
+        assert "the file" in str(error)
+        return None
+
+
+MAGICS = [
+    b"",
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"P5 ",
+    b"P6\n1",
+    b"BM",
+    b"RIFF\0\0\0\0WEBPVP8",
+    b"\xff\xd8\xff\xc0",
+]
+
+
+@settings(deadline=None)  # a busy machine is no defect
+@given(st.sampled_from(MAGICS), st.binary(max_size=200))
+def test_any_bytes_have_a_header_or_an_error(magic: bytes, rest: bytes) -> None:
+    header = claims(magic + rest)
+    assert header is None or (header.width > 0 and header.height > 0 and header.channels in (1, 2, 3, 4))
+
+
+@settings(deadline=None)  # a busy machine is no defect
+@given(st.sampled_from(sorted(WHOLE)), st.data())
+def test_a_truncated_image_claims_its_size_or_nothing(kind: str, data: st.DataObject) -> None:
+    whole = WHOLE[kind]
+    header = claims(whole[: data.draw(st.integers(0, len(whole)))])
+    assert header in (None, read_header(whole, "x"))
+
+
+@settings(deadline=None)  # a busy machine is no defect
+@given(st.sampled_from(sorted(WHOLE)), st.integers(0, 60), st.integers(1, 255))
+def test_what_decodes_after_a_flipped_byte_has_the_size_that_was_claimed(kind: str, place: int, flip: int) -> None:
+    broken = bytearray(WHOLE[kind])
+    broken[place % len(broken)] ^= flip
+    try:
+        header = check_header(bytes(broken), "the file", limit=1_000_000)
+    except ValueError as error:
+        assert "the file" in str(error)
+        return
+    image = cv2.imdecode(np.frombuffer(broken, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert image is None or image.shape[:2] == (header.height, header.width)
+
+
+def large_face(side: int, width: int | None = None) -> bytes:
+    image = SyntheticFaces(1, 1, seed=0, size=64, grey=False).generate().pixels[0]
+    return cv2.imencode(".jpg", cv2.resize(image, (width or side, side), interpolation=cv2.INTER_CUBIC))[1].tobytes()
+
+
+def plainly(data: bytes, size: int, flag: int) -> np.ndarray:
+    """Decoded whole, then averaged over areas."""
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    shrunk = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
+    return shrunk[:, :, None] if flag == cv2.IMREAD_GRAYSCALE else shrunk[:, :, ::-1]
+
+
+@pytest.mark.parametrize("side", [224, 250, 300, 448])
+@pytest.mark.parametrize("grey", [False, True])
+def test_decoding_at_half_the_size_is_faithful(side: int, grey: bool) -> None:
+    data = large_face(side)
+    expected = plainly(data, 112, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    difference = np.abs(decode(data, "x", size=112, grey=grey).astype(int) - expected)
+    assert difference.mean() < 0.6
+    assert difference.max() < 40
+
+
+@pytest.mark.parametrize(("height", "width"), [(225, 225), (223, 300), (224, 225), (222, 222), (111, 111)])
+def test_an_image_that_cannot_be_halved_is_decoded_whole(height: int, width: int) -> None:
+    data = large_face(height, width)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)
+    left = (width - height) // 2
+    square = image[:, left : left + height]
+    by = cv2.INTER_AREA if height > 112 else cv2.INTER_LINEAR
+    expected = cv2.resize(square, (112, 112), interpolation=by)
+    assert np.array_equal(decode(data, "x", size=112, grey=True)[:, :, 0], expected)
