@@ -1,0 +1,32 @@
+"""Random batches for the tests of losses, and what their naive loops share: plain numbers, one pair at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def problem(n=12, k=7, d=16, seed=0, dtype=torch.float64, rows=None):
+    """(n, d) embeddings of lengths about √d, (rows or k, d) class embeddings, (n,) labels below k."""
+    g = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(n, d, generator=g, dtype=torch.float64).to(dtype)
+    weights = torch.randn(rows or k, d, generator=g, dtype=torch.float64).to(dtype)
+    return embeddings, weights, torch.randint(k, (n,), generator=g)
+
+
+def length(x):
+    return math.sqrt(sum(a * a for a in x))
+
+
+def cosine(x, w):
+    return sum(a * b for a, b in zip(x, w, strict=True)) / length(x) / length(w)
+
+
+def softplus(x):
+    return max(x, 0) + math.log1p(math.exp(-abs(x)))
+
+
+def cross_entropy(logits, own):
+    top = max(logits)
+    return math.log(sum(math.exp(v - top) for v in logits)) + top - logits[own]

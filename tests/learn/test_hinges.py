@@ -1,0 +1,76 @@
+import pytest
+import torch
+from problems import problem
+
+from coalface.learn.hinges import PositiveHinge, hinge_on_codes
+
+
+def test_the_squared_hinge_by_hand():
+    # Cosines 3/5, 1 and 0 to the own class, m = 9/10: squares of 3/10, 0 and 9/10.
+    embeddings = torch.tensor([[3.0, 4.0], [7.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    weights = torch.tensor([[5.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    value = PositiveHinge()(embeddings, weights, torch.tensor([0, 0, 0]))
+    assert value.item() == pytest.approx((0.09 + 0 + 0.81) / 3)
+    # The other class: cosine −4/5.
+    assert PositiveHinge()(embeddings[:1], weights, torch.tensor([1])).item() == pytest.approx(1.7**2)
+
+
+def test_the_squared_hinge_is_zero_from_the_wanted_cosine_on():
+    weights = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    for cosine, there in [(0.91, False), (0.89, True)]:
+        embeddings = torch.tensor([[cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64, requires_grad=True)
+        value = PositiveHinge(wanted=0.9)(embeddings, weights, torch.tensor([0]))
+        value.backward()
+        assert (value.item() > 0) is there and (embeddings.grad != 0).any().item() is there
+
+
+def coded(n=12, k=7, c=15, seed=0, dtype=torch.float64):
+    embeddings, weights, labels = problem(n=n, k=k, d=c, seed=seed, dtype=dtype)
+    return embeddings, weights.sign(), labels
+
+
+def test_the_hinge_on_codes_by_hand():
+    # ⟨v, z⟩ / 4 = (1 + 2 − 1/2 + 0) / 4 = 5/8; the same z against −v: −5/8. A score of 2 costs nothing.
+    codes = torch.tensor([[1, -1, -1, 1], [-1, 1, 1, -1]])
+    z = torch.tensor([[1.0, -2.0, 0.5, 0.0], [1.0, -2.0, 0.5, 0.0], [2.0, -2.0, -2.0, 2.0]], dtype=torch.float64)
+    value = hinge_on_codes(z, codes, torch.tensor([0, 1, 0]))
+    assert value.item() == pytest.approx((3 / 8 + 13 / 8 + 0) / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("code_dtype", [torch.int8, torch.int64, torch.float32])
+def test_the_hinge_on_codes_in_a_naive_loop(dtype, code_dtype):
+    z, codes, labels = coded(n=30, dtype=dtype)
+    total = 0.0
+    for row, y in zip(z.double().tolist(), labels.tolist(), strict=True):
+        score = sum(a * int(b) for a, b in zip(row, codes[y].tolist(), strict=True)) / len(row)
+        total += max(0.0, 1 - score)
+    found = hinge_on_codes(z, codes.to(code_dtype), labels)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    assert found.item() == pytest.approx(total / 30, rel=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_the_gradient_of_the_hinge_on_codes_is_that_of_its_value():
+    z, codes, labels = coded()
+    assert torch.autograd.gradcheck(lambda p: hinge_on_codes(p, codes, labels), (z.requires_grad_(),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_hinge_on_codes_has_no_edges(dtype):
+    codes = torch.tensor([[1, -1, 1]])
+    labels = torch.zeros(4, dtype=torch.int64)
+    z = torch.tensor([[1.0, -1, 1], [-1, 1, -1], [0, 0, 0], [-6e4, 6e4, -6e4]], dtype=dtype, requires_grad=True)
+    value = hinge_on_codes(z, codes, labels)
+    value.backward()
+    assert value.isfinite() and z.grad.isfinite().all()
+    assert (z.grad[0] == 0).all() and (z.grad[1:] != 0).all()  # on its codeword, nothing is left to do
+
+
+def test_what_does_not_fit_is_refused():
+    z, codes, labels = coded()
+    with pytest.raises(ValueError, match="codewords of ±1"):
+        hinge_on_codes(z, (codes + 1) / 2, labels)
+    with pytest.raises(ValueError, match="label 7 names no class: there are 7"):
+        hinge_on_codes(z, codes, labels.index_fill(0, torch.tensor([0]), 7))
+    with pytest.raises(ValueError, match="do not fit"):
+        hinge_on_codes(z[:, 1:], codes, labels)
