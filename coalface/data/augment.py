@@ -90,13 +90,14 @@ def _shifted(images: Tensor, shift: NDArray[np.int64], limit: int) -> Tensor:
 
 def _recoloured(images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
     """Scale by brightness with black (−1) fixed, then about the image's mean, then about each pixel's grey; clip."""
-    images = (images + 1) * brightness - 1
-    mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    images = mean + (images - mean) * contrast
+    mean = (images.mean(dim=(1, 2, 3), keepdim=True) + 1) * brightness - 1  # once the brightness has changed
+    # mean + ((x + 1)·brightness − 1 − mean)·contrast, in one pass over the pixels
+    shift = (brightness - 1) * contrast + mean * (1 - contrast)
+    images = torch.addcmul(shift, images, brightness * contrast)
     if images.shape[1] == 3:
         grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(dim=1, keepdim=True)
         images = grey + (images - grey) * saturation
-    return images.clamp(-1, 1)
+    return images.clamp_(-1, 1)
 
 
 def _blurred(images: Tensor) -> Tensor:
