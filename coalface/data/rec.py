@@ -201,10 +201,10 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
     if not first:
         raise ValueError("there is no image to write: check where they are read from")
     border, end = key, key + len(first)
-    if len(first) > EXACT or any(int(np.float32(number)) != number for number in (border, end)):
+    if end > EXACT:
         raise ValueError(
-            f"{border - 1:,} images of {len(first):,} identities are too many: labels and record numbers are kept as "
-            f"float32, which cannot hold {border:,} and {end:,} exactly; split the set into several files"
+            f"{border - 1:,} images of {len(first):,} identities are too many for one file: record numbers are kept as "
+            f"float32, which holds whole numbers up to {EXACT:,}; split the set into several files"
         )
     for a, b in zip(first, [*first[1:], border], strict=True):
         put(header([a, b], id=key))

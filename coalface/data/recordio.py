@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<IfQQ")
 _FRAME = 8
 _WINDOW = 10
 """Words of 4 bytes that are fetched of each record at once: the frame's 2, the header's 6, and 2 labels."""
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 _LINE = re.compile(rb"\d{1,18}\t\d{1,18}")
 
 Number = TypeVar("Number", int, NDArray[np.int64])
@@ -79,9 +79,9 @@ class Records:
 
     def payloads(self) -> Iterator[memoryview]:
         """The payloads in turn, as `payload` gives them."""
-        view = self.file.view
-        for i, (start, length) in enumerate(zip(self.starts.tolist(), self.lengths.tolist(), strict=True)):
-            yield view[start : start + length] if start >= 0 else self.payload(i)
+        if np.any(self.starts < 0):
+            return map(self.payload, range(len(self)))
+        return map(self.file.view.__getitem__, map(slice, self.starts.tolist(), (self.starts + self.lengths).tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +185,10 @@ class RecordFile:
         return total, MAGIC_BYTES.join(self.view[start : start + min(length, wanted)] for start, length in few)[:wanted]
 
     def _offsets(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
-        rows = np.searchsorted(self.keys, asked)
-        rows[rows == len(self.keys)] = 0
+        if self.keys[-1] - self.keys[0] + 1 == len(self):  # without gaps, as in the field: no search
+            rows = np.clip(asked, self.keys[0], self.keys[-1]) - self.keys[0]
+        else:
+            rows = np.minimum(np.searchsorted(self.keys, asked), len(self) - 1)
         if np.any(missing := self.keys[rows] != asked):
             listed = f"the index {self.index}" if self.index else str(self.path)
             raise ValueError(
@@ -247,9 +249,9 @@ def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray
             lines += len(block)
     if not lines:
         raise ValueError(f"{path} is empty: an index has a line a record; {_remedy(path)}")
-    keys, offsets = np.ascontiguousarray(np.concatenate(blocks).T)
+    keys, offsets = (np.concatenate([block[:, column] for block in blocks]) for column in (0, 1))
     if np.any(np.diff(keys) <= 0):
-        order = np.argsort(keys, kind="stable")
+        order = _order(keys)
         keys, offsets = keys[order], offsets[order]
         if np.any(twice := np.diff(keys) == 0):
             raise ValueError(f"{path} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
@@ -333,6 +335,17 @@ def _windows(words: NDArray[np.uint32], at: NDArray[np.int64]) -> NDArray[np.uin
     rows: NDArray[np.uint32] = early[np.minimum(at, last)]
     rows[late] = sliding_window_view(tail, _WINDOW)[np.minimum(at[late] - last, len(tail) - _WINDOW)]
     return rows
+
+
+def _order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `argsort` gives; numbers without gaps are put into their places, which is many times faster."""
+    least, most = int(keys.min()), int(keys.max())
+    if most - least + 1 == len(keys):
+        order = np.full(len(keys), -1)
+        order[keys - least] = np.arange(len(keys))
+        if order.min() >= 0:
+            return order
+    return np.argsort(keys, kind="stable")
 
 
 def _numbers(chunk: bytes) -> NDArray[np.int64] | None:
