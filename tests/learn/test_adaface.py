@@ -48,6 +48,14 @@ def test_the_statistics_of_a_batch_and_the_running_ones():
     assert [v.item() for v in vars(newest).values()] == pytest.approx([7, 2])
 
 
+def test_running_statistics_begin_on_the_cpu_and_go_where_the_embeddings_are():
+    loss = AdaFace()
+    running = loss.statistics(torch.zeros(3, 2, device="meta"), loss.first())
+    assert running.mean.device.type == running.std.device.type == "meta"
+    given = (t.to("meta") for t in problem())
+    assert loss(*given, loss.first()).device.type == "meta"
+
+
 def test_without_statistics_those_of_the_batch_are_taken_and_nothing_is_kept():
     loss = AdaFace()
     given = problem()

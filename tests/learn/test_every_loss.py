@@ -274,3 +274,23 @@ def test_gradient_descent_on_what_the_loss_says_is_trained_lowers_it(row):
         row.loss(embeddings, weights, labels, **extra).backward()
         optimiser.step()
     assert row.loss(embeddings, weights, labels, **extra).item() < 0.5 * first
+
+
+@every_row
+def test_nothing_waits_for_a_device(row):
+    # A meta tensor has no values: whatever looked at one, or mixed devices, would raise.
+    embeddings, weights, labels = (t.to("meta") for t in row.problem(dtype=torch.float32))
+    extra = {name: t.to("meta") for name, t in row.loss.extra(7).items()}
+    value = row.loss(embeddings.requires_grad_(), weights.requires_grad_(), labels, **extra)
+    value.backward()
+    assert value.device.type == embeddings.grad.device.type == weights.grad.device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_row
+def test_a_cuda_device_gives_the_same(row):
+    given = row.problem(n=40, d=5)
+    here = gradients(row.loss, *given)
+    there = gradients(row.loss, *(t.cuda() for t in given))
+    torch.testing.assert_close([t.cpu() for t in there], list(here))

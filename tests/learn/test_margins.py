@@ -2,8 +2,10 @@ import math
 
 import pytest
 import torch
+import worlds
 from pytorch_metric_learning.losses import ArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss
 
+from coalface import config
 from coalface.learn.adaface import AdaFace
 from coalface.learn.hinges import PositiveHinge
 from coalface.learn.margins import LOSSES, ArcFace, CosFace, Softmax, unit
@@ -196,6 +198,20 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
         "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333, share=0.01),
         "positive": PositiveHinge(wanted=0.9),
     }
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_recipe_trains_with_every_loss_that_it_can_name(name, tmp_path):
+    (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 16.0, margin: 0.2}\n")
+    asked = config.load(tmp_path / "r.yaml", [f"loss.name={name}"])
+    loss = asked.build_loss()
+    assert type(loss) is LOSSES[name] and asked.resolved()["loss"]["name"] == name
+    assert not loss.extra(3) and loss.rows(3) == 3
+    ran = worlds.run(worlds.recipe("solo", loss=loss)[0], tmp_path / "run")
+    first = worlds.Tiny()().backbone.shared()
+    for model in ran.own_models().values():
+        assert all(t.isfinite().all() for t in model.values())
+        assert not torch.equal(model["up.weight"], first["up.weight"])
 
 
 @pytest.mark.parametrize(
