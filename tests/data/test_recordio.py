@@ -1,0 +1,376 @@
+"""RecordIO against bytes written by hand from the format's description, and against a plain loop over the bytes."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tempfile
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coalface.data import recordio
+from coalface.data.recordio import MAGIC, RecordFile, header, open_records, read_index, write_record
+
+M = bytes([0x0A, 0x23, 0xD7, 0xCE])
+"""The magic as it lies in a file."""
+
+
+def part(kind: int, body: bytes) -> bytes:
+    """One part, its frame written bit by bit; the length is below 256 or given by its bytes."""
+    length = len(body)
+    assert length < 1 << 16
+    return M + bytes([length % 256, length // 256, 0, kind << 5]) + body + b"\0" * ((4 - length % 4) % 4)
+
+
+def plain_header(flag: int = 0, label: float = 0.0, id: int = 0, id2: int = 0) -> bytes:
+    return struct.pack("<IfQQ", flag, label, id, id2)
+
+
+def written(record: bytes) -> bytes:
+    out = io.BytesIO()
+    assert write_record(out, record) == len(out.getvalue())
+    return out.getvalue()
+
+
+def opened(folder: Path, data: bytes, index: str | Sequence[int] | None = (0,)) -> RecordFile:
+    """A file of these bytes; the index as text, as the offsets of the records 0, 1, …, or none."""
+    (folder / "some.rec").write_bytes(data)
+    if index is None:
+        return open_records(folder / "some.rec", None)
+    text = index if isinstance(index, str) else "".join(f"{key}\t{offset}\n" for key, offset in enumerate(index))
+    (folder / "some.idx").write_text(text)
+    return open_records(folder / "some.rec", folder / "some.idx")
+
+
+class Broken(Exception):
+    pass
+
+
+def naive(data: bytes, offset: int) -> tuple[int, float, tuple[int, int], bytes]:
+    """(flag, label, ids, payload) of the record at `offset`, byte by byte, or Broken."""
+    whole, kinds, at = b"", [], offset
+    while True:
+        frame = data[at : at + 8]
+        if at % 4 or len(frame) < 8 or frame[:4] != M:
+            raise Broken
+        word = frame[4] + 256 * frame[5] + 65536 * frame[6] + 16777216 * frame[7]
+        kind, length = divmod(word, 2**29)
+        kinds.append(kind)
+        padded = data[at + 8 : at + 8 + length + (-length % 4)]
+        if len(padded) < length + (-length % 4) or (kind in (1, 2) and length % 4):
+            raise Broken
+        whole += padded[:length]
+        at += 8 + len(padded)
+        if kind in (0, 3):
+            break
+        if kind not in (1, 2):
+            raise Broken
+        whole += M
+    if kinds != [0] and not (kinds[0] == 1 and kinds[-1] == 3 and set(kinds[1:-1]) <= {2}):
+        raise Broken
+    if len(whole) < 24:
+        raise Broken
+    flag, label, id, id2 = struct.unpack("<IfQQ", whole[:24])
+    if len(whole) < 24 + 4 * flag:
+        raise Broken
+    if flag:
+        (label,) = struct.unpack("<f", whole[24:28])
+    return flag, label, (id, id2), whole[24 + 4 * flag :]
+
+
+H = plain_header(label=5.0, id=7)
+
+BY_HAND = [
+    ("a payload of a multiple of 4", H + b"abcd", [(0, H + b"abcd")]),
+    ("a payload that is padded", H + b"abcde", [(0, H + b"abcde")]),
+    ("no payload", H, [(0, H)]),
+    ("the magic where the payload begins", H + M + b"xy", [(1, H), (3, b"xy")]),
+    ("the magic inside", H + b"abcd" + M + b"xyz", [(1, H + b"abcd"), (3, b"xyz")]),
+    ("the magic at the end", H + b"abcd" + M, [(1, H + b"abcd"), (3, b"")]),
+    ("two that touch", H + M + M + b"x", [(1, H), (2, b""), (3, b"x")]),
+    ("two apart", H + b"abcd" + M + b"efgh" + M + b"i", [(1, H + b"abcd"), (2, b"efgh"), (3, b"i")]),
+    ("the magic at no multiple of 4", H + b"a" + M + b"bc", [(0, H + b"a" + M + b"bc")]),
+    ("one of each", H + b"a" + M + b"bcd" + M, [(1, H + b"a" + M + b"bcd"), (3, b"")]),
+    ("the magic in the first id", plain_header(id=MAGIC) + b"x", [(1, H[:4] * 2), (3, b"\0" * 12 + b"x")]),
+    ("the magic as the last thing of the header", plain_header(id2=MAGIC << 32), [(1, b"\0" * 20), (3, b"")]),
+]
+
+
+@pytest.mark.parametrize(("record", "parts"), [case[1:] for case in BY_HAND], ids=[case[0] for case in BY_HAND])
+def test_records_by_hand_are_read_and_written(tmp_path: Path, record: bytes, parts: list[tuple[int, bytes]]) -> None:
+    by_hand = b"".join(part(kind, body) for kind, body in parts)
+    assert written(record).hex() == by_hand.hex()
+    between = part(0, H + b"before")
+    file = opened(tmp_path, between + by_hand + between, [0, len(between), len(between) + len(by_hand)])
+    found = file.read_many([1])
+    flag, label, *ids = struct.unpack("<IfQQ", record[:24])
+    assert (found.flags[0], found.label[0], found.ids[0].tolist()) == (flag, label, ids)
+    assert bytes(found.payload(0)) == record[24:]
+    assert [bytes(p) for p in found.payloads()] == [record[24:]]
+    assert found.lengths[0] == len(record) - 24
+    assert (found.starts[0] == -1) == (len(parts) > 1)
+    scanned = opened(tmp_path, between + by_hand + between, None)
+    assert scanned.offsets.tolist() == file.offsets.tolist()
+
+
+def test_header_by_hand() -> None:
+    assert header(5, id=7).hex() == "000000000000a04007000000000000000000000000000000"
+    assert header([41, 61]).hex() == "0200000000000000" + "00" * 16 + "0000244200007442"
+
+
+def test_labels_that_follow_the_header(tmp_path: Path) -> None:
+    records = [
+        plain_header(flag=2, label=9.0) + struct.pack("<2f", 3.0, 4.0) + b"two",
+        plain_header(flag=1, label=9.0) + struct.pack("<f", 8.0) + b"one",
+        plain_header(flag=3, label=9.0) + struct.pack("<3f", 1.0, 2.0, 3.0),
+        plain_header(flag=0, label=6.0) + b"none",
+        # The magic as the second label: the record is cut inside its labels.
+        plain_header(flag=2) + struct.pack("<f", 5.0) + M + b"cut",
+    ]
+    data, offsets = b"", []
+    for record in records:
+        offsets.append(len(data))
+        data += written(record)
+    found = opened(tmp_path, data, offsets).read_many(range(5))
+    assert found.flags.tolist() == [2, 1, 3, 0, 2]
+    assert found.label.tolist() == [3.0, 8.0, 1.0, 6.0, 5.0]
+    assert found.second[[0, 2]].tolist() == [4.0, 2.0]
+    assert np.isnan(found.second[[1, 3]]).all()
+    assert found.second[4:].tobytes() == M
+    assert [bytes(p) for p in found.payloads()] == [b"two", b"one", b"", b"none", b"cut"]
+
+
+def test_a_payload_is_a_view_of_the_map(tmp_path: Path) -> None:
+    file = opened(tmp_path, written(H + b"some payload"))
+    found = file.read_many([0])
+    start, length = found.starts[0], found.lengths[0]
+    assert np.shares_memory(np.frombuffer(found.payload(0), np.uint8), file.data)
+    assert file.data[start : start + length].tobytes() == b"some payload"
+    assert found.payload(0).readonly and not file.data.flags.writeable
+
+
+def test_many_records_in_any_order_and_repeated(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = [M, b"\0\0\0\0", b"a", M[:2], M[2:], bytes(range(200))]
+    data, lines, wanted = b"", [], {}
+    for key in rng.permutation(500) * 3:  # numbers with gaps, in an order that is not the file's
+        body = b"".join(words[i] for i in rng.integers(len(words), size=rng.integers(8)))
+        flag = int(rng.integers(4))
+        labels = rng.integers(1000, size=flag).astype("<f4").tobytes()
+        lines.append(f"{key}\t{len(data)}\n")
+        wanted[int(key)] = len(data)
+        data += written(plain_header(flag, float(key), int(rng.integers(1 << 62)), 3) + labels + body)
+    file = opened(tmp_path, data, "".join(lines))
+    keys = rng.permutation(np.repeat(rng.permutation(500) * 3, 2))
+    found = file.read_many(keys)
+    assert 20 < (found.starts < 0).sum() < 980
+    for row, key in enumerate(keys.tolist()):
+        flag, label, ids, payload = naive(data, wanted[key])
+        assert (found.flags[row], found.label[row], tuple(found.ids[row])) == (flag, label, ids)
+        assert bytes(found.payload(row)) == payload
+    assert len(found) == 1000 and len(file) == 500
+    assert len(file.read_many([])) == 0
+
+
+bodies = st.lists(st.sampled_from([M, M[:1], M[1:], b"\0\0\0\0", b"xyz"]), max_size=8).map(b"".join)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(bodies, min_size=1, max_size=4))
+def test_what_is_written_is_read(payloads: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        data, offsets = b"", []
+        for payload in payloads:
+            offsets.append(len(data))
+            data += written(header(1) + payload)
+        assert len(data) % 4 == 0
+        for index in (offsets, None):
+            file = opened(Path(folder), data, index)
+            assert list(map(bytes, file.read_many(range(len(payloads))).payloads())) == payloads
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_damaged_file_is_read_as_it_stands_or_refused(data: st.DataObject) -> None:
+    """Bits are flipped and the end is cut off: what a plain loop reads is read alike, what it refuses is refused."""
+    good = [H + b"some payload", header([1, 2]) + b"ab" + M, header(3) + b"abcd" + M + b"efgh" + M, H]
+    raw, offsets = b"", []
+    for record in good:
+        offsets.append(len(raw))
+        raw += written(record)
+    bad = bytearray(raw)
+    for at in data.draw(st.lists(st.integers(0, 8 * len(raw) - 1), max_size=3)):
+        bad[at // 8] ^= 1 << at % 8
+    bad = bad[: data.draw(st.one_of(st.just(len(raw)), st.integers(1, len(raw))))]
+    if data.draw(st.booleans()):
+        offsets[data.draw(st.integers(0, 3))] = data.draw(st.integers(0, len(raw) + 9))
+    with tempfile.TemporaryDirectory() as folder:
+        file = opened(Path(folder), bytes(bad), offsets)
+        for key, offset in enumerate(offsets):
+            try:
+                flag, label, ids, payload = naive(bytes(bad), offset)
+            except Broken:
+                with pytest.raises(ValueError, match=rf"some\.rec, record {key}: .*; (fetch|or delete)"):
+                    file.read_many([key])
+                assert list(file.faults(range(4))).count(key) == 1
+            else:
+                found = file.read_many([key])
+                assert (found.flags[0], tuple(found.ids[0]), bytes(found.payload(0))) == (flag, ids, payload)
+                assert np.array_equal(found.label, np.float32([label]), equal_nan=True)
+        try:
+            opened(Path(folder), bytes(bad), None)
+        except ValueError as error:
+            assert "some.rec, record " in str(error)
+
+
+def test_each_kind_of_damage_says_what_is_wrong(tmp_path: Path) -> None:
+    def fault(data: bytes, offset: int = 0) -> str:
+        with pytest.raises(ValueError) as caught:
+            opened(tmp_path, data, [offset]).read_many([0])
+        return str(caught.value)
+
+    whole = written(H + b"some payload, long enough to lie in")
+    assert "record 0: the index puts it at byte 9,999, outside the file of 68 bytes; " in fault(whole, 9999)
+    assert "outside the file" in fault(whole, 10**18 - 1)
+    for inside in (1, 2, 4, 8, 24):
+        assert f"no record begins at byte {inside}, where the index puts it; fetch both" in fault(whole, inside)
+    halves = written(H + M + b"x")
+    assert "no record begins at byte 32, where" in fault(halves, 32)
+    assert "goes on after the end of the file (60 bytes); fetch the file again" in fault(whole[:60])
+    assert "goes on after the end" in fault(halves[:-4])
+    assert "goes on after the end" in fault(halves[:32])
+    assert "goes on after the end" in fault(M + b"\xff\xff\xff\x1f" + whole[8:])
+    assert "too short for the header" in fault(part(0, b"x" * 23))
+    assert "too short for the header" in fault(part(1, b"x" * 12) + part(3, b"x" * 7))
+    assert "too short for the header and the labels" in fault(part(0, plain_header(flag=2) + b"1234"))
+    assert "too short for the header and the labels" in fault(part(0, plain_header(flag=0xFFFFFFFF) + b"1234"))
+    assert "too short for the header and the labels" in fault(part(1, plain_header(flag=2)) + part(3, b"123"))
+    assert "parts, from byte 0 on, do not follow" in fault(part(1, H) + part(0, b""))
+    assert "parts, from byte 0 on, do not follow" in fault(part(1, H) + part(1, b"") + part(3, b""))
+    assert "parts, from byte 0 on, do not follow" in fault(part(1, H + b"x") + part(3, b""))
+
+
+def test_the_faults_of_all_records_are_listed(tmp_path: Path) -> None:
+    good, short = written(H + b"good"), part(0, b"short")
+    file = opened(tmp_path, good + short + good, [0, len(good), len(good) + len(short), 4])
+    faults = file.faults([0, 1, 2, 3])
+    assert sorted(faults) == [1, 3]
+    assert "too short" in faults[1] and "no record begins at byte 4" in faults[3]
+    with pytest.raises(ValueError, match="record 3: no record begins"):
+        file.read_many([0, 3, 1])
+    assert bytes(file.read_many([2]).payload(0)) == b"good"
+
+
+def test_a_number_that_the_index_lacks(tmp_path: Path) -> None:
+    data = written(H)
+    for index in ("4\t0\n5\t0\n", "4\t0\n7\t0\n"):
+        file = opened(tmp_path, data, index)
+        for missing in (6 if "7" in index else 3, -1, 8, 10**17):
+            with pytest.raises(
+                ValueError, match=rf"some\.rec, record {missing}: the index .*some\.idx has no record o"
+            ):
+                file.read_many([4, missing])
+    with pytest.raises(
+        ValueError, match=r"record 1: .*some\.rec has no record of this number, only 1 from 0 to 0; fet"
+    ):
+        opened(tmp_path, data, None).read_many([1])
+    with pytest.raises(TypeError):
+        file.read_many([0.5])
+
+
+def test_an_index_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    path = tmp_path / "some.idx"
+    for keys in (rng.permutation(300), rng.permutation(300) + 7, rng.permutation(300) * 5, np.arange(300)):
+        offsets = rng.integers(10**17, size=300)
+        lines = [f"{key}\t{offset}" for key, offset in zip(keys, offsets, strict=True)]
+        for chunk in (1 << 18, 16, 100):
+            monkeypatch.setattr(recordio, "_CHUNK", chunk)
+            for text in ("\n".join(lines) + "\n", "\n".join(lines), "\r\n".join(lines) + "\r\n"):
+                path.write_bytes(text.encode())
+                found = read_index(path)
+                order = np.argsort(keys)
+                assert np.array_equal(found[0], keys[order]) and np.array_equal(found[1], offsets[order])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-1\t0", "1\t-8", "1 0", "1\t0\t0", "1", "\t0", "1\t", "one\t0", "1\t0x10", "1\t1.5", "", "1\t" + "9" * 19, "é\t0"]
+    + ["1\t0 ", "1:0", "1\t\t0", "0" * 300, "1\t" * 300],
+)
+@pytest.mark.parametrize("chunk", [1 << 18, 16])
+def test_a_line_that_is_no_index(tmp_path: Path, line: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordio, "_CHUNK", chunk)
+    path = tmp_path / "some.idx"
+    path.write_bytes(f"7\t12\n8\t16\n{line}\n9\t20\n".encode())
+    with pytest.raises(
+        ValueError, match=r"some\.idx, line 3: b'.*' is not a record number, a tab and an offset; fetch"
+    ):
+        read_index(path)
+
+
+def test_an_index_that_lists_a_record_twice(tmp_path: Path) -> None:
+    path = tmp_path / "some.idx"
+    for keys, twice in (([3, 0, 1, 1], 1), ([9, 9, 2], 9), ([4, 4], 4)):
+        path.write_text("".join(f"{key}\t0\n" for key in keys))
+        with pytest.raises(ValueError, match=rf"some\.idx lists record {twice} more than once; fetch both files again"):
+            read_index(path)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=60) | st.text("0123456789\t\n", max_size=60).map(str.encode))
+def test_an_index_of_any_bytes(text: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "some.idx"
+        path.write_bytes(text)
+        try:
+            keys, offsets = read_index(path)
+        except ValueError as error:
+            assert "some.idx" in str(error)
+        else:
+            pairs = [tuple(map(int, line.split(b"\t"))) for line in text.replace(b"\r\n", b"\n").rstrip().split(b"\n")]
+            assert sorted(pairs) == list(zip(keys.tolist(), offsets.tolist(), strict=True))
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.rec is not a file: give the path of a record file"):
+        open_records(tmp_path / "none.rec", None)
+    with pytest.raises(FileNotFoundError, match=r"none\.idx is not a file"):
+        read_index(tmp_path / "none.idx")
+    with pytest.raises(ValueError, match=r"some\.rec is empty; fetch the file again"):
+        opened(tmp_path, b"")
+    with pytest.raises(ValueError, match=r"some\.idx is empty"):
+        opened(tmp_path, written(H), "")
+    with pytest.raises(ValueError, match=r"some\.rec, record 0, at byte 0, is cut short; fetch the file again"):
+        opened(tmp_path, b"abc", None)
+    with pytest.raises(ValueError, match=r"some\.rec, record 1, at byte 32, is damaged; fetch the file again"):
+        opened(tmp_path, written(H) + b"no magic here", None)
+
+
+def test_a_record_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recordio.LONGEST == 536_870_911
+    monkeypatch.setattr(recordio, "LONGEST", 27)
+    written(H + b"abc")
+    with pytest.raises(
+        ValueError, match=r"a record of 28 bytes is too long: the format has 29 bits .* store the image"
+    ):
+        written(H + b"abcd")
+
+
+def test_an_index_cannot_make_a_large_record_be_held_many_times(tmp_path: Path) -> None:
+    """2,000 lines that lead to one record of 1 MB in two parts: nothing is put together before it is asked for."""
+    file = opened(tmp_path, written(H + bytes(1 << 20) + M), [0] * 2000)
+    tracemalloc.start()
+    try:
+        found = file.read_many(range(2000))
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20
+    assert len(found.payload(1999)) == (1 << 20) + 4
