@@ -187,10 +187,11 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
     for label, image in images:
         if label == len(first):
             first.append(key)
-        elif label != len(first) - 1:
+        elif not first or label != len(first) - 1:
+            expected = f"{len(first) - 1} or {len(first)}" if first else "0"
             raise ValueError(
-                f"image {key - 1} has label {label} after {len(first) - 1}: records are written identity by identity, "
-                "with the labels 0, 1, 2, …; number the identities without gaps and sort the images by them"
+                f"image {key - 1} has label {label} where {expected} was expected: records are written identity by "
+                "identity, with the labels 0, 1, 2, …; number the identities without gaps and sort the images by them"
             )
         if not image:
             raise ValueError(f"image {key - 1} (label {label}) has no bytes: replace it from the original")

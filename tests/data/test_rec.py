@@ -1,0 +1,375 @@
+"""insightface's record sets: its conventions by hand, the files that MXNet wrote, and damaged ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coalface.data import rec
+from coalface.data.pack import cached_pack, read_pack, write_pack
+from coalface.data.rec import Rec, read_rec, write_rec
+from coalface.data.recordio import header, write_record
+from coalface.data.source import decode
+
+GOLDEN = Path(os.environ.get("COALFACE_DATA", "")) / "golden"
+needs_golden = pytest.mark.skipif(
+    not (os.environ.get("COALFACE_DATA") and GOLDEN.is_dir()),
+    reason="COALFACE_DATA is unset, or has no folder golden",
+)
+M = bytes([0x0A, 0x23, 0xD7, 0xCE])
+HEADERLESS = [(label, b"image %d" % i) for i, label in enumerate([4, 4, 9, 120])]
+
+
+def face(i: int) -> bytes:
+    """An encoded picture, different for every i."""
+    y, x = np.mgrid[0:20, 0:20]
+    return cv2.imencode(".png", (x * (i + 1) + 3 * y).astype(np.uint8))[1].tobytes()
+
+
+def faces() -> list[tuple[int, bytes]]:
+    return [(label, face(i)) for i, label in enumerate([0, 0, 0, 1, 2, 2])]
+
+
+def put(folder: Path, records: Iterable[bytes], *, said: str | None = None, index: bool = True, first: int = 0) -> Path:
+    """A record file of these records, numbered from `first` on, with an index and a property file if wanted."""
+    folder.mkdir(exist_ok=True, parents=True)
+    lines = []
+    with open(folder / "train.rec", "wb") as out:
+        for key, record in enumerate(records, start=first):
+            lines.append(f"{key}\t{out.tell()}\n")
+            write_record(out, record)
+    (folder / "train.idx").unlink(missing_ok=True)
+    if index:
+        (folder / "train.idx").write_text("".join(lines))
+    if said is not None:
+        (folder / "property").write_text(said)
+    return folder
+
+
+def conventional(labels: Iterable[float], border: float | None = None, end: float | None = None) -> list[bytes]:
+    """Header record, images, and one identity's record."""
+    images = [header(label) + b"image" for label in labels]
+    last = len(images) + 1
+    zero = header([last if border is None else border, last + 1 if end is None else end])
+    return [zero, *images, header([1, last])]
+
+
+def by_hand(folder: Path) -> list[tuple[int, int, float, list[float], bytes, int]]:
+    """(key, flag, label, labels, payload, id) of every whole record, read with struct alone."""
+    data, found = (folder / "train.rec").read_bytes(), []
+    for line in (folder / "train.idx").read_text().splitlines():
+        key, offset = line.split("\t")
+        at = int(offset)
+        magic, word, flag, label, id, _ = struct.unpack_from("<IIIfQQ", data, at)
+        assert magic == 0xCED7230A and word < 1 << 29
+        labels = list(struct.unpack_from(f"<{flag}f", data, at + 32))
+        found.append((int(key), flag, label, labels, data[at + 32 + 4 * flag : at + 8 + word], id))
+    return found
+
+
+@needs_golden
+def test_files_that_mxnet_wrote() -> None:
+    expected = json.loads((GOLDEN / "expected.json").read_text())
+    source = read_rec(GOLDEN)
+    assert len(source.files) == len(source.labels) == expected["images"] == 40
+    assert len(source.names) == len(source.identities) == expected["identities"] == 20
+    assert source.announced == (20, 112, 112)
+    for i, (label, image) in enumerate(source.encoded()):
+        wanted = expected["records"][i]
+        assert (source.keys[i], label) == (wanted["record"], wanted["label"])
+        assert hashlib.sha256(image).hexdigest() == wanted["jpeg_sha256"]
+    flags = source.read_many(range(40)).flags
+    assert set(flags.tolist()) == {0, 2}, "both label forms are in the file"
+    ranges = source.records.read_many(source.identities)
+    assert ranges.label.tolist() == [1 + 2 * i for i in range(20)]
+    assert ranges.second.tolist() == [3 + 2 * i for i in range(20)]
+    shapes = {image.shape for image in source.images(size=112, grey=False)}
+    assert shapes == {(112, 112, 3)}
+
+
+@needs_golden
+def test_what_is_written_has_the_bytes_that_mxnet_wrote(tmp_path: Path) -> None:
+    """All but the images' own headers, of which MXNet's file has both forms: header record, identities, property."""
+    source = read_rec(GOLDEN)
+    original = (GOLDEN / "train.rec").read_bytes()
+    for aligned in (False, True):
+        folder = tmp_path / str(aligned)
+        write_rec(source.encoded(), folder, aligned=aligned)
+        again = read_rec(folder)
+        assert list(again.encoded()) == list(source.encoded())
+        assert again.announced == source.announced
+        assert (folder / "property").read_bytes() == (GOLDEN / "property").read_bytes()
+        data = (folder / "train.rec").read_bytes()
+        assert data[:40] == original[:40]
+        assert data[-20 * 40 :] == original[-20 * 40 :]
+        flags = source.read_many(range(40)).flags
+        for i in np.flatnonzero(flags == (2 if aligned else 0)):
+            key = source.keys[i]
+            begin, end = source.records.offsets[[key, key + 1]]
+            mine, after = again.records.offsets[[key, key + 1]]
+            assert data[mine:after] == original[begin:end]
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_conventions_by_hand(tmp_path: Path, aligned: bool) -> None:
+    write_rec(faces(), tmp_path / "set", aligned=aligned, size=(20, 24))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["set"]
+    assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["property", "train.idx", "train.rec"]
+    assert (tmp_path / "set" / "property").read_text() == "3,20,24\n"
+    found = by_hand(tmp_path / "set")
+    assert [record[0] for record in found] == list(range(10))
+    assert found[0] == (0, 2, 0.0, [7.0, 10.0], b"", 0)
+    for i, (label, image) in enumerate(faces()):
+        form = (2, 0.0, [label, 0.0]) if aligned else (0, label, [])
+        assert found[i + 1] == (i + 1, *form, image, i + 1)
+    assert [record[1:] for record in found[7:]] == [
+        (2, 0.0, [1.0, 4.0], b"", 7),
+        (2, 0.0, [4.0, 5.0], b"", 8),
+        (2, 0.0, [5.0, 7.0], b"", 9),
+    ]
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_what_is_written_is_read_back(tmp_path: Path, aligned: bool) -> None:
+    images = [(0, b"x" * 5), (0, M + b"the magic first"), (1, b"abcd" + M * 2), (2, b"a" + M), (2, b"y")]
+    write_rec(iter(images), tmp_path / "set", aligned=aligned)
+    source = read_rec(tmp_path / "set")
+    assert list(source.encoded()) == images
+    assert list(source.encoded([4, 1, 1])) == [images[4], images[1], images[1]]
+    assert source.names == ("0", "1", "2")
+    assert source.announced == (3, 112, 112)
+    assert list(map(bytes, source.read_many([3, 2]).payloads())) == [images[3][1], images[2][1]]
+    again = read_rec(tmp_path / "set" / "train.rec")
+    assert list(again.encoded()) == images
+    write_rec(source.encoded(), tmp_path / "copy", aligned=aligned)
+    for file in ("train.rec", "train.idx", "property"):
+        assert (tmp_path / "copy" / file).read_bytes() == (tmp_path / "set" / file).read_bytes()
+
+
+def test_a_record_set_is_a_source(tmp_path: Path) -> None:
+    write_rec(faces(), tmp_path / "set")
+    source = read_rec(tmp_path / "set")
+    assert list(source.files) == [f"{label}/{i + 1:08d}" for i, (label, _) in enumerate(faces())]
+    assert list(source.files[2:4]) == ["0/00000003", "1/00000004"] and source.files[-1] == "2/00000006"
+    wanted = np.stack([decode(image, "a face", size=16, grey=True) for _, image in faces()])
+    assert np.array_equal(np.stack(list(source.images(size=16, grey=True))), wanted)
+    write_pack(source, tmp_path / "pack", size=16, grey=True)
+    for pack in (read_pack(tmp_path / "pack"), cached_pack(source, tmp_path / "cache", size=16, grey=True)):
+        assert np.array_equal(pack.pixels, wanted)
+        assert pack.labels.tolist() == source.labels.tolist() == [0, 0, 0, 1, 2, 2]
+        assert pack.files == tuple(source.files) and pack.names == source.names
+
+
+def test_labels_with_gaps_become_identities(tmp_path: Path) -> None:
+    source = read_rec(put(tmp_path, conventional([120, 9, 9, 4])))
+    assert source.names == ("004", "009", "120")
+    assert source.labels.tolist() == [2, 1, 1, 0]
+    assert source.files[0] == "120/00000001"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("flag", [0, 2])
+def test_a_file_without_a_header_record(tmp_path: Path, first: int, flag: int) -> None:
+    records = [header([label, 0] if flag else label) + image for label, image in HEADERLESS]
+    source = read_rec(put(tmp_path, records, first=first))
+    assert source.keys.tolist() == list(range(first, first + 4))
+    assert [image for _, image in source.encoded()] == [image for _, image in HEADERLESS]
+    assert source.names == ("004", "009", "120") and len(source.identities) == 0
+    assert source.announced is None
+
+
+def test_without_an_index_the_file_is_read_through(tmp_path: Path) -> None:
+    images = [(0, b"abcd" + M + b"e"), (1, b"f")]
+    write_rec(images, tmp_path / "set")
+    with_index = read_rec(tmp_path / "set")
+    (tmp_path / "set" / "train.idx").unlink()
+    source = read_rec(tmp_path / "set")
+    assert list(source.encoded()) == images
+    assert source.keys.tolist() == with_index.keys.tolist()
+    assert source.records.offsets.tolist() == with_index.records.offsets.tolist()
+
+
+def test_the_fingerprint_follows_sizes_and_times(tmp_path: Path) -> None:
+    write_rec(faces(), tmp_path / "a")
+    for file in ("train.rec", "train.idx"):
+        os.utime(tmp_path / "a" / file, ns=(0, 1000))
+    seen = [read_rec(tmp_path / "a").fingerprint()]
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert read_rec(tmp_path / "b").fingerprint() == seen[0], "where the folder lies plays no part"
+    for file in ("train.rec", "train.idx"):
+        os.utime(tmp_path / "b" / file, ns=(0, 2000))
+        seen.append(read_rec(tmp_path / "b").fingerprint())
+    assert len(set(seen)) == 3
+
+
+def test_a_damaged_image_names_its_record(tmp_path: Path) -> None:
+    source = read_rec(put(tmp_path, [header(0) + face(0), header(0) + face(1)[:40]], first=3))
+    images = source.images(size=20, grey=True)
+    next(images)
+    with pytest.raises(ValueError, match=r"train\.rec, record 4, is damaged or not an image .*: replace it from the o"):
+        next(images)
+
+
+@pytest.mark.parametrize("label", [float("nan"), float("inf"), -1.0, 0.5, 2.0**31, 3e38])
+def test_a_label_that_is_none(tmp_path: Path, label: float) -> None:
+    put(tmp_path, conventional([0, 1, label, 2]))
+    with pytest.raises(
+        ValueError, match=r"train\.rec, record 3: its label is .*, which is no whole number from 0 on; fe"
+    ):
+        read_rec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("border", "end"),
+    [(float("nan"), 5), (4, float("inf")), (0, 5), (5, 4), (3.5, 5), (-1, 5), (float("nan"), float("nan")), (1, 3e38)],
+)
+def test_a_header_record_that_is_none(tmp_path: Path, border: float, end: float) -> None:
+    put(tmp_path, conventional([0, 0, 1], border, end))
+    with pytest.raises(ValueError, match=r"train\.rec, record 0: it should give the first identity's record and one p"):
+        read_rec(tmp_path)
+
+
+def test_a_header_record_that_announces_more_than_there_is(tmp_path: Path) -> None:
+    put(tmp_path, conventional([0, 0, 1], 4, 9))
+    with pytest.raises(
+        ValueError, match=r"record 0: it announces images up to record 3 and identities up to 8, and 4 o"
+    ):
+        read_rec(tmp_path)
+    put(tmp_path, conventional([0, 0, 1], 4))
+    lines = (tmp_path / "train.idx").read_text().splitlines(keepends=True)
+    (tmp_path / "train.idx").write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(ValueError, match=r"record 3 and identities up to 4, and 1 of these records are missing; fetch"):
+        read_rec(tmp_path)
+
+
+def test_a_record_without_its_image(tmp_path: Path) -> None:
+    put(tmp_path, conventional([0, 0, 1], 5))  # as if the identity's record were an image
+    with pytest.raises(ValueError, match=r"train\.rec, record 4: it has no image; fetch the file again"):
+        read_rec(tmp_path)
+    put(tmp_path, [header(0) + b"x", header(0)])
+    with pytest.raises(ValueError, match=r"train\.rec, record 1: it has no image"):
+        read_rec(tmp_path)
+    put(tmp_path, [header([1, 1])])
+    with pytest.raises(ValueError, match=r"train\.rec holds no image, only 1 records of other kinds; fetch"):
+        read_rec(tmp_path)
+
+
+def test_a_border_that_float32_has_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 2²⁴ record numbers the header's may be some too high; the constant stands in for such a file."""
+    monkeypatch.setattr(rec, "EXACT", 3)
+    records = [*conventional([0, 1, 1, 2], 7, 9), header([2, 4]), header([4, 5])]
+    source = read_rec(put(tmp_path, records))
+    assert source.keys.tolist() == [1, 2, 3, 4]
+    assert source.labels.tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "20;112;112", "-1,112,112", "20,112", "\x00" * 300, "9" * 50 + ",1,1", "a,b,c"])
+def test_a_damaged_property_file(tmp_path: Path, text: str) -> None:
+    put(tmp_path, conventional([0, 1]), said=text)
+    with pytest.raises(
+        ValueError, match=r"property says b'.*' where a line `identities,height,width` is expected.*dele"
+    ):
+        read_rec(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none", tmp_path / "none.rec"):
+        with pytest.raises(FileNotFoundError, match=r"is not a file: give the path of a record file, as train\.rec"):
+            read_rec(path)
+    (tmp_path / "train.rec").touch()
+    with pytest.raises(ValueError, match=r"train\.rec is empty; fetch the file again"):
+        read_rec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (
+            [(0, b"a"), (2, b"b")],
+            r"image 1 has label 2 where 0 or 1 was expected: .* number the identities without gaps",
+        ),
+        ([(0, b"a"), (1, b"b"), (0, b"c")], r"image 2 has label 0 where 1 or 2 was expected: "),
+        ([(1, b"a")], r"image 0 has label 1 where 0 was expected: "),
+        ([(-1, b"a")], r"image 0 has label -1 where 0 was expected: "),
+        ([(0, b"a"), (0, b"")], r"image 1 \(label 0\) has no bytes: replace it"),
+        ([], r"there is no image to write: check where"),
+    ],
+)
+def test_what_cannot_be_written(tmp_path: Path, images: list[tuple[int, bytes]], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        write_rec(images, tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sets_that_are_too_large_for_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert float(np.float32(rec.EXACT + 1)) != rec.EXACT + 1 == float(np.float32(rec.EXACT)) + 1
+    monkeypatch.setattr(rec, "EXACT", 10)
+    write_rec(faces(), tmp_path / "set")
+    with pytest.raises(ValueError, match=r"7 images of 3 identities are too many for one file: .* split the set"):
+        write_rec([*faces(), (2, b"x")], tmp_path / "other")
+    monkeypatch.setattr("coalface.data.recordio.LONGEST", 32)
+    with pytest.raises(ValueError, match=r"image 1 \(label 0\): a record of 33 bytes is too long"):
+        write_rec([(0, b"12345678"), (0, b"123456789")], tmp_path / "other")
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_writer_that_fails_leaves_nothing_and_overwrites_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[tuple[int, bytes]]:
+        yield 0, b"a"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rec(broken(), tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "empty").mkdir()
+    write_rec(faces(), tmp_path / "empty")
+    before = (tmp_path / "empty" / "train.rec").read_bytes()
+    with pytest.raises(FileExistsError, match="empty is there already: choose another folder, or move it away"):
+        write_rec([(0, b"a")], tmp_path / "empty")
+    assert (tmp_path / "empty" / "train.rec").read_bytes() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError, match="file is there already"):
+        write_rec(faces(), tmp_path / "file")
+
+
+def consistent(source: Rec) -> None:
+    """What holds for any set that is read without complaint."""
+    assert len(source.labels) == len(source.files) == len(source.keys) > 0
+    assert np.array_equal(np.unique(source.labels), np.arange(len(source.names)))
+    assert list(source.names) == sorted(source.names)
+    encoded = list(source.encoded())
+    assert [label for label, _ in encoded] == source.labels.tolist()
+    assert all(image for _, image in encoded)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_any_damage_is_read_or_refused_by_name(data: st.DataObject) -> None:
+    """Bits flipped, bytes cut off or put in, in any of the three files."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "set"
+        write_rec([(0, b"abc"), (0, b"abcd" + M + b"e"), (1, b"f" * 9)], root, aligned=data.draw(st.booleans()))
+        file = root / data.draw(st.sampled_from(["train.rec", "train.rec", "train.idx", "property"]))
+        bad = bytearray(file.read_bytes())
+        for at in data.draw(st.lists(st.integers(0, 8 * len(bad) - 1), max_size=4)):
+            bad[at // 8] ^= 1 << at % 8
+        bad = bad[: data.draw(st.one_of(st.just(len(bad)), st.integers(0, len(bad))))]
+        at = data.draw(st.integers(0, len(bad)))
+        bad[at:at] = data.draw(st.binary(max_size=5))
+        file.write_bytes(bad)
+        try:
+            consistent(read_rec(root))
+        except ValueError as error:
+            assert str(root) in str(error)
+            assert any(word in str(error) for word in ("fetch", "delete", "replace"))
