@@ -287,7 +287,8 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The tree with one dotted key set. Another loss keeps what it can of the settings of the loss before."""
     if key == "loss.name" and isinstance(value, str) and value in LOSSES and isinstance(tree.get("loss"), Mapping):
         known = {f.name for f in dataclasses.fields(LOSSES[value])}
-        return {**tree, "loss": {**{k: v for k, v in tree["loss"].items() if k in known}, "name": value}}
+        kept = {k: v for k, v in tree["loss"].items() if k in known and v is not None}
+        return {**tree, "loss": {**kept, "name": value}}
     first, _, rest = key.partition(".")
     if not rest:
         return {**tree, first: value}

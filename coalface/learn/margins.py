@@ -51,7 +51,8 @@ class ArcFace(MarginSoftmax):
     """m, in radians, 0 to π."""
 
     def target(self, cosine: Tensor) -> Tensor:
-        turned = cosine * math.cos(self.margin) - sine(cosine) * math.sin(self.margin)
+        height = sine(cosine)
+        turned = cosine * math.cos(self.margin) - height * math.sin(self.margin)
         beyond = cosine - self.margin * math.sin(self.margin)
         return torch.where(cosine > -math.cos(self.margin), turned, beyond)
 

@@ -214,6 +214,13 @@ def test_a_recipe_trains_with_every_loss_that_it_can_name(name, tmp_path):
         assert not torch.equal(model["up.weight"], first["up.weight"])
 
 
+def test_a_setting_that_is_none_is_not_carried_to_another_loss(tmp_path):
+    resolved = config.parse({"loss": {"name": "sphereface"}}).resolved()
+    assert resolved["loss"]["scale"] is None
+    changed = config.parse(config.with_value(resolved, "loss.name", "cosface"))
+    assert changed.build_loss() == CosFace(scale=64.0, margin=0.35)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
