@@ -34,6 +34,11 @@ class Header:
         return self.width * self.height
 
 
+def kind_of(encoded: Bytes) -> str | None:
+    """The kind of an encoded image, by its first bytes: as `Header.kind`, None for anything else."""
+    return next((kind for kind, (begins, _) in _KINDS.items() if begins(encoded)), None)
+
+
 def read_header(encoded: Bytes, where: str) -> Header:
     """Kind, width, height and channels of an encoded JPEG, PNG, PNM (PBM, PGM, PPM), BMP or WebP.
 
@@ -42,15 +47,14 @@ def read_header(encoded: Bytes, where: str) -> Header:
     Raises ValueError, naming `where`, for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual,
     Microsoft's BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
     """
-    known = next((known for known in _KINDS if known[1](encoded)), None)
-    if known is None:
+    kind = kind_of(encoded)
+    if kind is None:
         raise ValueError(
             f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it "
             "(JPEG, PNG, PGM, PPM, BMP and WebP are read)"
         )
-    kind, _, read = known
     try:
-        width, height, channels = read(encoded)
+        width, height, channels = _KINDS[kind][1](encoded)
     except (struct.error, IndexError, _Broken) as error:
         raise ValueError(
             f"{where} is damaged or not an image ({len(encoded):,} bytes): its {kind.upper()} header is broken off"
@@ -74,7 +78,8 @@ def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Hea
     if header.pixels > limit:
         raise ValueError(
             f"{where} claims {header.width:,} × {header.height:,} = {header.pixels:,} pixels "
-            f"in {len(encoded):,} bytes, more than the limit of {limit:,}: if it is a photograph, scale it down; if not, delete it"
+            f"in {len(encoded):,} bytes, more than the limit of {limit:,}: "
+            "if it is a photograph, scale it down; if not, delete it"
         )
     if header.kind == "png":
         _check_chunks(encoded, where)
@@ -186,10 +191,10 @@ def _webp(encoded: Bytes) -> tuple[int, int, int]:
     raise _Broken(f"the first chunk is {chunk!r}")
 
 
-_KINDS: tuple[tuple[str, Callable[[Bytes], bool], Callable[[Bytes], tuple[int, int, int]]], ...] = (
-    ("jpeg", _begins(b"\xff\xd8\xff"), _jpeg),
-    ("png", _begins(b"\x89PNG\r\n\x1a\n"), _png),
-    ("pnm", _begins(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
-    ("bmp", _begins(b"BM"), _bmp),
-    ("webp", lambda encoded: bytes(encoded[:4]) == b"RIFF" and bytes(encoded[8:12]) == b"WEBP", _webp),
-)
+_KINDS: dict[str, tuple[Callable[[Bytes], bool], Callable[[Bytes], tuple[int, int, int]]]] = {
+    "jpeg": (_begins(b"\xff\xd8\xff"), _jpeg),
+    "png": (_begins(b"\x89PNG\r\n\x1a\n"), _png),
+    "pnm": (_begins(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
+    "bmp": (_begins(b"BM"), _bmp),
+    "webp": (lambda encoded: bytes(encoded[:4]) == b"RIFF" and bytes(encoded[8:12]) == b"WEBP", _webp),
+}

@@ -1,0 +1,517 @@
+import copyreg
+import functools
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import KFold
+
+from coalface.data.bins import FOLDS, Bin, folds_by_position, linked, read_bin, write_bin
+from coalface.data.pack import read_pack, write_pack
+from coalface.data.source import Source
+from coalface.data.synthetic import SyntheticFaces
+from coalface.evaluate.verification import ten_fold_accuracy
+
+DATA = os.environ.get("COALFACE_DATA")
+FORMS = ("python2_strings", "bytes_protocol4", "arrays_protocol4")
+
+
+def jpegs(identities: int, each: int, size: int = 16) -> list[bytes]:
+    """Synthetic faces, those of an identity one after another."""
+    faces = SyntheticFaces(identities, each, seed=1, size=size, grey=False).generate()
+    return [cv2.imencode(".jpg", image)[1].tobytes() for image in faces.pixels]
+
+
+IMAGES = jpegs(3, 2)
+"""Two images of each of three people."""
+SAME = [True, True, False]
+SHOWN = [IMAGES[i] for i in (0, 1, 2, 3, 0, 4)]
+"""A genuine pair of each of two people, and an impostor pair of the first and the third."""
+
+
+def python2(images: list[bytes], same: list[bool]) -> bytes:
+    """What Python 2 wrote in protocol 2: 8-bit strings, each noted in the memo. Put together by hand."""
+    put = (b"q" + bytes([n]) if n < 256 else b"r" + struct.pack("<I", n) for n in range(10_000))
+    out = b"\x80\x02]" + next(put) + b"("
+    for image in images:
+        out += b"U" + bytes([len(image)]) + image if len(image) < 256 else b"T" + struct.pack("<i", len(image)) + image
+        out += next(put)
+    out += b"e]" + next(put) + b"(" + b"".join(b"\x88" if value else b"\x89" for value in same) + b"e\x86" + next(put)
+    return out + b"."
+
+
+def arrays(images: list[bytes], same: list[bool], protocol: int = 4) -> bytes:
+    pack = [np.frombuffer(image, np.uint8).copy() for image in images], [np.bool_(value) for value in same]
+    return pickle.dumps(pack, protocol)
+
+
+def before_numpy2(data: bytes) -> bytes:
+    """The same pickle with the module's name that NumPy 1 wrote, its one frame cut by that letter."""
+    (length,) = struct.unpack_from("<Q", data, 3)
+    assert data[2] == 0x95 and length == len(data) - 11
+    new, old = b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray"
+    assert data.count(new) == 1
+    return data[:3] + struct.pack("<Q", length - 1) + data[11:].replace(new, old)
+
+
+def put(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "some.bin"
+    path.write_bytes(data)
+    return path
+
+
+def held(pack: Bin) -> tuple[list[bytes], list[bool]]:
+    return [bytes(pack.encoded(i)) for i in range(len(pack))], pack.same.tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        python2(SHOWN, SAME),
+        pickle.dumps((SHOWN, SAME), 3),
+        pickle.dumps((SHOWN, SAME), 4),
+        pickle.dumps((SHOWN, SAME), 5),
+        arrays(SHOWN, SAME),
+        before_numpy2(arrays(SHOWN, SAME)),
+        pickle.dumps(([b"ab", b"c"], [True]), 4),  # lists of one, and strings of few bytes
+        python2([b"ab", b"c"], [True]),
+    ],
+    ids=["python 2", "bytes 3", "bytes 4", "bytes 5", "arrays", "arrays of NumPy 1", "short bytes", "short strings"],
+)
+def test_the_forms_of_the_field_are_read_as_pickle_reads_them(tmp_path: Path, data: bytes) -> None:
+    images, same = pickle.loads(data, encoding="bytes")
+    assert held(read_bin(put(tmp_path, data))) == ([bytes(image) for image in images], [bool(value) for value in same])
+
+
+@pytest.mark.skipif(DATA is None, reason="COALFACE_DATA is not set")
+@pytest.mark.parametrize("form", FORMS)
+def test_packs_of_mxnet_itself_are_read(form: str) -> None:
+    golden = Path(str(DATA)) / "golden"
+    expected = json.loads((golden / "expected.json").read_text())
+    pack = read_bin(golden / f"{form}.bin")
+    assert len(pack) == 2 * expected["pairs"]
+    assert pack.same.sum() == expected["genuine"]
+    known = {record["jpeg_sha256"]: record["identity"] for record in expected["records"]}
+    people = [known[hashlib.sha256(pack.encoded(i)).hexdigest()] for i in range(len(pack))]
+    assert [a == b for a, b in zip(people[::2], people[1::2], strict=True)] == pack.same.tolist()
+    assert len(set(zip(people, pack.labels.tolist(), strict=True))) == len(set(people)) == len(pack.names) == 20
+    assert next(pack.images(size=112, grey=False)).shape == (112, 112, 3)
+
+
+def test_a_pack_is_written_as_insightface_loads_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lfw.bin"
+    write_bin(path, iter(SHOWN), iter(SAME))
+    with open(path, "rb") as f:
+        assert pickle.load(f, encoding="bytes") == (SHOWN, SAME)
+    assert held(read_bin(path)) == (SHOWN, SAME)
+    assert [entry.name for entry in path.parent.iterdir()] == ["lfw.bin"]
+
+
+def test_thousands_of_images_are_written_and_read(tmp_path: Path) -> None:
+    images = [struct.pack("<H", i) * (1 + 200 * (i % 2)) for i in range(4_002)]
+    same = [i % 3 == 0 for i in range(2_001)]
+    write_bin(tmp_path / "x.bin", images, same)
+    assert pickle.loads((tmp_path / "x.bin").read_bytes()) == (images, same)
+    for data in ((tmp_path / "x.bin").read_bytes(), python2(images, same), arrays(images, same)):
+        assert held(read_bin(put(tmp_path, data))) == (images, same)
+
+
+@pytest.mark.parametrize(
+    ("images", "same", "message"),
+    [
+        ([], [], r"0 images and 0 pairs: a pack needs at least one pair"),
+        ([b"a", b"b", b"c"], [True], r"3 images and 1 pairs"),
+        ([b"a", b""], [True], r"image 1 has 0 bytes"),
+    ],
+)
+def test_what_is_no_pack_is_not_written(tmp_path: Path, images: list[bytes], same: list[bool], message: str) -> None:
+    put(tmp_path, b"before")
+    with pytest.raises(ValueError, match=message):
+        write_bin(tmp_path / "some.bin", images, same)
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == [b"before"]
+
+
+def test_identities_are_known_as_far_as_the_pairs_tell(tmp_path: Path) -> None:
+    source: Source = read_bin(put(tmp_path, pickle.dumps((SHOWN, SAME), 4)))
+    assert source.labels.tolist() == [0, 0, 1, 1, 0, 2]  # the fifth image is the first again
+    assert source.names == ("00000", "00001", "00002")
+    assert source.files[3:] == ("00001/00003.jpg", "00000/00004.jpg", "00002/00005.jpg")
+
+
+def test_files_end_as_their_kind_has_it(tmp_path: Path) -> None:
+    images = [
+        cv2.imencode(end, np.full((8, 8, 3), i, np.uint8))[1].tobytes() for i, end in enumerate([".png", ".webp"])
+    ]
+    assert read_bin(put(tmp_path, pickle.dumps((images, [False]), 4))).files == ("00000/00000.png", "00001/00001.webp")
+
+
+@given(st.integers(1, 12), st.data())
+def test_linked_things_are_one_group(count: int, data: st.DataObject) -> None:
+    place = st.integers(0, count - 1)
+    links = data.draw(st.lists(st.tuples(place, place), max_size=12))
+    groups = [{i} for i in range(count)]
+    for a, b in links:
+        joined = next(g for g in groups if a in g) | next(g for g in groups if b in g)
+        groups = [g for g in groups if not g & joined] + [joined]
+    groups.sort(key=min)
+    expected = [next(k for k, g in enumerate(groups) if i in g) for i in range(count)]
+    assert linked(count, links).tolist() == expected
+
+
+def test_folds_are_consecutive_parts() -> None:
+    assert folds_by_position(9) is None
+    assert FOLDS == 10
+    by_hand = [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
+    assert folds_by_position(22).tolist() == by_hand  # type: ignore[union-attr]
+    for pairs in (10, 22, 6_000, 7_003):
+        parts = [test for _, test in KFold(10, shuffle=False).split(np.zeros(pairs))]
+        assert [np.flatnonzero(folds_by_position(pairs) == k).tolist() for k in range(10)] == [
+            p.tolist() for p in parts
+        ]
+    six_thousand = folds_by_position(6_000)
+    assert six_thousand is not None
+    assert all(six_thousand[i] == i // 600 for i in range(6_000))
+
+
+def test_a_pack_reaches_the_judge_through_a_pack_of_pixels(tmp_path: Path) -> None:
+    images = jpegs(20, 2)
+    shown = [*images, *(images[i] for k in range(20) for i in (2 * k, (2 * k + 3) % 40))]
+    write_bin(tmp_path / "agedb_30.bin", shown, [True] * 20 + [False] * 20)
+    source = read_bin(tmp_path / "agedb_30.bin")
+    write_pack(source, tmp_path / "pack", size=16, grey=True)
+    faces = read_pack(tmp_path / "pack")
+    pairs = source.pairs()
+    assert (pairs.name, len(pairs), pairs.left[3], pairs.right[3]) == ("agedb_30", 40, 6, 7)
+    assert np.array_equal(faces.labels[pairs.left] == faces.labels[pairs.right], pairs.same)
+    scores = (faces.labels[pairs.left] == faces.labels[pairs.right]).astype(np.float64)
+    assert pairs.fold is not None
+    assert ten_fold_accuracy(scores, pairs.same, pairs.fold).mean == 1.0
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    path = put(tmp_path, pickle.dumps((SHOWN, SAME), 4))
+    os.utime(path, ns=(0, 1_000))
+    before = read_bin(path).fingerprint()
+    assert read_bin(path).fingerprint() == before
+    path.write_bytes(pickle.dumps((SHOWN, [False, True, False]), 4))
+    os.utime(path, ns=(0, 1_000))
+    assert read_bin(path).fingerprint() != before
+
+
+def test_a_damaged_image_is_named_by_file_and_number(tmp_path: Path) -> None:
+    pack = read_bin(put(tmp_path, pickle.dumps(([IMAGES[0], b"no image"], [True]), 4)))
+    images = pack.images(size=8, grey=False)
+    next(images)
+    with pytest.raises(ValueError, match=r"some\.bin: image 1 is damaged or not an image .* replace it"):
+        next(images)
+
+
+def test_a_missing_and_an_empty_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.bin is not a file: give a verification pack"):
+        read_bin(tmp_path / "absent.bin")
+    with pytest.raises(ValueError, match=r"some\.bin is empty: fetch it again"):
+        read_bin(put(tmp_path, b""))
+
+
+@pytest.mark.parametrize("data", [python2(SHOWN, SAME), pickle.dumps((SHOWN, SAME), 4), arrays(SHOWN, SAME)])
+def test_a_truncated_pack_is_named_at_every_length(tmp_path: Path, data: bytes) -> None:
+    starts = [data.index(image) for image in dict.fromkeys(SHOWN)]
+    for kept in [*range(1, 40), *(start + 5 for start in starts), len(data) - 20, len(data) - 2, len(data) - 1]:
+        with pytest.raises(
+            ValueError, match=r"some\.bin, at byte [\d,]+, after \d whole images: the pack is cut short"
+        ):
+            read_bin(put(tmp_path, data[:kept]))
+
+
+def test_the_error_says_which_image_is_cut(tmp_path: Path) -> None:
+    data = pickle.dumps((SHOWN, SAME), 4)
+    cut = data[: data.index(IMAGES[3]) + 7]
+    with pytest.raises(
+        ValueError, match=r"after 3 whole images: .* bytes are announced, and 7 are left\); fetch it again"
+    ):
+        read_bin(put(tmp_path, cut.replace(b"\x95" + data[3:11], b"", 1)))
+
+
+@pytest.mark.parametrize(
+    ("pack", "reason"),
+    [
+        (([], []), "0 images for 0 pairs"),
+        (([b"a", b"b", b"c"], [True]), "3 images for 1 pairs"),
+        (([b"a", b""], [True]), "image 1 is empty"),
+        (([True, b"a"], [True]), "image 0 is no bytes"),
+        (([b"a", b"b"], [b"c"]), "something other than truth values"),
+        (([b"a", b"b"], [1]), "a list of something other than images or truth values"),
+        (([b"a", b"b"], (True,)), "something other than two lists"),
+        (([b"a", b"b"], [True], [True]), "a third list"),
+        (([["a"], b"b"], [True]), "a third list|something other"),
+        ({"bins": [b"a"]}, "the instruction"),
+    ],
+)
+def test_another_content_is_refused(tmp_path: Path, pack: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_bin(put(tmp_path, pickle.dumps(pack, 4)))
+
+
+class Call:
+    """Pickled as a call: loading it calls `what(*arguments)`, and then sets a state."""
+
+    def __init__(self, what: Callable[..., Any], *arguments: Any, state: Any = None) -> None:
+        self.reduced = (what, arguments) if state is None else (what, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+class Victim:
+    """An object whose state setter runs code."""
+
+    def __setstate__(self, state: str) -> None:
+        Path(state).touch()
+
+
+def op(module: str, name: str, arguments: bytes) -> bytes:
+    """A call in the protocol-0 instructions GLOBAL and REDUCE."""
+    return f"c{module}\n{name}\n".encode() + arguments + b"R"
+
+
+def short(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def live(canary: Path) -> dict[str, bytes]:
+    """Pickles that create the file `canary` when `pickle` loads them."""
+    touch = f"__import__('pathlib').Path({str(canary)!r}).touch()"
+    shell = f"touch '{canary}'"
+    opened = b"(" + short(str(canary)) + short("w") + b"t"
+    inside = [b"a", Call(eval, touch)]
+    return {
+        "os.system": pickle.dumps(Call(os.system, shell), 4),
+        "os.system, protocol 2": pickle.dumps(Call(os.system, shell), 2),
+        "os.system, protocol 0": pickle.dumps(Call(os.system, shell), 0),
+        "eval": pickle.dumps(Call(eval, touch), 4),
+        "exec": pickle.dumps(Call(exec, touch), 4),
+        "open by GLOBAL": b"\x80\x02" + op("builtins", "open", opened) + b".",
+        "open by the Python 2 name": b"\x80\x02" + op("__builtin__", "open", opened) + b".",
+        "open by STACK_GLOBAL": b"\x80\x04" + short("io") + short("open") + b"\x93" + opened + b"R.",
+        "STACK_GLOBAL of an attribute": b"\x80\x04" + short("os") + short("path.os.system") + b"\x93" + short(shell)
+        + b"\x85R.",
+        "STACK_GLOBAL with names from the memo": b"\x80\x04" + short("open") + b"\x94" + short("io") + b"h\x00\x93"
+        + opened + b"R.",
+        "inside the list of images": pickle.dumps((inside, [True]), 4),
+        "inside the list of truth values": pickle.dumps(([b"a", b"b"], [Call(eval, touch)]), 4),
+        "after a whole pack, popped": pickle.dumps((SHOWN, SAME), 2)[:-1] + op("builtins", "open", opened) + b"0.",
+        "before a whole pack, popped": b"\x80\x02" + op("builtins", "open", opened) + b"0"
+        + pickle.dumps((SHOWN, SAME), 2)[2:],
+        "nested calls": pickle.dumps(Call(eval, Call(str, Call(str, touch))), 4),
+        "BUILD with __setstate__": pickle.dumps(Call(Victim, state=str(canary)), 4),
+        "INST": b"(" + f"S{str(canary)!r}\nS'w'\n".encode() + b"iio\nopen\n.",
+        "OBJ": b"(" + b"cio\nopen\n" + f"S{str(canary)!r}\nS'w'\n".encode() + b"o.",
+        "NEWOBJ": f"\x80\x02c{Victim.__module__}\nVictim\n)\x81".encode("latin1") + short(str(canary)) + b"b.",
+        "an object array of NumPy": pickle.dumps(np.array([Call(eval, touch)], dtype=object), 4),
+        "_reconstruct with a call for its type": pickle.dumps(
+            Call(np._core.multiarray._reconstruct, Call(eval, f"({touch}, __import__('numpy').ndarray)[1]"), (0,), b"b"),
+            4,
+        ),
+        "a NumPy scalar with a call for its value": pickle.dumps(
+            Call(np._core.multiarray.scalar, np.dtype("b1"), Call(eval, f"({touch}, b'a')[1]")), 4
+        ),
+        "copyreg": pickle.dumps(Call(copyreg._reconstructor, Victim, object, None, state=str(canary)), 4),
+        "functools.partial": pickle.dumps(Call(functools.partial(eval, touch)), 4),
+    }  # fmt: skip
+
+
+NAMES = sorted(live(Path("canary")))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_pickle_runs_no_code(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "canary"
+    data = live(canary)[name]
+    path = put(tmp_path, data)
+    with pytest.raises(ValueError, match=r"some\.bin, at byte"):
+        read_bin(path)
+    assert not canary.exists()
+    try:  # the canary sings where the pickle is loaded: the test can fail
+        pickle.loads(data)
+    except Exception:  # some stop after the harm is done
+        pass
+    assert canary.exists()
+
+
+def frame(length: int) -> bytes:
+    return b"\x80\x04\x95" + struct.pack("<Q", length)
+
+
+NP = short("numpy.core.multiarray") + short("_reconstruct") + b"\x93" + short("numpy") + short("ndarray") + b"\x93"
+DTYPE = short("numpy") + short("dtype") + b"\x93"
+STATE = b"(K\x03" + short("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+U1 = DTYPE + short("u1") + b"\x89\x88\x87R" + STATE
+ARRAY = NP + b"K\x00\x85C\x01b\x87R"
+QUIET = {
+    "a persistent id": b"\x80\x02U\x03abcQ.",
+    "a persistent id, text": b"Pabc\n.",
+    "extension registry": b"\x80\x02\x82\x01.",
+    "extension registry, 2 bytes": b"\x80\x02\x83\x01\x01.",
+    "extension registry, 4 bytes": b"\x80\x02\x84\x01\x01\x01\x01.",
+    "a huge frame": frame((1 << 64) - 1) + b"].",
+    "a huge string": b"\x80\x02]T" + struct.pack("<i", (1 << 31) - 1) + b"a",
+    "a string of negative length": b"\x80\x02]T" + struct.pack("<i", -1) + b"a",
+    "huge bytes": b"\x80\x03]B" + struct.pack("<I", (1 << 32) - 1) + b"a",
+    "huge bytes, 8 bytes": b"\x80\x04]\x8e" + struct.pack("<Q", 1 << 62) + b"a",
+    "a huge byte array": b"\x80\x05]\x96" + struct.pack("<Q", 1 << 62) + b"a",
+    "a huge number": b"\x80\x02\x8b" + struct.pack("<i", (1 << 31) - 1) + b"\x01",
+    "a huge place in the memo": b"\x80\x02]r\xff\xff\xff\xff(j\xff\xff\xff\xfee.",
+    "memo of nothing": b"\x80\x02h\x05.",
+    "a text of many digits": b"\x80\x02L" + b"9" * 100_000 + b"L\n.",
+    "nested marks": b"\x80\x02" + b"(" * 100_000 + b".",
+    "nested tuples": b"\x80\x04K\x01" + b"\x85" * 200_000 + b"R.",
+    "tuples that double": b"\x80\x04K\x01\x94h\x00\x86"
+    + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(1, 99)) + b"b.",
+    "lists in lists": b"\x80\x04]\x94" + b"]" * 100_000 + b".",
+    "a list in itself": b"\x80\x04]\x94(h\x00h\x00e](\x88e\x86.",
+    "one list twice": b"\x80\x04]\x94h\x00\x86.",
+    "a full stack": b"\x80\x02]" + b"(" + b"\x88" * 150_000 + b"e.",
+    "append to a tuple": b"\x80\x02K\x01\x85\x88a.",
+    "a call of a number": b"\x80\x02K\x01K\x01\x85R.",
+    "a call of a list": b"\x80\x02]K\x01\x85R.",
+    "a name that is a number": b"\x80\x04K\x01K\x01\x93.",
+    "a name of lists": b"\x80\x04]]\x93.",
+    "a name with a null": b"\x80\x04" + short("numpy\0") + short("ndarray") + b"\x93.",
+    "an attribute of an attribute": b"\x80\x04" + short("numpy") + short("ndarray.tofile") + b"\x93.",
+    "a module of the same ending": b"\x80\x04" + short("x.numpy") + short("dtype") + b"\x93.",
+    "numpy.load": b"\x80\x04" + short("numpy") + short("load") + b"\x93.",
+    "copyreg": b"\x80\x04" + short("copyreg") + short("_reconstructor") + b"\x93.",
+    "an array of objects": b"\x80\x04](" + ARRAY + b"(K\x01K\x01\x85" + U1.replace(b"u1", b"O8") + b"\x89C\x01atbe.",
+    "an array of floats": b"\x80\x04](" + ARRAY
+    + b"(K\x01K\x01\x85" + U1.replace(b"u1", b"f8") + b"\x89C\x08abcdefghtbe.",
+    "an array larger than its bytes": b"\x80\x04](" + ARRAY + b"(K\x01J\xff\xff\xff\x7f\x85" + U1 + b"\x89C\x01atbe.",
+    "an array of negative size": b"\x80\x04](" + ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + U1 + b"\x89C\x01atbe.",
+    "an array in two dimensions": b"\x80\x04](" + ARRAY + b"(K\x01K\x01K\x01\x86" + U1 + b"\x89C\x01atbe.",
+    "an array in another order": b"\x80\x04](" + ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x88C\x01atbe.",
+    "an array of a list": b"\x80\x04](" + ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x89]tbe.",
+    "an array built twice": b"\x80\x04](" + ARRAY + 2 * (b"(K\x01K\x01\x85" + U1 + b"\x89C\x01atb") + b"e.",
+    "an array reserved by its first call": b"\x80\x04]" + NP + b"J\xff\xff\xff\x7f\x85C\x01b\x87Ra.",
+    "an array of another class": b"\x80\x04]"
+    + NP.replace(b"\x8c\x07ndarray", b"\x8c\x05dtype") + b"K\x00\x85C\x01b\x87Ra.",
+    "an array without its bytes": b"\x80\x04](" + 2 * ARRAY + b"e](\x88e\x86.",
+    "a type with metadata": b"\x80\x04" + U1.replace(b"NNN", b"NN]") + b".",
+    "a scalar of the wrong size": b"\x80\x04" + short("numpy.core.multiarray") + short("scalar") + b"\x93"
+    + U1.replace(b"u1", b"b1") + b"C\x02\x01\x01\x86R.",
+    "a scalar that is no truth value": b"\x80\x04" + short("numpy.core.multiarray") + short("scalar") + b"\x93"
+    + U1.replace(b"u1", b"b1") + b"C\x01\x02\x86R.",
+    "two packs": pickle.dumps((SHOWN, SAME), 4) * 2,
+    "protocol 1": pickle.dumps((SHOWN, SAME), 1),
+    "protocol 255": b"\x80\xff].",
+    "an image": IMAGES[0],
+    "a text": b"<!DOCTYPE html><html>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(QUIET))
+def test_a_crooked_pickle_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"some\.bin, at byte [\d,]+, after \d+ whole images: .*(fetch it again|delete it)"
+    ):
+        read_bin(put(tmp_path, QUIET[name]))
+
+
+def test_the_hand_made_parts_are_a_pack_when_they_are_put_right(tmp_path: Path) -> None:
+    one = ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x89C\x01atb"
+    truth = short("numpy.core.multiarray") + short("scalar") + b"\x93" + U1.replace(b"u1", b"b1") + b"C\x01\x01\x86R"
+    data = b"\x80\x04](" + 2 * one + b"e]" + truth + b"a\x86."
+    assert held(read_bin(put(tmp_path, data))) == ([b"a", b"a"], [True])
+
+
+def test_the_refusal_says_what_it_was_and_what_to_do(tmp_path: Path) -> None:
+    path = put(tmp_path, pickle.dumps(Call(os.system, "true"), 4))
+    with pytest.raises(
+        ValueError, match=r"'posix'\.'system', which no verification pack needs; nothing of it was run\. I"
+    ):
+        read_bin(path)
+    path = put(tmp_path, arrays(SHOWN, SAME, protocol=5))
+    with pytest.raises(ValueError, match=r"write it anew with write_bin"):
+        read_bin(path)
+
+
+WHOLE = {"python 2": python2(SHOWN, SAME), "bytes": pickle.dumps((SHOWN, SAME), 4), "arrays": arrays(SHOWN, SAME)}
+
+
+def read_or_error(path: Path, data: bytes) -> None:
+    """Either a pack that lies within the file, or a ValueError that names it."""
+    path.write_bytes(data)
+    try:
+        pack = read_bin(path)
+    except ValueError as error:
+        assert "some.bin" in str(error)
+        return
+    assert len(pack) == 2 * len(pack.same) > 0
+    assert (pack.starts >= 0).all() and (pack.lengths > 0).all() and (pack.starts + pack.lengths <= len(data)).all()
+    assert len(pack.files) == len(pack)
+
+
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+
+
+@SETTINGS
+@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
+def test_any_change_of_a_pack_is_read_or_named(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    broken = bytearray(WHOLE[kind])
+    edges = [*range(200), *range(len(broken) - 400, len(broken))]
+    for _ in range(data.draw(st.integers(1, 3))):
+        broken[data.draw(st.sampled_from(edges))] = data.draw(st.integers(0, 255))
+    read_or_error(tmp_path / "some.bin", bytes(broken[: data.draw(st.integers(1, len(broken)))]))
+    read_or_error(tmp_path / "some.bin", bytes(broken))
+
+
+PIECES = [
+    ARRAY,
+    U1,
+    NP,
+    DTYPE,
+    STATE,
+    b"](",
+    b"e",
+    b"\x88",
+    b"C\x01a",
+    b"\x94",
+    b"h\x00",
+    b"\x86.",
+    b"\x85",
+    b"R",
+    b"b",
+    b"K\x01",
+    b".",
+]
+
+
+@SETTINGS
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=3)), max_size=30))
+def test_any_instructions_are_read_or_named(tmp_path: Path, pieces: list[bytes]) -> None:
+    read_or_error(tmp_path / "some.bin", b"\x80\x04" + b"".join(pieces))
+
+
+@SETTINGS
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=600), st.binary(min_size=1, max_size=9), st.booleans()), min_size=1
+    )
+)
+def test_what_is_written_is_read_and_loaded_back(tmp_path: Path, pairs: list[tuple[bytes, bytes, bool]]) -> None:
+    images, same = [image for a, b, _ in pairs for image in (a, b)], [value for _, _, value in pairs]
+    write_bin(tmp_path / "some.bin", images, same)
+    assert held(read_bin(tmp_path / "some.bin")) == (images, same)
+    assert pickle.load(io.BytesIO((tmp_path / "some.bin").read_bytes()), encoding="bytes") == (images, same)
+    for data in (python2(images, same), arrays(images, same), pickle.dumps((images, same), 4)):
+        assert held(read_bin(put(tmp_path, data))) == (images, same)
