@@ -51,7 +51,7 @@ class ArcFace(MarginSoftmax):
     """m, in radians, 0 to π."""
 
     def target(self, cosine: Tensor) -> Tensor:
-        height = sine(cosine)
+        height = sine(cosine)  # first: the order decides in which the parts of the gradient are added, so its last bits
         turned = cosine * math.cos(self.margin) - height * math.sin(self.margin)
         beyond = cosine - self.margin * math.sin(self.margin)
         return torch.where(cosine > -math.cos(self.margin), turned, beyond)
