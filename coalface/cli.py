@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +95,61 @@ def methods(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(rows, indent=1))
         return
     _table(rows)
+
+
+@app.command()
+def models(
+    names: Annotated[list[str] | None, typer.Argument(help="Backbones; all of them where none is named.")] = None,
+    size: Annotated[int, typer.Option(help="Side of the square images in pixels.")] = 112,
+    channels: Annotated[int, typer.Option(help="1 for grey, 3 for RGB.")] = 3,
+    measure: Annotated[bool, typer.Option("--measure", help="Also time training and inference on this CPU.")] = False,
+    batch: Annotated[int, typer.Option(help="Images a batch where measured.")] = 8,
+    threads: Annotated[int, typer.Option(help="Threads where measured.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """List the backbones: parameters, multiply-adds, message size, and images per second when asked."""
+    import json
+
+    from coalface.models.catalogue import catalogue
+    from coalface.models.measuring import processor
+    from coalface.report.runs import size as in_bytes
+
+    entries = catalogue(
+        names or (),
+        size=size,
+        channels=channels,
+        measured=measure,
+        batch=batch,
+        threads=threads,
+        begins=lambda name: typer.echo(f"measuring {name} …", err=True),
+    )
+    if as_json:
+        asked = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
+        typer.echo(json.dumps({**asked, "models": entries}, indent=1))
+        return
+    rows = []
+    for entry in (e for e in entries if "cannot" not in e):
+        row = {
+            "model": entry["name"],
+            "embedding": entry["embedding_size"],
+            "parameters": f"{entry['parameters']:,}",
+            "multiply-adds": f"{entry['multiply_adds'] / 1e6:,.1f} M",
+            "message": in_bytes(entry["message_bytes"]),
+            "BatchNorm": "yes" if entry["batchnorm"] else "no",
+        }
+        if measure:
+            row["inference/s"] = f"{entry['speed']['inference']:.3g}"
+            row["training/s"] = f"{entry['speed']['training']:.3g}"
+        rows.append(row)
+    if rows:
+        _table(rows, numbers=[key for key in rows[0] if key not in ("model", "BatchNorm")])
+    for entry in entries:
+        if "cannot" in entry:
+            typer.echo(entry["cannot"])
+    typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
+    if measure:
+        counted = f"{threads} thread{'s' * (threads > 1)}"
+        typer.echo(f"Images per second: batches of {batch}, float32, {counted}, {processor()}.")
 
 
 @app.command()
@@ -213,15 +269,13 @@ def pack(
     grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
 ) -> None:
     """Decode identity folders once, into a pack that training reads as a memory map."""
-    import rich.progress
-
     from coalface.data.folder import read_folder
     from coalface.data.pack import read_pack, write_pack
+    from coalface.report.counting import counting
 
     listed = read_folder(source)
-    with rich.progress.Progress() as bar:
-        task = bar.add_task("packing", total=len(listed.files))
-        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: bar.update(task, completed=done))
+    with counting("packing", len(listed.files)) as count:
+        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(out)
     typer.echo(f"{out}: {len(faces):,} images of {len(faces.names):,} identities, {size}×{size}")
 
@@ -238,12 +292,76 @@ def sheet(
     typer.echo(f"wrote {out}")
 
 
-def _table(rows: list[dict[str, Any]]) -> None:
+@data.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
+    to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="For a .bin: a pair list in LFW's format.")] = None,
+    draw: Annotated[
+        int | None, typer.Option(help="For a .bin: so many genuine and impostor pairs, drawn by --seed.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawn pairs.")] = 0,
+    size: Annotated[int, typer.Option(help="For a pack: side of the images in pixels.")] = 112,
+    grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert between identity folders, insightface's records and .bin packs, and our packs."""
+    from coalface.core import generator
+    from coalface.data import convert as converting
+    from coalface.data.stores import open_store
+    from coalface.report.counting import counting
+
+    kind = converting.kind_of(out, to)
+    store = open_store(source)
+    wanted = converting.Pairs(pairs, draw, generator(seed, "convert", "pairs"))
+    with counting("converting", len(store), quiet) as count:
+        remarks = converting.convert(
+            store, out, kind, size=size, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
+        )
+    for remark in remarks:
+        typer.echo(f"note: {remark}")
+    made = open_store(out)
+    typer.echo(f"{out}: {kind}, {len(made):,} images of {len(made.names):,} identities")
+
+
+@data.command()
+def inspect(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Look at headers only: faster, finds less damage.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong."""
+    import json
+
+    from coalface.data import inspection
+    from coalface.data.stores import open_store
+    from coalface.report.counting import counting
+
+    store = open_store(source)
+    with counting("looking", len(store), quiet or as_json) as count:
+        report = inspection.inspect(
+            store.items(),
+            store.names,
+            store.files.__getitem__,
+            path=str(source),
+            kind=store.kind,
+            notes=store.notes,
+            decode=not headers,
+            progress=count,
+        )
+    typer.echo(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) if as_json else inspection.text(report))
+
+
+def _table(rows: list[dict[str, Any]], numbers: Collection[str] = ()) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for key in rows[0]:
-        table.add_column(key, overflow="fold")
+        table.add_column(key, overflow="fold", justify="right" if key in numbers else "left")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     _print(table)

@@ -131,6 +131,32 @@ def inspect(
     return report
 
 
+def text(report: Report) -> str:
+    """The report for a person to read."""
+    spread = report.per_identity
+    lines = [
+        f"{report.path} ({report.kind}): {report.images:,} images of {report.identities:,} identities",
+        f"images of an identity: {spread.get('least', 0):,} to {spread.get('most', 0):,}, median "
+        f"{spread.get('median', 0):g}, mean {spread.get('mean', 0):.1f}; {report.single:,} have one",
+        f"sizes: {_listed(report.sizes)}{' …' if report.different_sizes > len(report.sizes) else ''}",
+        f"channels: {_listed(report.channels)}; kinds: {_listed(report.formats)}",
+    ]
+    within = report.doubled_within if report.kind != "bin" else []
+    groups = [("the same bytes, one identity", g) for g in within]
+    groups += [("the same bytes, several identities", g) for g in report.doubled_across]
+    groups += [("nearly the same name", g) for g in report.near_names]
+    lines += [f"damaged: {said}" for said in report.damaged]
+    lines += [f"{what}: {', '.join(group)}" for what, group in groups]
+    lines += (
+        ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else ["nothing looks wrong"]
+    )
+    return "\n".join(lines)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{what} ({count:,})" for what, count in counts.items()) or "none"
+
+
 def _count(report: Report, labels: NDArray[np.int64], identities: int) -> None:
     counts = np.bincount(labels, minlength=identities)
     if len(counts):
@@ -203,12 +229,12 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
             f"{report.doubled_across_count:,} images are also there under another identity: their labels contradict "
             "each other, and one that is judged on may be trained on"
         )
-    if report.doubled_within_count:
+    if report.doubled_within_count and report.kind != "bin":  # where an image stands in several pairs
         yield f"{report.doubled_within_count:,} images are copies of others of the same identity"
     empty = report.per_identity.get("least") == 0
     if empty:
         yield "there are identities without an image that can be read"
-    if report.identities and report.single:
+    if report.identities and report.single and report.kind != "bin":
         share = 100 * report.single / report.identities
         yield f"{report.single:,} of {report.identities:,} identities ({share:.0f} %) have one image only"
     if len(report.channels) > 1:

@@ -51,7 +51,10 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
 
 
 def test_without_decoding_only_headers_are_judged() -> None:
-    assert looked([(0, image(1)[:-200]), (0, image(2))], decode=False).damaged_count == 0
+    whole = image(1)
+    broken = whole[:80] + bytes(400) + whole[480:]
+    assert looked([(0, broken), (0, image(2))]).damaged_count == 1
+    assert looked([(0, broken), (0, image(2))], decode=False).damaged_count == 0
 
 
 def test_damaged_examples_are_few_and_their_count_is_whole() -> None:

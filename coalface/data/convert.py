@@ -1,0 +1,268 @@
+"""From one form of a set of face images to another: identity folders, records, `.bin` packs of pairs, our packs.
+
+The encoded bytes of an image are kept as they are, so that nothing is lost on the way; only our pack holds pixels,
+which become PNG images, without loss, when they leave it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import typing
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.bins import write_bin
+from coalface.data.faces import FaceSet
+from coalface.data.headers import read_header
+from coalface.data.pack import write_pack
+from coalface.data.pairs import PairList, balanced_pairs, read_pairs
+from coalface.data.rec import write_rec
+from coalface.data.source import Source
+from coalface.data.stores import IDENTITIES, Kind, Store
+
+PAIRS = "pairs.txt"
+"""Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
+
+Progress = Callable[[int, int], None]
+_ENDINGS = {"jpeg": ".jpg", "png": ".png", "bmp": ".bmp", "webp": ".webp", "pnm": ".pgm"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs go into a `.bin`: those of a list in LFW's format, or so many drawn."""
+
+    path: Path | None = None
+    draw: int | None = None
+    rng: np.random.Generator | None = None
+    """For `draw`."""
+
+
+def kind_of(out: Path, wanted: str | None) -> Kind:
+    """The form to make: `wanted`, or that of the name. Raises ValueError where neither says it."""
+    kinds: tuple[Kind, ...] = typing.get_args(Kind)
+    for kind in kinds:
+        if kind == wanted or (wanted is None and kind == "bin" and out.suffix == ".bin"):
+            return kind
+    if wanted is None:
+        raise ValueError(f"{out}: say what to make, by --to {', --to '.join(kinds)}, or by a name that ends in .bin")
+    raise ValueError(f"--to {wanted}: there is no such form; known: {', '.join(kinds)}")
+
+
+def convert(
+    store: Store,
+    out: str | os.PathLike[str],
+    kind: Kind,
+    *,
+    size: int = 112,
+    grey: bool = False,
+    pairs: Pairs | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[str]:
+    """Write the images of `store` to `out` in another form; returns remarks on what could not be carried over.
+
+    `size` and `grey` are for our pack. A `.bin` takes its pairs from `pairs`, or from the store if that is one.
+    Everything is written beside `out` and renamed when it is whole.
+
+    Raises FileExistsError if something is at `out`, and ValueError for a form that the images do not fit.
+    """
+    out = Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(f"{out} is there already: choose another name, or move it away")
+    if kind == "folder":
+        return _to_folder(store, out, progress)
+    if kind == "rec":
+        return _to_rec(store, out, progress)
+    if kind == "bin":
+        return _to_bin(store, out, pairs, progress)
+    return _to_pack(store, out, size, grey, progress)
+
+
+def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
+    """`IDENTITY/IDENTITY_0001.jpg`, as LFW; a store that has file names of its own keeps them."""
+    partial = _beside(out)
+    remarks: list[str] = []
+    try:
+        files = []
+        for i, name in enumerate(_file_names(store)):
+            data = store.encoded(i)
+            if not name.suffix:
+                name = name.with_suffix(_ENDINGS[read_header(data, store.files[i]).kind])
+            (partial / name.parent).mkdir(exist_ok=True)
+            with open(partial / name, "xb") as file:
+                file.write(data)
+            files.append(name)
+            progress(i + 1, len(store))
+        if store.pairs is not None:
+            text, remarks = _pair_lines(store.pairs, files)
+            (partial / PAIRS).write_text(text, encoding="utf-8")
+        _rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return remarks
+
+
+def _file_names(store: Store) -> Iterator[Path]:
+    """Where each image goes; without an ending where its kind must be looked at."""
+    named = store.kind in ("folder", "pack")
+    counts = [0] * len(store.names)
+    for i, label in enumerate(store.labels.tolist()):
+        counts[label] += 1
+        if named:
+            file = Path(store.files[i])
+            yield file.with_suffix(".png") if store.kind == "pack" else file
+        else:
+            name = store.names[label]
+            yield Path(name) / f"{name}_{counts[label]:04d}"
+
+
+def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
+    order = np.argsort(store.labels, kind="stable")
+    present, labels = np.unique(store.labels, return_inverse=True)
+    first = read_header(store.encoded(int(order[0])), store.files[int(order[0])])
+    others = 0
+
+    def images() -> Iterator[tuple[int, bytes]]:
+        nonlocal others
+        for done, i in enumerate(order.tolist(), start=1):
+            data = bytes(store.encoded(i))
+            header = read_header(data, store.files[i])
+            others += (header.width, header.height) != (first.width, first.height)
+            yield int(labels[i]), data
+            progress(done, len(order))
+
+    partial = _beside(out)
+    try:
+        write_rec(images(), partial, size=(first.height, first.width))
+        names = [store.names[k] for k in present.tolist()]
+        text = "".join(f"{name}\n" for name in names)
+        (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        _rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    remarks = []
+    if others or (first.width, first.height) != (112, 112):
+        sizes = f"{first.width}×{first.height}" + (f", and {others:,} images are of other sizes" if others else "")
+        remarks.append(f"the images are {sizes}: insightface's loader wants all of them to be 112×112")
+    if store.pairs is not None:
+        remarks.append("records hold no pairs: those of the .bin are left out")
+    return remarks
+
+
+def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -> list[str]:
+    listed = _pairs_of(store, wanted)
+    places = np.stack([listed.left, listed.right], axis=1).reshape(-1)
+
+    def images() -> Iterator[bytes | memoryview]:
+        for done, i in enumerate(places.tolist(), start=1):
+            yield store.encoded(i)
+            progress(done, len(places))
+
+    write_bin(out, images(), listed.same.tolist())
+    remarks = []
+    left = len(store) - len(np.unique(places))
+    if left:
+        remarks.append(f"{left:,} images are in no pair, so a .bin has no place for them")
+    if listed.fold is not None and not np.array_equal(listed.fold, np.sort(listed.fold)):
+        remarks.append("the pairs are not in the order of their folds, and a .bin cuts folds by position")
+    return remarks
+
+
+def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
+    if wanted is None or (wanted.path is None and wanted.draw is None):
+        if store.pairs is not None:
+            return store.pairs
+        raise ValueError(
+            "a .bin holds pairs: give a list in LFW's format (--pairs FILE), or how many genuine and as many impostor "
+            "pairs to draw (--draw N)"
+        )
+    pixels = np.zeros((len(store), 1, 1, 1), np.uint8)
+    faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, store.files)
+    if wanted.path is not None:
+        return read_pairs(wanted.path, faces)
+    if wanted.draw is None or wanted.rng is None:
+        raise ValueError("drawn pairs need their number and a generator")
+    return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+
+
+def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
+    source = store.source
+    if isinstance(source, FaceSet):
+        raise ValueError(f"{store.path} is a pack already: pack its source anew at another size")
+    write_pack(_Named(source, store), out, size=size, grey=grey, progress=progress)
+    if store.pairs is None:
+        return []
+    text, remarks = _pair_lines(store.pairs, [Path(file) for file in _Named(source, store).files])
+    beside = out.with_name(f"{out.name}.{PAIRS}")
+    beside.write_text(text, encoding="utf-8")
+    return [f"its pairs are in {beside}", *remarks]
+
+
+class _Named:
+    """A source under the names of its store, with files called as LFW's where pairs name them."""
+
+    def __init__(self, source: Source, store: Store) -> None:
+        self._source, self.names, self.labels = source, store.names, store.labels
+        self.files: list[str] = [str(name) for name in _file_names(store)] if store.pairs else list(store.files)
+        if store.pairs:
+            self.files = [f"{name}.jpg" for name in self.files]
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        return self._source.images(size=size, grey=grey)
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+
+def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
+    """A pair list in LFW's format, of View 2 where every fold has its genuine pairs first, and as many impostor pairs.
+
+    Other lists become View 1, which has no folds: all genuine pairs, then all impostor pairs, as many of each; what is
+    more of one kind is left out, with a remark. Raises ValueError where an impostor pair shows one identity.
+    """
+    half = len(pairs) // 20
+    blocks = np.tile(np.repeat([True, False], half), 10)
+    whole = half > 0 and len(pairs) == 20 * half and np.array_equal(pairs.same, blocks)
+    remarks = []
+    if whole:
+        order, head = np.arange(len(pairs)), f"10 {half}"
+    else:
+        genuine, impostor = np.flatnonzero(pairs.same), np.flatnonzero(~pairs.same)
+        count = min(len(genuine), len(impostor))
+        order, head = np.concatenate([genuine[:count], impostor[:count]]), str(count)
+        if 2 * count < len(pairs):
+            remarks.append(f"{len(pairs) - 2 * count:,} pairs are left out: LFW's format wants as many of each kind")
+        if not np.array_equal(order, np.arange(len(pairs))):
+            remarks.append(
+                "the pairs are in another order than in the .bin, without folds: LFW's format has no such mix"
+            )
+    lines = [head]
+    for left, right, same in zip(pairs.left[order], pairs.right[order], pairs.same[order], strict=True):
+        one, other = files[left], files[right]
+        if not same and one.parent == other.parent:
+            raise ValueError(
+                f"an impostor pair of {one} and {other} is one identity by other pairs: the .bin contradicts itself, "
+                "and LFW's format cannot say so"
+            )
+        numbers = [int(file.stem.rpartition("_")[2]) for file in (one, other)]
+        name, second = one.parent.name, other.parent.name
+        lines.append(f"{name}\t{numbers[0]}\t{numbers[1]}" if same else f"{name}\t{numbers[0]}\t{second}\t{numbers[1]}")
+    return "\n".join(lines) + "\n", remarks
+
+
+def _beside(out: Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir()
+    return partial
+
+
+def _rename(partial: Path, out: Path) -> None:
+    if out.is_dir():
+        out.rmdir()  # it is empty
+    os.rename(partial, out)

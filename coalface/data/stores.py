@@ -1,0 +1,134 @@
+"""Sets of face images in any of the field's forms, told apart by what lies at a path: folders, records, packs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.bins import Bin, read_bin
+from coalface.data.faces import FaceSet
+from coalface.data.folder import Folder, read_folder
+from coalface.data.inspection import Item
+from coalface.data.pack import read_pack
+from coalface.data.pairs import PairList
+from coalface.data.rec import Rec, read_rec
+
+Kind = Literal["folder", "rec", "bin", "pack"]
+
+IDENTITIES = "identities.txt"
+"""Beside a record file: the identities' names, one a line, since records hold only their numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """A set of images in one of the forms, found but not yet read."""
+
+    kind: Kind
+    path: Path
+    source: Folder | Rec | Bin | FaceSet
+    names: tuple[str, ...]
+    files: Sequence[str]
+    """(n,) where each image comes from, as `identity/file name`."""
+    labels: NDArray[np.int64]
+    encoded: Callable[[int], bytes | memoryview]
+    """The encoded bytes of an image; those of a pack, which holds pixels, are a PNG."""
+    pairs: PairList | None = None
+    """The pairs that a `.bin` holds."""
+    notes: tuple[str, ...] = ()
+    """What does not fit in what the store says of itself."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def items(self) -> Iterator[Item]:
+        """Each image for an inspection: one that cannot be read does not end it."""
+        for i, label in enumerate(self.labels.tolist()):
+            try:
+                yield Item(label, self.encoded(i))
+            except (OSError, ValueError) as error:
+                yield Item(label, None, f"{self.files[i]}: {error}")
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open identity folders, insightface's records (`train.rec`), a `.bin` pack of pairs, or a pack of ours.
+
+    Raises FileNotFoundError if nothing is at the path, and ValueError if it is none of these, or damaged.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix == ".bin":
+        return _of_bin(path)
+    if (path.is_file() and path.suffix == ".rec") or (path / "train.rec").is_file():
+        return _of_rec(path)
+    if (path / "meta.json").is_file():
+        return _of_pack(path)
+    if path.is_file():
+        raise ValueError(
+            f"{path} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a folder that "
+            "holds one folder of images per identity"
+        )
+    return _of_folder(path)
+
+
+def _of_folder(path: Path) -> Store:
+    found = read_folder(path)
+    return Store(
+        "folder", path, found, found.names, found.files, found.labels, lambda i: (path / found.files[i]).read_bytes()
+    )
+
+
+def _of_rec(path: Path) -> Store:
+    found = read_rec(path)
+    names, notes = found.names, []
+    listed = found.records.path.with_name(IDENTITIES)
+    if listed.is_file():
+        names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+        if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
+            raise ValueError(
+                f"{listed} names {len(names):,} identities, and the records have {len(found.names):,}: it belongs to "
+                "other records; delete it"
+            )
+    if found.announced is not None and found.announced[0] != len(names):
+        notes.append(f"`property` announces {found.announced[0]:,} identities, and {len(names):,} occur")
+    if len(found.identities) and len(found.identities) != len(names):
+        notes.append(f"{len(found.identities):,} identities have a range record, and {len(names):,} occur")
+    files = [f"{names[label]}/{key:08d}" for label, key in zip(found.labels.tolist(), found.keys.tolist(), strict=True)]
+    return Store(
+        "rec",
+        path,
+        found,
+        names,
+        files,
+        found.labels,
+        lambda i: found.read_many([i]).payload(0),
+        notes=tuple(notes),
+    )
+
+
+def _of_bin(path: Path) -> Store:
+    found = read_bin(path)
+    pairs, notes = found.pairs(), []
+    genuine = int(pairs.same.sum())
+    if 2 * genuine != len(pairs):
+        notes.append(
+            f"{genuine:,} of its {len(pairs):,} pairs are genuine: lists of the field have as many of each kind"
+        )
+    return Store(
+        "bin", path, found, found.names, found.files, found.labels, found.encoded, pairs=pairs, notes=tuple(notes)
+    )
+
+
+def _of_pack(path: Path) -> Store:
+    faces = read_pack(path)
+    files = faces.files or [f"{faces.names[label]}/{i:08d}" for i, label in enumerate(faces.labels.tolist())]
+    return Store("pack", path, faces, faces.names, files, faces.labels, lambda i: _png(faces.pixels[i]))
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    return bytes(cv2.imencode(".png", pixels[:, :, ::-1] if pixels.shape[2] == 3 else pixels)[1])

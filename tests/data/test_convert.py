@@ -1,0 +1,245 @@
+"""Every way between folders, records, `.bin` and packs: what was there is there again."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from coalface.cli import app
+from coalface.core import generator
+from coalface.data.bins import write_bin
+from coalface.data.convert import PAIRS, Pairs, convert, kind_of
+from coalface.data.folder import read_folder
+from coalface.data.pack import read_pack
+from coalface.data.pairs import read_pairs
+from coalface.data.rec import read_rec
+from coalface.data.stores import IDENTITIES, Store, open_store
+from coalface.data.synthetic import SyntheticFaces
+
+NAMES = ("Ann_Lee", "José_Núñez", "Bo")
+
+
+def faces(folder: Path, images: int = 4, suffix: str = ".jpg") -> Path:
+    """Identity folders of synthetic faces, named as LFW's; identity k has `images` + k."""
+    source = SyntheticFaces(len(NAMES), images + len(NAMES), 0, size=32, grey=False)
+    counts = dict.fromkeys(NAMES, 0)
+    for label, pixels in zip(source.labels.tolist(), source.images(size=32, grey=False), strict=True):
+        name = NAMES[label]
+        if counts[name] == images + label:
+            continue
+        counts[name] += 1
+        path = folder / name / f"{name}_{counts[name]:04d}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(cv2.imencode(suffix, pixels[:, :, ::-1])[1]))
+    return folder
+
+
+def content(store: Store) -> dict[str, list[bytes]]:
+    """Identity → the encoded images, in the store's order."""
+    found: dict[str, list[bytes]] = {}
+    for i, label in enumerate(store.labels.tolist()):
+        found.setdefault(store.names[label], []).append(bytes(store.encoded(i)))
+    return found
+
+
+def paired(store: Store) -> list[tuple[bytes, bytes, bool]]:
+    assert store.pairs is not None
+    sides = zip(store.pairs.left.tolist(), store.pairs.right.tolist(), store.pairs.same.tolist(), strict=True)
+    return [(bytes(store.encoded(a)), bytes(store.encoded(b)), same) for a, b, same in sides]
+
+
+def test_folders_and_records_hold_the_same_bytes_both_ways(tmp_path: Path) -> None:
+    folder = open_store(faces(tmp_path / "f"))
+    assert convert(folder, tmp_path / "r", "rec") == [
+        "the images are 32×32: insightface's loader wants all of them to be 112×112"
+    ]
+    rec = open_store(tmp_path / "r")
+    assert (rec.kind, len(rec)) == ("rec", len(folder)) and content(rec) == content(folder)
+    assert (tmp_path / "r" / "property").read_text() == "3,32,32\n"
+    assert read_rec(tmp_path / "r").names == ("0", "1", "2")  # without our list, identities are their numbers
+    assert convert(rec, tmp_path / "g", "folder") == []
+    assert content(open_store(tmp_path / "g")) == content(folder)
+    assert [p.relative_to(tmp_path / "g") for p in sorted((tmp_path / "g").rglob("*.jpg"))] == [
+        p.relative_to(tmp_path / "f") for p in sorted((tmp_path / "f").rglob("*.jpg"))
+    ]
+
+
+def test_records_without_names_become_folders_of_their_numbers(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    (tmp_path / "r" / IDENTITIES).unlink()
+    convert(open_store(tmp_path / "r"), tmp_path / "g", "folder")
+    assert sorted(p.name for p in (tmp_path / "g").iterdir()) == ["0", "1", "2"]
+    assert (tmp_path / "g" / "0" / "0_0001.jpg").exists()
+
+
+def test_a_list_of_names_of_other_records_is_refused(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    (tmp_path / "r" / IDENTITIES).write_text("only\n")
+    with pytest.raises(ValueError, match="belongs to other records"):
+        open_store(tmp_path / "r")
+
+
+def test_packs_give_back_their_pixels(tmp_path: Path) -> None:
+    folder = open_store(faces(tmp_path / "f", suffix=".png"))
+    convert(folder, tmp_path / "p", "pack", size=32)
+    pack = read_pack(tmp_path / "p", verify=True)
+    for way in ("folder", "rec"):
+        convert(open_store(tmp_path / "p"), tmp_path / way, way)  # type: ignore[arg-type]
+        convert(open_store(tmp_path / way), tmp_path / f"{way}-p", "pack", size=32)
+        again = read_pack(tmp_path / f"{way}-p")
+        assert np.array_equal(again.pixels, pack.pixels) and np.array_equal(again.labels, pack.labels)
+        assert again.names == pack.names
+
+
+def test_a_grey_pack_becomes_grey_images(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "p", "pack", size=16, grey=True)
+    convert(open_store(tmp_path / "p"), tmp_path / "g", "folder")
+    image = cv2.imread(str(next((tmp_path / "g").rglob("*.png"))), cv2.IMREAD_UNCHANGED)
+    assert image.shape == (16, 16)
+
+
+def listed(tmp_path: Path, folds: int) -> tuple[Store, Path]:
+    """Folders and a list of View 2 (or View 1, with no folds) over them."""
+    folder = open_store(faces(tmp_path / "f"))
+    block = ["Ann_Lee\t1\t2", "Bo\t3\t1", "Ann_Lee\t1\tBo\t2", "José_Núñez\t2\tAnn_Lee\t4"]
+    text = "\n".join([f"{folds}\t2" if folds else "2", *block * max(folds, 1)]) + "\n"
+    (tmp_path / "list.txt").write_text(text, encoding="utf-8")
+    return folder, tmp_path / "list.txt"
+
+
+@pytest.mark.parametrize("folds", [0, 10])
+def test_a_bin_holds_the_pairs_of_a_list_and_gives_them_back(tmp_path: Path, folds: int) -> None:
+    folder, path = listed(tmp_path, folds)
+    remarks = convert(folder, tmp_path / "x.bin", "bin", pairs=Pairs(path))
+    assert remarks == ["8 images are in no pair, so a .bin has no place for them"]
+    made = open_store(tmp_path / "x.bin")
+    want = [
+        (tmp_path / "f" / a / f"{a}_000{i}.jpg", tmp_path / "f" / b / f"{b}_000{j}.jpg", same)
+        for a, i, b, j, same in [
+            ("Ann_Lee", 1, "Ann_Lee", 2, True),
+            ("Bo", 3, "Bo", 1, True),
+            ("Ann_Lee", 1, "Bo", 2, False),
+            ("José_Núñez", 2, "Ann_Lee", 4, False),
+        ]
+    ]
+    assert paired(made) == [(a.read_bytes(), b.read_bytes(), same) for a, b, same in want] * max(folds, 1)
+    with open(tmp_path / "x.bin", "rb") as file:  # as insightface reads it
+        images, same = pickle.load(file, encoding="bytes")  # our own file
+    assert len(images) == 2 * len(same) and same == made.pairs.same.tolist()  # type: ignore[union-attr]
+
+    assert convert(made, tmp_path / "g", "folder") == []
+    back = open_store(tmp_path / "g")
+    assert (tmp_path / "g" / PAIRS).read_text().splitlines()[0] == (f"{folds} 2" if folds else "2")
+    convert(back, tmp_path / "y.bin", "bin", pairs=Pairs(tmp_path / "g" / PAIRS))
+    assert (tmp_path / "y.bin").read_bytes() == (tmp_path / "x.bin").read_bytes()
+
+
+def test_a_bin_becomes_a_pack_with_its_pairs_beside_it(tmp_path: Path) -> None:
+    folder, path = listed(tmp_path, 10)
+    convert(folder, tmp_path / "x.bin", "bin", pairs=Pairs(path))
+    store = open_store(tmp_path / "x.bin")
+    remarks = convert(store, tmp_path / "p", "pack", size=32)
+    assert remarks == [f"its pairs are in {tmp_path / 'p'}.{PAIRS}"]
+    pack = read_pack(tmp_path / "p")
+    pairs = read_pairs(tmp_path / f"p.{PAIRS}", pack)
+    assert store.pairs is not None
+    for ours, theirs in ((pairs.left, store.pairs.left), (pairs.same, store.pairs.same)):
+        assert np.array_equal(ours, theirs)
+    assert pairs.fold is not None and np.array_equal(pairs.fold, np.repeat(np.arange(10), 4))
+
+
+def test_a_mixed_order_of_pairs_becomes_view_1_with_a_remark(tmp_path: Path) -> None:
+    images = [path.read_bytes() for path in sorted(faces(tmp_path / "f").rglob("Ann_Lee*.jpg"))]
+    others = [path.read_bytes() for path in sorted((tmp_path / "f").rglob("Bo*.jpg"))]
+    write_bin(
+        tmp_path / "x.bin", [images[0], others[0], images[1], images[2], others[1], others[2]], [False, True, True]
+    )
+    remarks = convert(open_store(tmp_path / "x.bin"), tmp_path / "g", "folder")
+    assert [said.split(":")[0] for said in remarks] == [
+        "1 pairs are left out",
+        "the pairs are in another order than in the .bin, without folds",
+    ]
+    assert (tmp_path / "g" / PAIRS).read_text().startswith("1\n")
+
+
+def test_a_bin_that_contradicts_itself_is_not_made_into_a_list(tmp_path: Path) -> None:
+    a, b = (path.read_bytes() for path in sorted(faces(tmp_path / "f").rglob("Ann_Lee*.jpg"))[:2])
+    write_bin(tmp_path / "x.bin", [a, b, a, b], [True, False])
+    with pytest.raises(ValueError, match="contradicts itself"):
+        convert(open_store(tmp_path / "x.bin"), tmp_path / "g", "folder")
+    assert not (tmp_path / "g").exists() and not list(tmp_path.glob(".*partial"))
+
+
+def test_drawn_pairs_follow_from_the_generator(tmp_path: Path) -> None:
+    folder = open_store(faces(tmp_path / "f"))
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        convert(folder, tmp_path / f"{name}.bin", "bin", pairs=Pairs(draw=10, rng=generator(seed, "x")))
+    a, b, c = ((tmp_path / f"{name}.bin").read_bytes() for name in "abc")
+    assert a == b != c
+    assert sum(same for _, _, same in paired(open_store(tmp_path / "a.bin"))) == 10
+
+
+def test_a_bin_needs_pairs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--pairs FILE"):
+        convert(open_store(faces(tmp_path / "f")), tmp_path / "x.bin", "bin")
+
+
+def test_records_of_a_bin_leave_its_pairs_out_and_say_so(tmp_path: Path) -> None:
+    folder, path = listed(tmp_path, 10)
+    convert(folder, tmp_path / "x.bin", "bin", pairs=Pairs(path))
+    assert "no pairs" in convert(open_store(tmp_path / "x.bin"), tmp_path / "r", "rec")[-1]
+    assert len(open_store(tmp_path / "r")) == 80
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    store = open_store(faces(tmp_path / "f"))
+    before = {path: path.read_bytes() for path in (tmp_path / "f").rglob("*.jpg")}
+    for kind in ("folder", "rec", "pack", "bin"):
+        with pytest.raises(FileExistsError, match="move it away"):
+            convert(store, tmp_path / "f", kind, pairs=Pairs(draw=2, rng=generator(0)))  # type: ignore[arg-type]
+    assert {path: path.read_bytes() for path in (tmp_path / "f").rglob("*.jpg")} == before
+
+
+@pytest.mark.parametrize("kind", ["rec", "pack"])
+def test_a_damaged_image_leaves_nothing_half_written(tmp_path: Path, kind: str) -> None:
+    faces(tmp_path / "f")
+    (tmp_path / "f" / "Bo" / "Bo_0002.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="Bo_0002"):
+        convert(open_store(tmp_path / "f"), tmp_path / "out", kind)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+def test_the_form_is_known_from_the_name_or_is_asked_for() -> None:
+    assert kind_of(Path("x.bin"), None) == "bin" and kind_of(Path("x"), "rec") == "rec"
+    with pytest.raises(ValueError, match="say what to make"):
+        kind_of(Path("x"), None)
+    with pytest.raises(ValueError, match="no such form"):
+        kind_of(Path("x.bin"), "zip")
+
+
+def test_what_is_no_set_of_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(ValueError, match="no set of images"):
+        open_store(tmp_path / "x.txt")
+    with pytest.raises(FileNotFoundError):
+        open_store(tmp_path / "missing")
+
+
+def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    faces(tmp_path / "f")
+    run = CliRunner().invoke
+    made = run(app, ["data", "convert", str(tmp_path / "f"), str(tmp_path / "r"), "--to", "rec"])
+    assert made.exit_code == 0 and "15 images of 3 identities" in made.output and "note: " in made.output
+    looked = run(app, ["data", "inspect", str(tmp_path / "r"), "--json"])
+    report = json.loads(looked.output)
+    assert (report["kind"], report["images"], report["damaged_count"]) == ("rec", 15, 0)
+    told = run(app, ["data", "inspect", str(tmp_path / "r"), "--headers"])
+    assert "15 images of 3 identities" in told.output and "nothing looks wrong" in told.output
+    assert len(read_folder(tmp_path / "f").files) == 15
