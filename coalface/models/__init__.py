@@ -13,14 +13,26 @@ from torch import nn
 from coalface.models.cnn import CnnSmall
 from coalface.models.feduv_cnn import FedUvCnn
 from coalface.models.groups import Backbone, BatchNormPolicy
-from coalface.models.iresnet import ir18
+from coalface.models.iresnet import ir18, ir34, ir50, ir100
+from coalface.models.mobilefacenet import MobileFaceNet
+from coalface.models.resnet import resnet34
+from coalface.models.sphere import sphere20, sphere64
+from coalface.models.vit import VitTiny
 
-__all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "describe"]
+__all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "describe", "sketch"]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn-small": CnnSmall,
     "feduv-cnn": FedUvCnn,
     "ir18": ir18,
+    "ir34": ir34,
+    "ir50": ir50,
+    "ir100": ir100,
+    "resnet34": resnet34,
+    "sphere20": sphere20,
+    "sphere64": sphere64,
+    "mobilefacenet": MobileFaceNet,
+    "vit-tiny": VitTiny,
 }
 """Name → `make(size, channels, embedding_size=its own default)`.
 
@@ -47,6 +59,15 @@ def build(
             return _make(name, size, channels, embedding_size)
 
 
+def sketch(name: str, *, size: int, channels: int, embedding_size: int | None = None) -> nn.Module:
+    """A backbone on the meta device: names, shapes and dtypes without memory for weights, for counting.
+
+    Raises ValueError as `build` does.
+    """
+    with torch.device("meta"):
+        return _make(name, size, channels, embedding_size)
+
+
 @dataclass(frozen=True)
 class Description:
     """What a backbone weighs."""
@@ -69,8 +90,7 @@ def describe(
     >>> describe("cnn-small", size=64, channels=1).parameters
     310768
     """
-    with torch.device("meta"):
-        module = _make(name, size, channels, embedding_size)
+    module = sketch(name, size=size, channels=channels, embedding_size=embedding_size)
     shared = Backbone(module, policy).shared().values()
     kept = Backbone(module, policy).kept().values()
     return Description(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-BLOCKS = {18: (2, 2, 2, 2)}
-"""Depth → residual blocks in each of the four stages."""
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
+"""Depth → residual blocks in each of the four stages: the depths of insightface."""
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -37,9 +37,9 @@ class IResNet(nn.Module):
     """A 3×3 stem, four stages that each halve the side, BN, dropout, one linear layer and BN over the embedding.
 
     (n, channels, size, size) → (n, embedding_size). The linear layer reads 512 · ⌈size / 16⌉² numbers: 7×7 at 112, 4×4
-    at 64. Names, shapes and order of the state dict are those of insightface's `iresnet*`, so its weights load at
-    channels 3, size 112 and embedding size 512. The scale of the last BN is fixed at 1, as there: the length of an
-    embedding carries no identity.
+    at 64. Names, shapes, dtypes and order of the state dict are those of insightface's `iresnet*`, so that a state dict
+    of one loads into the other at channels 3, size 112 and embedding size 512. The scale of the last BN is fixed at 1,
+    as there: the length of an embedding carries no identity.
 
     Raises ValueError for an unknown depth, or a size below 16.
     """
@@ -81,3 +81,18 @@ class IResNet(nn.Module):
 def ir18(size: int, channels: int, embedding_size: int = 512) -> IResNet:
     """The iResNet of depth 18: 24.0 M parameters at 112×112, 15.4 M at 64×64."""
     return IResNet(18, size, channels, embedding_size)
+
+
+def ir34(size: int, channels: int, embedding_size: int = 512) -> IResNet:
+    """The iResNet of depth 34: 34.1 M parameters at 112×112."""
+    return IResNet(34, size, channels, embedding_size)
+
+
+def ir50(size: int, channels: int, embedding_size: int = 512) -> IResNet:
+    """The iResNet of depth 50: 43.6 M parameters at 112×112."""
+    return IResNet(50, size, channels, embedding_size)
+
+
+def ir100(size: int, channels: int, embedding_size: int = 512) -> IResNet:
+    """The iResNet of depth 100: 65.2 M parameters at 112×112."""
+    return IResNet(100, size, channels, embedding_size)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from arithmetic import conv, only, total
+from torch import nn
+
+from coalface.models import Backbone, build, describe, sketch
+from coalface.models.counting import multiply_adds
+from coalface.models.mobilefacenet import Bottleneck
+
+TABLE = [(2, 64, 64, 2)] + 4 * [(2, 64, 64, 1)] + [(4, 64, 128, 2)] + 6 * [(2, 128, 128, 1)]
+TABLE += [(4, 128, 128, 2)] + 2 * [(2, 128, 128, 1)]
+"""Table 1 of the paper, a bottleneck a row: expansion, width in, width out, stride."""
+
+
+def by_hand(size, channels, outputs):
+    """Layers in order, without the BatchNorm that follows every convolution, and the sum of its channels."""
+    costs, normed = [], 0
+
+    def convolution(kernel, width, wider, side, groups=1, prelu=True):
+        nonlocal normed
+        costs.append(conv(kernel, width, wider, side, groups))
+        costs.append(only(wider * prelu))
+        normed += wider
+
+    side = size // 2
+    convolution(3, channels, 64, side)
+    convolution(3, 64, 64, side, groups=64)
+    for expansion, width, wider, stride in TABLE:
+        inner = expansion * width
+        convolution(1, width, inner, side)
+        side //= stride
+        convolution(3, inner, inner, side, groups=inner)
+        convolution(1, inner, wider, side, prelu=False)
+    convolution(1, 128, 512, side)
+    costs.append(conv(side, 512, 512, 1, groups=512))
+    costs.append(conv(1, 512, outputs, 1))
+    return total(costs), normed + 512 + outputs
+
+
+@pytest.mark.parametrize(("size", "channels"), [(112, 3), (112, 1), (64, 3), (64, 1)])
+def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
+    hand, normed = by_hand(size, channels, 128)
+    assert describe("mobilefacenet", size=size, channels=channels).parameters == hand.parameters + 2 * normed
+    module = sketch("mobilefacenet", size=size, channels=channels)
+    assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
+
+
+def test_it_weighs_what_the_paper_says():
+    hand, normed = by_hand(112, 3, 128)
+    # section 3.3: 0.99 million parameters and 221 million multiply-adds; folded, BatchNorm leaves a bias a channel
+    assert round((hand.parameters + normed) / 1e6, 2) == 0.99 and round(hand.multiply_adds / 1e6) == 221
+    assert hand.parameters + normed == 993_344 and hand.parameters + 2 * normed == 1_003_136
+    module = sketch("mobilefacenet", size=112, channels=3)
+    channels = sum(part.num_features for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+    assert sum(p.numel() for p in module.parameters()) - channels == 993_344 and module.embedding_size == 128
+
+
+def test_the_parts_that_are_linear_have_no_activation():
+    module = sketch("mobilefacenet", size=112, channels=3)
+    assert [type(part).__name__ for part in module.gdconv] == ["Conv2d", "BatchNorm2d"]
+    assert [type(part).__name__ for part in module.linear] == ["Conv2d", "BatchNorm2d"]
+    for block in module.blocks:
+        assert [type(part).__name__ for part in block.layers] == [
+            *("Conv2d", "BatchNorm2d", "PReLU", "Conv2d", "BatchNorm2d", "PReLU"),
+            *("Conv2d", "BatchNorm2d"),
+        ]
+    assert [block.adds for block in module.blocks] == [s == 1 and a == b for _, a, b, s in TABLE]
+
+
+@pytest.mark.parametrize(("size", "side"), [(112, 7), (64, 4), (100, 7)])
+def test_the_global_convolution_weighs_every_position_of_a_channel(size, side):
+    module = build("mobilefacenet", size=size, channels=1, generator=np.random.default_rng(0)).eval()
+    weight = module.gdconv[0].weight.detach()
+    assert weight.shape == (512, 1, side, side)
+    maps = torch.randn(2, 512, side, side, generator=torch.Generator().manual_seed(0))
+    sums = (maps * weight[:, 0]).sum(dim=(2, 3), keepdim=True) / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(module.gdconv(maps).detach(), sums, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bottleneck_is_added_to_its_input_only_where_the_shape_stays():
+    for width, wider, stride, adds in [(8, 8, 1, True), (8, 8, 2, False), (8, 16, 1, False)]:
+        block = Bottleneck(width, wider, stride, 2).eval()
+        maps = torch.randn(1, width, 6, 6, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            block.layers[-1].weight.zero_()  # the last norm gives zero: what is left is the input, or nothing
+            out = block(maps)
+        assert out.shape == (1, wider, 6 // stride, 6 // stride)
+        assert torch.equal(out, maps) if adds else not out.any()
+
+
+def test_under_fedbn_every_norm_stays():
+    _, normed = by_hand(112, 3, 128)
+    assert describe("mobilefacenet", size=112, channels=3, policy="local").kept == 4 * normed
+    shared = Backbone(sketch("mobilefacenet", size=112, channels=3), "local").shared()
+    assert not any("running" in name for name in shared)

@@ -1,0 +1,124 @@
+"""`coalface models`, and what stands behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from coalface import cli
+from coalface.models import BACKBONES, catalogue, describe, measuring
+
+
+def said(*arguments):
+    result = CliRunner().invoke(cli.app, ["models", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Speeds without the clock: what is measured is another test's matter."""
+    asked = []
+
+    def measure(name, **how):
+        asked.append((name, how))
+        return measuring.Speed(inference=123.4, training=45.67, batch=how["batch"], threads=how["threads"])
+
+    monkeypatch.setattr(catalogue, "measure", measure)
+    return asked
+
+
+def test_every_backbone_in_a_table():
+    text = said()
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1]}
+    assert [name for name in rows if name in BACKBONES] == list(BACKBONES)
+    assert rows["mobilefacenet"] == ["mobilefacenet", "128", "1,003,136", "221.0", "M", "4.09", "MB", "yes"]
+    assert rows["ir100"] == ["ir100", "512", "65,156,160", "12,089.6", "M", "261", "MB", "yes"]
+    assert rows["vit-tiny"][-1] == rows["sphere64"][-1] == "no"
+    assert "One image of 112×112, RGB" in text and "per second" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_as_json_at_another_size():
+    found = json.loads(said("cnn-small", "ir18", "--size", "64", "--channels", "1", "--json"))
+    assert (found["size"], found["channels"]) == (64, 1) and "processor" not in found
+    assert found["models"][0] == {
+        "name": "cnn-small",
+        "embedding_size": 128,
+        "parameters": 310_768,
+        "multiply_adds": 4_341_760,
+        "message_bytes": 4 * 310_768,
+        "batchnorm": False,
+    }
+    ir18 = found["models"][1]
+    assert ir18["message_bytes"] == describe("ir18", size=64, channels=1).message_bytes > 4 * ir18["parameters"]
+    assert ir18["batchnorm"] is True and len(found["models"]) == 2
+
+
+def test_a_backbone_that_cannot_take_the_size_says_so_beneath_the_others():
+    text = said("ir18", "vit-tiny", "--size", "100")
+    assert re.search(r"^ir18 ", text, re.M) and not re.search(r"^vit-tiny ", text, re.M)
+    assert "'vit-tiny': images of 100×100 cannot be cut into patches of 8×8" in text
+    cannot = json.loads(said("vit-tiny", "--size", "100", "--json"))["models"]
+    assert [sorted(entry) for entry in cannot] == [["cannot", "name"]]
+    assert said("vit-tiny", "--size", "100").startswith("backbone 'vit-tiny'"), "a table of no rows is left out"
+
+
+def test_measured_figures_name_batch_threads_and_processor(hasty):
+    text = said("cnn-small", "--measure", "--batch", "4", "--threads", "2")
+    assert re.search(r"^cnn-small .* 123 +45\.7 *$", text, re.M)
+    assert "Images per second: batches of 4, float32, 2 threads, " in text and f"torch {torch.__version__}" in text
+    assert hasty == [("cnn-small", {"size": 112, "channels": 3, "batch": 4, "threads": 2})]
+    found = json.loads(said("cnn-small", "--measure", "--json"))
+    assert found["models"][0]["speed"] == {"inference": 123.4, "training": 45.67, "batch": 8, "threads": 1}
+    assert found["processor"] == measuring.processor()
+    assert not hasty[2:], "one that was not asked for is not measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ir51"], "there is no backbone 'ir51'; did you mean 'ir50'?"),
+        (["--channels", "2"], "2 channels; images are grey"),
+        (["cnn-small", "--measure", "--batch", "1"], "a batch of 1 cannot be trained through BatchNorm"),
+        (["cnn-small", "--measure", "--threads", "0"], "0 threads cannot compute anything; give 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(arguments, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["coalface", "models", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("coalface: ") and says in last
+
+
+def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
+    seen = []
+    original = torch.nn.Module.__call__
+
+    def watched(self, *arguments, **named):
+        if type(self).__name__ == "CnnSmall":
+            images = arguments[0]
+            seen.append((tuple(images.shape), self.training, torch.is_grad_enabled(), torch.get_num_threads()))
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", watched)
+    before = torch.get_num_threads()
+    speed = measuring.measure("cnn-small", size=32, channels=1, batch=3, threads=before + 1, seconds=1e-9)
+    assert torch.get_num_threads() == before
+    assert seen == [((3, 1, 32, 32), True, True, before + 1)] * 2 + [((3, 1, 32, 32), False, False, before + 1)] * 2
+    assert speed.inference > 0 and speed.training > 0 and (speed.batch, speed.threads) == (3, before + 1)
+
+
+def test_speed_is_images_over_the_median_second(monkeypatch):
+    ticks = iter([0, 4, 10, 11, 20, 23, 30, 36, 40, 42])
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(ticks))
+    speed = measuring.measure("cnn-small", size=32, channels=1, batch=6, seconds=8)
+    assert speed.training == 2, "4, 1 and 3 seconds for 6 images"
+    assert speed.inference == 1.5, "6 and 2 seconds"

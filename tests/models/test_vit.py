@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from arithmetic import Cost, linear, only, total
+from torch import nn
+
+from coalface.models import build, describe, sketch
+from coalface.models.counting import multiply_adds
+from coalface.models.vit import Attention, VitTiny
+
+
+def by_hand(size, channels, outputs):
+    patches = (size // 8) ** 2
+    tokens = patches + 1
+    yield linear(8 * 8 * channels, 192, times=patches)
+    yield only(192 + tokens * 192)
+    for _ in range(12):
+        yield from (only(2 * 192), linear(192, 3 * 192, times=tokens))
+        yield Cost(0, 2 * 3 * tokens * tokens * 64)  # q kᵀ and the mixture of v, three heads of 64
+        yield from (linear(192, 192, times=tokens), only(2 * 192))
+        yield from (linear(192, 768, times=tokens), linear(768, 192, times=tokens))
+    yield from (only(2 * 192), linear(192, outputs))
+
+
+@pytest.mark.parametrize(("size", "channels"), [(112, 3), (112, 1), (64, 3), (64, 1)])
+def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
+    hand = total(by_hand(size, channels, 512))
+    told = describe("vit-tiny", size=size, channels=channels)
+    assert told.parameters == told.shared == hand.parameters, "no BatchNorm: everything is shared"
+    module = sketch("vit-tiny", size=size, channels=channels)
+    assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
+
+
+def test_with_1000_outputs_and_patches_of_16_it_weighs_what_deit_tiny_does():
+    # DeiT-Ti at 224 has as many patches as we have at 112; its patches of 16×16×3 need more numbers than ours of 8×8×3
+    ours = describe("vit-tiny", size=112, channels=3, embedding_size=1000).parameters
+    assert ours + (16 * 16 - 8 * 8) * 3 * 192 == 5_717_416
+
+
+def test_attention_by_a_naive_loop():
+    generator = torch.Generator().manual_seed(0)
+    attention = Attention(6, 2).double()
+    tokens = torch.randn(2, 5, 6, generator=generator, dtype=torch.float64)
+    naive = torch.zeros(2, 5, 6, dtype=torch.float64)
+    with torch.no_grad():
+        qkv = tokens @ attention.qkv.weight.T + attention.qkv.bias
+        for n in range(2):
+            for head in range(2):
+                query, key, value = (qkv[n, :, part * 6 + head * 3 : part * 6 + head * 3 + 3] for part in range(3))
+                for at in range(5):
+                    scores = torch.stack([query[at] @ key[other] / 3**0.5 for other in range(5)]).exp()
+                    mixed = sum(score * value[other] for other, score in enumerate(scores)) / scores.sum()
+                    naive[n, at, head * 3 : head * 3 + 3] = mixed
+        torch.testing.assert_close(attention(tokens), attention.proj(naive))
+
+
+def test_the_whole_beside_torchs_own_encoder_layers():
+    module = build("vit-tiny", size=16, channels=3, generator=np.random.default_rng(0)).eval()
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 3, 16, 16, generator=generator) * 2 - 1
+    with torch.no_grad():
+        for parameter in module.parameters():  # biases and norms too, so that none can be left out unseen
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        corners = [(0, 0), (0, 8), (8, 0), (8, 8)]
+        cut = torch.stack([images[:, :, y : y + 8, x : x + 8].flatten(1) for y, x in corners], dim=1)
+        tokens = cut @ module.patches.weight.flatten(1).T + module.patches.bias
+        tokens = torch.cat([module.token.expand(2, 1, 192), tokens], dim=1) + module.positions
+        for block in module.blocks:
+            layer = nn.TransformerEncoderLayer(192, 3, 768, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True)
+            theirs = {
+                "self_attn.in_proj_weight": block.attention.qkv.weight,
+                "self_attn.in_proj_bias": block.attention.qkv.bias,
+                "self_attn.out_proj.weight": block.attention.proj.weight,
+                "self_attn.out_proj.bias": block.attention.proj.bias,
+            }
+            for there, ours in (("linear1", block.mlp[0]), ("linear2", block.mlp[2])):
+                theirs |= {f"{there}.weight": ours.weight, f"{there}.bias": ours.bias}
+            for there, ours in (("norm1", block.norm1), ("norm2", block.norm2)):
+                theirs |= {f"{there}.weight": ours.weight, f"{there}.bias": ours.bias}
+            layer.load_state_dict(theirs)
+            tokens = layer(tokens)
+        expected = module.fc(module.norm(tokens[:, 0]))
+        torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_first_weights():
+    module = build("vit-tiny", size=64, channels=1, generator=np.random.default_rng(0))
+    for weight in (module.positions, module.blocks[11].attention.qkv.weight, module.fc.weight):
+        assert float(weight.detach().abs().max()) <= 0.04 and float(weight.detach().std()) == pytest.approx(
+            0.0176, rel=0.02
+        )
+    assert all((part.bias == 0).all() for part in module.modules() if isinstance(part, nn.Linear))
+
+
+@pytest.mark.parametrize(("size", "near"), [(100, 96), (20, 16), (4, 8), (0, 8)])
+def test_a_size_that_cannot_be_cut_is_refused_with_one_that_can(size, near):
+    with pytest.raises(ValueError, match=f"cannot be cut into patches of 8×8; .* for example {near}$"):
+        VitTiny(size, 3)
