@@ -174,7 +174,7 @@ def wire(
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
-    on: Annotated[Path, typer.Option("--on", help="A pair list (with --images), a pack, or identity folders.")],
+    on: Annotated[Path, typer.Option("--on", help="A pair list (with --images), a .bin, a pack, or identity folders.")],
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
     party: Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")] = None,
     threshold_from: Annotated[

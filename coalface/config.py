@@ -36,9 +36,10 @@ class _Section(BaseModel):
 class Source(_Section):
     """Where face images come from."""
 
-    kind: Literal["folder", "pack", "synthetic", "joined"] = "synthetic"
+    kind: Literal["folder", "rec", "pack", "synthetic", "joined"] = "synthetic"
+    """`rec` are insightface's records: a folder with `train.rec`, or the file."""
     path: str | None = None
-    """`folder` and `pack`: below the data root unless absolute."""
+    """`folder`, `rec` and `pack`: below the data root unless absolute."""
     identities: int = 400
     """`synthetic`: how many people."""
     images: int = 20
@@ -98,9 +99,9 @@ class Data(_Section):
 class PairsFrom(_Section):
     """A list of pairs to judge on."""
 
-    kind: Literal["lfw", "all-pairs", "balanced"] = "balanced"
+    kind: Literal["lfw", "all-pairs", "balanced", "bin"] = "balanced"
     path: str | None = None
-    """`lfw`: the list. `all-pairs`: a list whose identities are taken."""
+    """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs."""
     source: Source | None = None
     """Images other than the training source's, for example another domain."""
     part: str | None = None
@@ -350,8 +351,8 @@ def _check_parts(recipe: Recipe) -> None:
     if (source.kind == "joined") != bool(source.parts):
         raise RecipeError("data.source.parts: a source of kind 'joined' has parts, and no other kind does")
     for name, part in source.parts.items():
-        if part.kind not in ("folder", "synthetic"):
-            raise RecipeError(f"data.source.parts.{name}.kind: a part is a folder or synthetic; got {part.kind!r}")
+        if part.kind not in ("folder", "rec", "synthetic"):
+            raise RecipeError(f"data.source.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
         if not NAME.fullmatch(name):
             raise RecipeError(f"data.source.parts.{name}: parties are called after parts; use letters, digits, - and _")
     if source.parts and exclude and not isinstance(exclude, dict):
@@ -369,5 +370,5 @@ def _check_parts(recipe: Recipe) -> None:
             nearest(wanted.part, source.parts, f"judge.lists.{name}.part")
             if wanted.source is not None:
                 raise RecipeError(f"judge.lists.{name}: give either a part of data.source or a source, not both")
-        elif source.parts and wanted.source is None and wanted.kind != "balanced":
+        elif source.parts and wanted.source is None and wanted.kind not in ("balanced", "bin"):
             raise RecipeError(f"judge.lists.{name}.part: say which part the pairs are of: {', '.join(source.parts)}")

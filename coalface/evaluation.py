@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from coalface.core import generator
 from coalface.data.faces import FaceSet
-from coalface.data.folder import read_folder
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
+from coalface.data.stores import open_store
 from coalface.evaluate.features import embed, images_needed
 from coalface.evaluate.verification import judge, score_pairs, two_list_accuracy
 from coalface.models import Backbone, build
@@ -46,10 +46,10 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
 
 
 def read_faces(place: Path, about: dict[str, Any]) -> FaceSet:
-    """Images of a pack or of identity folders, as the model takes them."""
+    """Images of a pack, of identity folders, or in another of the field's forms, as the model takes them."""
     size, grey = about["size"], about["channels"] == 1
     if not (place / "meta.json").exists():
-        return cached_pack(read_folder(place), size=size, grey=grey)
+        return cached_pack(open_store(place), size=size, grey=grey)
     faces = read_pack(place)
     if faces.shape != (size, size, about["channels"]):
         raise ValueError(
@@ -75,8 +75,10 @@ def judge_model(
     """
     backbone, about = read_model(model, party)
     if not on.exists():
-        raise FileNotFoundError(f"{on} is not there: give a pair list, a pack, or identity folders")
-    if on.is_dir():
+        raise FileNotFoundError(f"{on} is not there: give a pair list, a .bin, a pack, or identity folders")
+    if on.suffix == ".bin" and (packed := open_store(on)).pairs is not None:
+        faces, chosen = read_faces(on, about), packed.pairs
+    elif on.is_dir() or on.suffix == ".rec":
         faces = read_faces(on, about)
         chosen = balanced_pairs(faces, pairs=pairs, rng=generator(2048, "pairs"), title=on.name)
     elif images is None:

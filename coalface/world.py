@@ -17,7 +17,6 @@ from coalface.config import PairsFrom, Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
-from coalface.data.folder import read_folder
 from coalface.data.joined import Joined
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
@@ -33,6 +32,7 @@ from coalface.data.partition import (
     without,
 )
 from coalface.data.source import Source
+from coalface.data.stores import open_store
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
@@ -90,8 +90,8 @@ def listed(recipe: Recipe, source: config.Source) -> Source:
     """A source other than a pack, of which no image has been read yet."""
     if source.kind == "joined":
         return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
-    if source.kind == "folder":
-        return read_folder(_folder(recipe, source))
+    if source.kind in ("folder", "rec"):
+        return open_store(_folder(recipe, source))
     return SyntheticFaces(
         source.identities,
         source.images,
@@ -255,10 +255,21 @@ def _list(
             raise RecipeError(f"judge.lists.{name}: {error}") from None
     if wanted.path is None:
         raise RecipeError(f"judge.lists.{name}.path: a list of kind {wanted.kind!r} needs the file of pairs")
+    if wanted.kind == "bin":
+        return _of_bin(recipe, name, wanted.path, packing)
     source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
     faces, path = open_source(recipe, source, packing), _below_root(recipe, wanted.path)
     pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
     return replace(faces, names=tuple(prefix + known for known in faces.names)), pairs
+
+
+def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None) -> tuple[FaceSet, PairList]:
+    """The images and pairs of a `.bin`. Who is in them is not known, so its identities are named after the list."""
+    store = open_store(_below_root(recipe, path))
+    if store.pairs is None:
+        raise RecipeError(f"judge.lists.{name}.path: {path} is no .bin of pairs")
+    faces = cached_pack(store, size=recipe.data.size, grey=recipe.data.grey, progress=packing)
+    return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs
 
 
 def backbone(recipe: Recipe) -> Backbone:

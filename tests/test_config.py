@@ -84,7 +84,7 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
         ({"data": {"source": {"kind": "joined", "parts": {"a/b": {}}}}}, "data.source.parts.a/b: parties are called"),
         (
             {"data": {"source": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
-            "data.source.parts.a.kind: a part is a folder or synthetic; got 'pack'",
+            "data.source.parts.a.kind: a part is folder, rec or synthetic; got 'pack'",
         ),
         ({"data": {"source": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
         ({"data": {"source": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),

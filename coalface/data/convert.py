@@ -6,6 +6,7 @@ which become PNG images, without loss, when they leave it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import typing
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coalface.data.bins import write_bin
 from coalface.data.faces import FaceSet
@@ -23,7 +23,6 @@ from coalface.data.headers import read_header
 from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.rec import write_rec
-from coalface.data.source import Source
 from coalface.data.stores import IDENTITIES, Kind, Store
 
 PAIRS = "pairs.txt"
@@ -191,32 +190,15 @@ def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
 
 
 def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
-    source = store.source
-    if isinstance(source, FaceSet):
-        raise ValueError(f"{store.path} is a pack already: pack its source anew at another size")
-    write_pack(_Named(source, store), out, size=size, grey=grey, progress=progress)
     if store.pairs is None:
+        write_pack(store, out, size=size, grey=grey, progress=progress)
         return []
-    text, remarks = _pair_lines(store.pairs, [Path(file) for file in _Named(source, store).files])
+    files = [f"{name}.jpg" for name in _file_names(store)]  # called as LFW's, so that a list can name them
+    text, remarks = _pair_lines(store.pairs, [Path(file) for file in files])
+    write_pack(dataclasses.replace(store, files=files), out, size=size, grey=grey, progress=progress)
     beside = out.with_name(f"{out.name}.{PAIRS}")
     beside.write_text(text, encoding="utf-8")
     return [f"its pairs are in {beside}", *remarks]
-
-
-class _Named:
-    """A source under the names of its store, with files called as LFW's where pairs name them."""
-
-    def __init__(self, source: Source, store: Store) -> None:
-        self._source, self.names, self.labels = source, store.names, store.labels
-        self.files: list[str] = [str(name) for name in _file_names(store)] if store.pairs else list(store.files)
-        if store.pairs:
-            self.files = [f"{name}.jpg" for name in self.files]
-
-    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        return self._source.images(size=size, grey=grey)
-
-    def fingerprint(self) -> str:
-        return self._source.fingerprint()
 
 
 def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:

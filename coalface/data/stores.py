@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ IDENTITIES = "identities.txt"
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """A set of images in one of the forms, found but not yet read."""
+    """A set of images in one of the forms, found but not yet read: a `Source`."""
 
     kind: Kind
     path: Path
@@ -46,6 +47,21 @@ class Store:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack, which has a size."""
+        if isinstance(self.source, FaceSet):
+            raise ValueError(f"{self.path} is a pack already: pack its source anew at another size")
+        return self.source.images(size=size, grey=grey)
+
+    def fingerprint(self) -> str:
+        """Names the content, the identities' names included."""
+        if isinstance(self.source, FaceSet):
+            return hashlib.sha256((self.path / "meta.json").read_bytes()).hexdigest()
+        mine = self.source.fingerprint()
+        if self.names == self.source.names:
+            return mine
+        return hashlib.sha256("\n".join([mine, *self.names]).encode("utf-8", "surrogateescape")).hexdigest()
 
     def items(self) -> Iterator[Item]:
         """Each image for an inspection: one that cannot be read does not end it."""

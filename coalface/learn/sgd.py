@@ -131,7 +131,7 @@ def train(
 
     `velocity` carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that
     of a proximal term. With `sample_rate` a step sees, and alters, only those class embeddings that `sampled_classes`
-    draws (An et al., "Killing two birds with one stone", CVPR 2022). Returns the class embeddings, the mean loss over the images, and the momentum by name.
+    draws. Returns the class embeddings, the mean loss over the images, and the momentum by name.
     Raises FloatingPointError when the loss is not finite.
     """
     module = party.backbone.module.train()

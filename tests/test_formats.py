@@ -1,0 +1,89 @@
+"""A recipe that trains on insightface's records and judges on its `.bin` packs gives what folders and lists give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from tinyruns import Silent
+
+from coalface import config, experiment, world
+from coalface.core import generator
+from coalface.data.convert import Pairs, convert
+from coalface.data.stores import open_store
+from coalface.data.synthetic import SyntheticFaces
+from coalface.evaluation import judge_model
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root with `faces/` as folders and records, and `other.bin` of other people."""
+    for folder, first in (("faces", 0), ("other", 50)):
+        source = SyntheticFaces(4, 5, 0, size=32, grey=False, first=first)
+        images = source.images(size=32, grey=False)
+        for i, (label, pixels) in enumerate(zip(source.labels.tolist(), images, strict=True)):
+            path = tmp_path / folder / source.names[label] / f"{source.names[label]}_{i % 5 + 1:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
+    convert(open_store(tmp_path / "faces"), tmp_path / "records", "rec")
+    pairs = Pairs(draw=20, rng=generator(0))
+    convert(open_store(tmp_path / "other"), tmp_path / "records" / "other.bin", "bin", pairs=pairs)
+    return tmp_path
+
+
+def recipe(root: Path, source: dict[str, Any], **more: Any) -> config.Recipe:
+    data = {"root": str(root), "source": source, "size": 32, "partition": {"kind": "equal", "parties": 2}}
+    tree = {"rounds": 1, "local": {"batch": 8}, "loss": {"name": "softmax", "scale": 16.0}, "data": data, **more}
+    return config.parse(tree)
+
+
+def test_records_train_as_the_folders_that_they_were_made_of(root: Path) -> None:
+    runs = []
+    for kind, path in (("folder", "faces"), ("rec", "records")):
+        out = root / f"run-{kind}"
+        experiment.run(recipe(root, {"kind": kind, "path": path}), out, Silent(), report=False)
+        runs.append((out / "model" / "backbone.safetensors").read_bytes())
+    assert runs[0] == runs[1]
+
+
+def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path) -> None:
+    words: dict[str, Any] = {"val_targets": ["other"], "margin_list": [1.0, 0.5, 0.0], "embedding_size": 16}
+    tree = {
+        "rounds": 1,
+        "local": {"batch": 8},
+        "data": {
+            "root": str(root),
+            "source": {"kind": "rec", "path": "records"},
+            "size": 32,
+            "partition": {"kind": "equal", "parties": 2},
+        },
+        **words,
+    }
+    made = config.parse(tree)
+    out = experiment.run(made, root / "run", Silent(), report=False)
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["figures"]) == {"other"}
+    judged = judge_model(out, root / "records" / "other.bin")
+    assert judged["pairs"] == 40
+    assert judged["accuracy"] == pytest.approx(summary["figures"]["other"]["accuracy"])
+
+
+def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
+    """Its numbers 00000, 00001 … could be names of the training identities too."""
+    lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
+    made = recipe(root, {"kind": "rec", "path": "records"}, **lists)
+    train, held = world.training_faces(made)
+    (found,) = world.judged(made, train, held)
+    assert len(found.pairs) == 40 and all(name.startswith("x/") for name in found.faces.names)
+    assert found.pairs.fold is not None and np.array_equal(found.pairs.fold, np.repeat(np.arange(10), 4))
+
+
+def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
+    lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "faces"}}}}
+    made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
+    with pytest.raises(config.RecipeError, match="no .bin of pairs"):
+        world.judged(made, *world.training_faces(made))
