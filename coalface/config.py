@@ -20,7 +20,8 @@ from coalface.data.joined import NAME
 from coalface.declarations import without_none
 from coalface.engines.trouble import Trouble
 from coalface.insightface import understood
-from coalface.learn.margins import LOSSES, CosineLoss
+from coalface.learn.cosines import CosineLoss
+from coalface.learn.losses import LOSSES
 from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
 from coalface.yamltext import parse_yaml

@@ -68,7 +68,9 @@ def loss_of(margins: Any) -> dict[str, Any]:
             "Give one margin: (m, 0, 0) for SphereFace, (1, m, 0) for ArcFace, (1, 0, m) for CosFace"
         )
     if used["sphereface"]:
-        return {"name": "sphereface", "scale": SCALE, "margin": first}
+        if first < 1 or first != int(first):
+            raise RecipeError(f"margin_list: SphereFace multiplies the angle by a whole number; got {first:g}")
+        return {"name": "sphereface", "scale": SCALE, "margin_factor": int(first)}
     if used["arcface"]:
         return {"name": "arcface", "scale": SCALE, "margin": second}
     return (

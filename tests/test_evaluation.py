@@ -126,7 +126,7 @@ def test_there_must_be_a_model(tmp_path: Path, pictures: Path, place: str, said:
 
 
 def test_there_must_be_pairs_and_their_images(fedavg_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none.txt is not there: give a pair list, a .bin, a pack, or identity folders"):
+    with pytest.raises(FileNotFoundError, match="none.txt is not there: give a pair list, a .bin"):
         evaluation.judge_model(fedavg_run, tmp_path / "none.txt")
     with pytest.raises(ValueError, match="say where these lie with --images FOLDER"):
         evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20))

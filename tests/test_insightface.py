@@ -50,14 +50,17 @@ def written(folder: Path, text: str) -> Path:
         ((1.0, 0.5, 0.0), {"name": "arcface", "scale": 64.0, "margin": 0.5}),
         ([1, 0, 0.4], {"name": "cosface", "scale": 64.0, "margin": 0.4}),
         ((1.0, 0.0, 0.0), {"name": "softmax", "scale": 64.0}),
-        ((2, 0, 0), {"name": "sphereface", "scale": 64.0, "margin": 2.0}),
+        ((2, 0, 0), {"name": "sphereface", "scale": 64.0, "margin_factor": 2}),
     ],
 )
 def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[str, Any]) -> None:
     assert insightface.loss_of(margins) == loss
+    config.parse({"loss": loss})
 
 
-@pytest.mark.parametrize("margins", [(1.0, 0.5, 0.1), (2, 0, 0.1), (1.0, 0.5), "abc", None, (1, 0, 0, 0), ("x", 0, 0)])
+@pytest.mark.parametrize(
+    "margins", [(1.0, 0.5, 0.1), (2, 0, 0.1), (1.0, 0.5), "abc", None, (1, 0, 0, 0), ("x", 0, 0), (1.5, 0, 0)]
+)
 def test_a_margin_list_that_is_no_loss_here_is_refused(margins: Any) -> None:
     with pytest.raises(RecipeError, match="margin_list"):
         insightface.loss_of(margins)

@@ -1,4 +1,4 @@
-"""The margins of the field on a softmax over cosines, and the losses that a recipe can name.
+"""The margins of the field on a softmax over cosines.
 
 The form that all share, and the cross-entropy that holds the margin f, are in `cosines.py`.
 """
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalface.learn.adaface import AdaFace
 from coalface.learn.cosines import CosineLoss, MarginSoftmax, sine, unit
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.sphereface import SphereFace
 
-__all__ = ["LOSSES", "ArcFace", "CosFace", "CosineLoss", "Softmax", "unit"]
+__all__ = ["ArcFace", "CosFace", "CosineLoss", "Softmax", "unit"]
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,3 @@ class ArcFace(MarginSoftmax):
         turned = cosine * math.cos(self.margin) - height * math.sin(self.margin)
         beyond = cosine - self.margin * math.sin(self.margin)
         return torch.where(cosine > -math.cos(self.margin), turned, beyond)
-
-
-LOSSES: dict[str, type[CosineLoss]] = {
-    "softmax": Softmax,
-    "cosface": CosFace,
-    "arcface": ArcFace,
-    "sphereface": SphereFace,
-    "adaface": AdaFace,
-    "positive": PositiveHinge,
-}
-"""What local training can use as it is: losses whose only trained tensor is one class embedding a class."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,10 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core import Party, Tensors, private
+from coalface.learn.cosines import CosineLoss
 from coalface.learn.work import Cursor, LocalWork
-
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(embeddings, class embeddings, labels) -> scalar."""
 
 HEAD = "class_embeddings"
 """The name of the class embeddings among the trained tensors."""
@@ -54,7 +53,9 @@ class Learner:
     """What a party keeps of its training from round to round; none of it is ever sent."""
 
     head: Tensor
-    """(k, d) class embeddings of its identities."""
+    """(k, d) class embeddings of its identities; with a loss of several rows a class, all of them."""
+    extra: Tensors
+    """What the loss trains beside them, such as the bias of SphereFace2; empty for most."""
     kept: Tensors
     """What the BatchNorm policy keeps from the wire."""
     velocity: Tensors
@@ -62,9 +63,12 @@ class Learner:
     cursor: Cursor
 
 
-def fresh_head(party: Party) -> Tensor:
-    """(k, d) class embeddings for the party's identities, drawn from N(0, 0.01²) by a stream of its own."""
-    shape = (len(party.data.names), party.backbone.embedding_size)
+def fresh_head(party: Party, rows: int | None = None) -> Tensor:
+    """(k, d) class embeddings for the party's identities, drawn from N(0, 0.01²) by a stream of its own.
+
+    `rows` in place of k is for a loss that has several rows for a class.
+    """
+    shape = (len(party.data.names) if rows is None else rows, party.backbone.embedding_size)
     drawn = party.stream(party.stage, "head").standard_normal(shape, dtype=np.float32)
     return torch.from_numpy(drawn).mul_(0.01).to(party.device)
 
@@ -74,22 +78,29 @@ def learn(
     backbone: Tensors,
     learner: Learner | None,
     work: LocalWork,
-    loss: Loss,
+    loss: CosineLoss,
     *,
     momentum: MomentumState,
     pull: Callable[[Tensors], Tensors] | None = None,
 ) -> tuple[float, Learner]:
     """One round's local training: the party's module goes from `backbone` to the weights after `work`.
 
-    Returns the mean training loss and what the party keeps. `pull` is described at `train`.
+    Returns the mean training loss and what the party keeps. `pull` is described at `train`. Raises ValueError where
+    class embeddings are to be sampled and the loss has several rows for a class.
     """
+    classes = len(party.data.names)
+    if work.sample_rate is not None and loss.rows(classes) != classes:
+        raise ValueError(
+            f"local.sample_rate: {type(loss).__name__} has several class embeddings for a class and cannot sample them"
+        )
     party.backbone.load(backbone, learner.kept if learner else None)
     batches, cursor = work.batches(party, learner.cursor if learner else Cursor())
-    head, mean, velocity = train(
+    trained = train(
         party,
-        learner.head if learner else fresh_head(party),
+        learner.head if learner else fresh_head(party, loss.rows(classes)),
         batches,
         loss,
+        extra=learner.extra if learner else loss.extra(classes),
         lr=work.lr_at(party.round, party.rounds),
         momentum=0.0 if momentum == "none" else work.momentum,
         weight_decay=work.weight_decay,
@@ -97,8 +108,27 @@ def learn(
         pull=pull,
         sample_rate=work.sample_rate,
     )
-    kept_velocity = velocity if momentum == "keep" else {}
-    return mean, Learner(head=head, kept=party.backbone.kept(), velocity=kept_velocity, cursor=cursor)
+    kept = Learner(
+        head=trained.head,
+        extra=trained.extra,
+        kept=party.backbone.kept(),
+        velocity=trained.velocity if momentum == "keep" else {},
+        cursor=cursor,
+    )
+    return trained.loss, kept
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training gives, beside the module that it leaves trained."""
+
+    head: Tensor
+    """(k, d) class embeddings."""
+    extra: Tensors
+    loss: float
+    """The mean over the images."""
+    velocity: Tensors
+    """Momentum by name; empty without."""
 
 
 def sampled_classes(labels: Tensor, classes: int, rate: float, rng: np.random.Generator) -> Tensor:
@@ -118,32 +148,36 @@ def train(
     party: Party,
     head: Tensor,
     batches: Sequence[NDArray[np.int64]],
-    loss: Loss,
+    loss: CosineLoss,
     *,
+    extra: Tensors | None = None,
     lr: float,
     momentum: float,
     weight_decay: float,
     velocity: Tensors | None = None,
     pull: Callable[[Tensors], Tensors] | None = None,
     sample_rate: float | None = None,
-) -> tuple[Tensor, float, Tensors]:
-    """Train the party's module and (k, d) class embeddings on some batches of its data.
+) -> Trained:
+    """Train the party's module, (k, d) class embeddings and what the loss has beside them on some batches of its data.
 
-    `velocity` carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that
-    of a proximal term. With `sample_rate` a step sees, and alters, only those class embeddings that `sampled_classes`
-    draws. Returns the class embeddings, the mean loss over the images, and the momentum by name.
+    `extra` are the loss's own tensors (`CosineLoss.extra`), with momentum and weight decay as all others. `velocity`
+    carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that of a
+    proximal term. With `sample_rate` a step sees, and alters, only those class embeddings that `sampled_classes` draws.
     Raises FloatingPointError when the loss is not finite.
     """
     module = party.backbone.module.train()
     head = head.to(party.device, copy=True).requires_grad_()
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    named[HEAD] = head
+    own = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+    named |= {f"loss.{name}": tensor for name, tensor in own.items()}
+    named[HEAD] = head  # the last of all
     parameters = list(named.values())
     buffers = (
         [velocity[n].to(p.device, copy=True) if velocity else torch.zeros_like(p) for n, p in named.items()]
         if momentum
         else []
     )
+    criterion: Callable[..., Tensor] = loss
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
         pixels, labels = party.compute.batch(party.data, index, party.rng)
@@ -154,7 +188,7 @@ def train(
             named[HEAD] = parameters[-1] = head.detach()[rows].requires_grad_()
             if momentum:
                 whole, buffers[-1] = buffers[-1], buffers[-1][rows]
-        value = loss(party.compute.embed(module, pixels), named[HEAD], labels)
+        value = criterion(party.compute.embed(module, pixels), named[HEAD], labels, **own)
         gradients = list(torch.autograd.grad(value, parameters))
         if pull is not None:
             extra = pull(named)
@@ -172,4 +206,5 @@ def train(
         raise FloatingPointError(
             f"the training loss is {mean} at learning rate {lr:g}; lower local.lr or check the images"
         )
-    return head.detach(), mean, dict(zip(named, buffers, strict=True)) if momentum else {}
+    found = {name: tensor.detach() for name, tensor in own.items()}
+    return Trained(head.detach(), found, mean, dict(zip(named, buffers, strict=True)) if momentum else {})

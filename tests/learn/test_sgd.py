@@ -14,6 +14,7 @@ from worlds import LOSS, WORK, Net, Tiny
 
 from coalface.core import Party, Tensors
 from coalface.engines.desk import Request
+from coalface.learn.losses import LOSSES
 from coalface.learn.sgd import HEAD, Learner, fresh_head, learn, sampled_classes, sgd_step, train
 from coalface.learn.work import LocalWork
 
@@ -243,7 +244,8 @@ def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> No
     head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
     batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
     here.backbone.load(here.initial)
-    found, _, velocity = train(here, head, batches, LOSS, sample_rate=0.5, **settings)
+    trained = train(here, head, batches, LOSS, sample_rate=0.5, **settings)
+    found, velocity = trained.head, trained.velocity
     mine = here.backbone.shared()
     twin.backbone.load(twin.initial)
     module, expected, speed = twin.backbone.module.train(), head.clone(), torch.zeros_like(head)
@@ -283,3 +285,30 @@ def test_a_rate_of_one_trains_all_with_the_same_bits() -> None:
 def test_a_sample_rate_that_is_no_share_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="sample_rate"):
         LocalWork(sample_rate=rate)
+
+
+# --- losses with rows and tensors of their own ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
+    """What a loss has beside one class embedding a class is made, trained, kept with its momentum, and goes on."""
+    given = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
+    loss = LOSSES[name](**given)
+    work = LocalWork(batch=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
+    here = party(Tiny(pooled=True), "all")
+    first, one = learn(here, here.initial, None, work, loss, momentum="keep")
+    assert len(one.head) == loss.rows(6)
+    assert set(one.extra) == set(loss.extra(6)) and all(f"loss.{n}" in one.velocity for n in one.extra)
+    for extra, begun in loss.extra(6).items():
+        assert not torch.equal(one.extra[extra], begun)
+    again = party(Tiny(pooled=True), "all", round_=2)
+    second, two = learn(again, here.backbone.shared(), one, work, loss, momentum="keep")
+    assert second < first
+    assert not any(torch.equal(two.extra[n], one.extra[n]) for n in one.extra)
+
+
+def test_sampling_is_refused_where_a_class_has_several_rows() -> None:
+    here = party()
+    with pytest.raises(ValueError, match="local.sample_rate: SubCenterArcFace"):
+        learn(here, here.initial, None, replace(WORK, sample_rate=0.5), LOSSES["subcenter-arcface"](), momentum="reset")
