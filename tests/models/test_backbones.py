@@ -54,8 +54,11 @@ def test_the_registry_holds_these():
     assert list(BACKBONES) == list(DEFAULTS)
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-@pytest.mark.parametrize(("size", "channels", "asked"), [(112, 3, None), (112, 1, 96), (64, 3, 96), (64, 1, None)])
+CASES = [(name, 112, 3, None) for name in BACKBONES] + [(name, 64, 1, 96) for name in BACKBONES]
+CASES += [(name, size, channels, None) for name in FAMILIES for size, channels in ((112, 1), (64, 3))]
+
+
+@pytest.mark.parametrize(("name", "size", "channels", "asked"), CASES)
 def test_images_become_embeddings_of_the_size_asked_for(name, size, channels, asked):
     with torch.device("meta"):
         images = torch.empty(2, channels, size, size)
@@ -64,14 +67,14 @@ def test_images_become_embeddings_of_the_size_asked_for(name, size, channels, as
     assert Backbone(module).embedding_size == (asked or DEFAULTS[name])
 
 
-@pytest.mark.parametrize("name", [name for name in BACKBONES if name != "vit-tiny"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "vit-tiny"])
 def test_odd_sizes_work_as_well(name):
     with torch.device("meta"):
         images = torch.empty(2, 1, 75, 75)
     assert sketch(name, size=75, channels=1)(images).shape == (2, DEFAULTS[name])
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", [*FAMILIES, "ir100", "sphere64"])
 def test_every_trainable_parameter_gets_a_gradient(name):
     size = 64 if name == "feduv-cnn" else 32
     module = settled(name, size=size)  # in eval mode: BatchNorm of a batch would cancel the bias of the layer before it
