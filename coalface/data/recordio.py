@@ -154,35 +154,36 @@ class RecordFile:
                 faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), reason)
             bad |= where
 
-        walked: dict[int, tuple[int, bytes]] = {}  # by offset, so that no index can make the same parts be walked often
+        walked: dict[int, tuple[int, bytes] | str] = {}  # by offset: no index can make the same parts be walked often
         for row in np.flatnonzero((kinds == FIRST) & ~bad):
             offset = int(offsets[row])
-            try:
-                if offset not in walked:
-                    walked[offset] = self._beginning(offset)
-                total, head = walked[offset]
-                flag, one, *both = _HEADER.unpack_from(head)
-                rest = total - _HEADER.size - 4 * flag
-                if rest < 0:
-                    raise _FaultError("short")
-            except _FaultError as error:
-                faults[int(row)] = self._fault(int(asked[row]), offset, str(error))
+            if offset not in walked:
+                walked[offset] = self._beginning(offset)
+            beginning = walked[offset]
+            if isinstance(beginning, str):
+                faults[int(row)] = self._fault(int(asked[row]), offset, beginning)
                 continue
+            total, head = beginning
+            flag, one, *both = _HEADER.unpack_from(head)
             follow = np.frombuffer(head, "<f4", min(flag, 2), _HEADER.size)
-            flags[row], ids[row], starts[row], left[row] = flag, both, -1, rest
+            flags[row], ids[row], starts[row], left[row] = flag, both, -1, total - _HEADER.size - 4 * flag
             label[row] = follow[0] if flag else one
             second[row] = follow[1] if flag > 1 else np.nan
         return Records(self, asked, offsets, flags, label, second, ids, starts, left), faults
 
-    def _beginning(self, offset: int) -> tuple[int, bytes]:
-        """A record's length, and its first bytes: the header and 2 labels where it has them."""
-        parts = _parts(self.view, offset)
+    def _beginning(self, offset: int) -> tuple[int, bytes] | str:
+        """A record's length and its first bytes (the header, and 2 labels where it has them), or what is wrong."""
+        try:
+            parts = _parts(self.view, offset)
+        except _FaultError as error:
+            return str(error)
         total = sum(length for _, length in parts) + len(MAGIC_BYTES) * (len(parts) - 1)
-        if total < _HEADER.size:
-            raise _FaultError("short")
         wanted = _HEADER.size + 8
         few = parts[: wanted // len(MAGIC_BYTES) + 1]  # even empty parts bring a magic each
-        return total, MAGIC_BYTES.join(self.view[start : start + min(length, wanted)] for start, length in few)[:wanted]
+        head = MAGIC_BYTES.join(self.view[start : start + min(length, wanted)] for start, length in few)[:wanted]
+        if total < _HEADER.size or total < _HEADER.size + 4 * _HEADER.unpack_from(head)[0]:
+            return "short"
+        return total, head
 
     def _offsets(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.keys[-1] - self.keys[0] + 1 == len(self):  # without gaps, as in the field: no search

@@ -260,6 +260,9 @@ def test_a_record_without_its_image(tmp_path: Path) -> None:
     put(tmp_path, [header(0) + b"x", header(0)])
     with pytest.raises(ValueError, match=r"train\.rec, record 1: it has no image"):
         read_rec(tmp_path)
+    put(tmp_path, [header(0), header(0) + b"x"])
+    with pytest.raises(ValueError, match=r"train\.rec, record 0: it has no image"):
+        read_rec(tmp_path)
     put(tmp_path, [header([1, 1])])
     with pytest.raises(ValueError, match=r"train\.rec holds no image, only 1 records of other kinds; fetch"):
         read_rec(tmp_path)
