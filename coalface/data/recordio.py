@@ -351,7 +351,7 @@ def _order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _numbers(chunk: bytes) -> NDArray[np.int64] | None:
     """(n, 2) the numbers of whole lines of an index, or None where a line is anything else."""
-    text = np.frombuffer(chunk.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n", np.uint8)
+    text = np.frombuffer(chunk.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n", np.uint8)
     ends = np.flatnonzero(text < ord("0"))
     widths = np.diff(ends, prepend=-1) - 1
     separators = text[ends]

@@ -310,9 +310,10 @@ def test_an_index_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_line_that_is_no_index(tmp_path: Path, line: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordio, "_CHUNK", chunk)
     path = tmp_path / "some.idx"
-    path.write_bytes(f"7\t12\n8\t16\n{line}\n9\t20\n".encode())
+    before = "".join(f"{key}\t{16 * key}\n" for key in range(30))
+    path.write_bytes(f"{before}{line}\n70\t2000\n".encode())
     with pytest.raises(
-        ValueError, match=r"some\.idx, line 3: b'.*' is not a record number, a tab and an offset; fetch"
+        ValueError, match=r"some\.idx, line 31: b'.*' is not a record number, a tab and an offset; fetch"
     ):
         read_index(path)
 
@@ -336,7 +337,10 @@ def test_an_index_of_any_bytes(text: bytes) -> None:
         except ValueError as error:
             assert "some.idx" in str(error)
         else:
-            pairs = [tuple(map(int, line.split(b"\t"))) for line in text.replace(b"\r\n", b"\n").rstrip().split(b"\n")]
+            pairs = [
+                tuple(map(int, line.split(b"\t")))
+                for line in text.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
+            ]
             assert sorted(pairs) == list(zip(keys.tolist(), offsets.tolist(), strict=True))
 
 
