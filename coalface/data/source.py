@@ -49,8 +49,9 @@ def decode(
 
     An image that is not square is cut to its central square first, which keeps the proportions of a face. It is then
     brought to `size` by averaging areas when it shrinks, and linearly when it grows. A JPEG of at least twice `size`
-    whose sides can be halved is decoded at half its size, 4 × 4 pixels of a block instead of 8 × 8: this differs from
-    averaging areas by a third of a grey level in the mean. Quarters and eighths would be faster, and differ by more.
+    whose sides can be halved is decoded at half its size, 4 × 4 pixels of a block instead of 8 × 8, and goes the rest
+    of the way linearly if that is less than another half. On photographs of faces this differs from averaging the
+    areas of the whole image by 0.2 to 0.7 of 255 grey levels in the mean, and the linear step has no part in that.
 
     Raises ValueError, naming `where`, if the bytes are no whole image, or if their header claims more than `limit`
     pixels, before anything is decoded.
@@ -68,7 +69,8 @@ def decode(
         top, left = (height - side) // 2, (width - side) // 2
         image = image[top : top + side, left : left + side]
     if side != size:
-        image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if side > size else cv2.INTER_LINEAR)
+        linearly = side < size or (halved and side < 2 * size)
+        image = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR if linearly else cv2.INTER_AREA)
     return np.asarray(image[:, :, None] if grey else cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 

@@ -228,7 +228,7 @@ def test_what_decodes_after_a_flipped_byte_has_the_size_that_was_claimed(kind: s
 
 
 def large_face(side: int, width: int | None = None) -> bytes:
-    image = SyntheticFaces(1, 1, seed=0, size=64, grey=False).generate().pixels[0]
+    image = SyntheticFaces(1, 1, seed=0, size=128, grey=False).generate().pixels[0]
     return cv2.imencode(".jpg", cv2.resize(image, (width or side, side), interpolation=cv2.INTER_CUBIC))[1].tobytes()
 
 
@@ -239,14 +239,25 @@ def plainly(data: bytes, size: int, flag: int) -> np.ndarray:
     return shrunk[:, :, None] if flag == cv2.IMREAD_GRAYSCALE else shrunk[:, :, ::-1]
 
 
-@pytest.mark.parametrize("side", [224, 250, 300, 448])
+@pytest.mark.parametrize("side", [224, 250, 300, 448, 600])
 @pytest.mark.parametrize("grey", [False, True])
 def test_decoding_at_half_the_size_is_faithful(side: int, grey: bool) -> None:
     data = large_face(side)
     expected = plainly(data, 112, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
     difference = np.abs(decode(data, "x", size=112, grey=grey).astype(int) - expected)
-    assert difference.mean() < 0.6
+    assert difference.mean() < 0.7
     assert difference.max() < 40
+    plain = plainly(data, 112, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR).astype(int)
+    shifted = np.abs(np.roll(plain, 1, axis=1) - plain)
+    assert shifted.mean() > 3 * difference.mean()  # the figure is small for these images, too
+
+
+def test_what_is_left_after_halving_is_averaged_where_it_is_another_half() -> None:
+    data = large_face(600)
+    half = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
+    for size, by in ((112, cv2.INTER_AREA), (150, cv2.INTER_AREA), (200, cv2.INTER_LINEAR)):
+        expected = cv2.resize(half, (size, size), interpolation=by)
+        assert np.array_equal(decode(data, "x", size=size, grey=True)[:, :, 0], expected)
 
 
 def test_an_image_of_twice_the_size_is_decoded_at_half_of_it() -> None:
