@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sketches import sketched
 from torch import nn
 
-from coalface.models import build, sketch
+from coalface.models import build
 from coalface.models.counting import multiply_adds
 
 
@@ -26,11 +27,11 @@ def test_single_layers_by_hand(layer, expected):
 def test_small_networks_layer_by_layer():
     widths, sides = [1, 16, 32, 64, 128, 128], [32, 16, 8, 4, 2]
     convolutions = sum(9 * a * b * s * s for a, b, s in zip(widths[:-1], widths[1:], sides, strict=True))
-    module = sketch("cnn-small", size=64, channels=1)
+    module = sketched("cnn-small", 64, 1)
     assert multiply_adds(module, size=64, channels=1) == convolutions + 512 * 128 == 4_341_760
     widths, sides = [3, 64, 128, 256, 512, 512], [64, 32, 16, 8, 4]
     convolutions = sum(9 * a * b * s * s for a, b, s in zip(widths[:-1], widths[1:], sides, strict=True))
-    module = sketch("feduv-cnn", size=64, channels=3)
+    module = sketched("feduv-cnn", 64, 3)
     assert multiply_adds(module, size=64, channels=3) == convolutions + 512 * 512
 
 
@@ -40,7 +41,7 @@ def test_a_network_with_numbers_gives_the_same_and_is_left_as_it_was():
     modes = [part.training for part in module.modules()]
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     counted = multiply_adds(module, size=32, channels=1)
-    assert counted == multiply_adds(sketch("mobilefacenet", size=32, channels=1), size=32, channels=1)
+    assert counted == multiply_adds(sketched("mobilefacenet", 32, 1), size=32, channels=1)
     assert [part.training for part in module.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 

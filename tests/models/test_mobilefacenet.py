@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from arithmetic import conv, only, total
+from sketches import sketched
 from torch import nn
 
-from coalface.models import Backbone, build, describe, sketch
+from coalface.models import Backbone, build, describe
 from coalface.models.counting import multiply_adds
 from coalface.models.mobilefacenet import Bottleneck
 
@@ -44,7 +45,7 @@ def by_hand(size, channels, outputs):
 def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
     hand, normed = by_hand(size, channels, 128)
     assert describe("mobilefacenet", size=size, channels=channels).parameters == hand.parameters + 2 * normed
-    module = sketch("mobilefacenet", size=size, channels=channels)
+    module = sketched("mobilefacenet", size, channels)
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
 
 
@@ -53,13 +54,13 @@ def test_it_weighs_what_the_paper_says():
     # section 3.3: 0.99 million parameters and 221 million multiply-adds; folded, BatchNorm leaves a bias a channel
     assert round((hand.parameters + normed) / 1e6, 2) == 0.99 and round(hand.multiply_adds / 1e6) == 221
     assert hand.parameters + normed == 993_344 and hand.parameters + 2 * normed == 1_003_136
-    module = sketch("mobilefacenet", size=112, channels=3)
+    module = sketched("mobilefacenet", 112, 3)
     channels = sum(part.num_features for part in module.modules() if isinstance(part, nn.BatchNorm2d))
     assert sum(p.numel() for p in module.parameters()) - channels == 993_344 and module.embedding_size == 128
 
 
 def test_the_parts_that_are_linear_have_no_activation():
-    module = sketch("mobilefacenet", size=112, channels=3)
+    module = sketched("mobilefacenet", 112, 3)
     assert [type(part).__name__ for part in module.gdconv] == ["Conv2d", "BatchNorm2d"]
     assert [type(part).__name__ for part in module.linear] == ["Conv2d", "BatchNorm2d"]
     for block in module.blocks:
@@ -94,5 +95,5 @@ def test_a_bottleneck_is_added_to_its_input_only_where_the_shape_stays():
 def test_under_fedbn_every_norm_stays():
     _, normed = by_hand(112, 3, 128)
     assert describe("mobilefacenet", size=112, channels=3, policy="local").kept == 4 * normed
-    shared = Backbone(sketch("mobilefacenet", size=112, channels=3), "local").shared()
+    shared = Backbone(sketched("mobilefacenet", 112, 3), "local").shared()
     assert not any("running" in name for name in shared)

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from arithmetic import conv, linear, only, total
+from sketches import sketched
 
-from coalface.models import Backbone, describe, sketch
+from coalface.models import Backbone, describe
 from coalface.models.counting import multiply_adds
 from coalface.models.resnet import BasicBlock, ResNet
 
@@ -29,13 +30,13 @@ def by_hand(size, channels, outputs):
 def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
     hand = total(by_hand(size, channels, 256))
     assert describe("resnet34", size=size, channels=channels).parameters == hand.parameters
-    module = sketch("resnet34", size=size, channels=channels)
+    module = sketched("resnet34", size, channels)
     assert module.embedding_size == 256
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
 
 
 def test_with_1000_outputs_at_224_it_is_the_published_network():
-    module = sketch("resnet34", size=224, channels=3, embedding_size=1000)
+    module = sketched("resnet34", 224, 3, 1000)
     # torchvision's documentation of resnet34: 21797672 parameters, 3.66 "GFLOPS" (multiply-adds); He et al.: 3.6e9
     assert sum(p.numel() for p in module.parameters()) == 21_797_672
     assert round(multiply_adds(module, size=224, channels=3) / 1e9, 2) == 3.66
@@ -56,7 +57,7 @@ def test_a_block_by_hand():
 
 
 def test_names_are_those_that_torchvision_gives():
-    names = list(sketch("resnet34", size=112, channels=3).state_dict())
+    names = list(sketched("resnet34", 112, 3).state_dict())
     assert names[:7] == [
         "conv1.weight",
         *(f"bn1.{key}" for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")),
@@ -67,7 +68,7 @@ def test_names_are_those_that_torchvision_gives():
 
 
 def test_policies_tell_batchnorm_apart():
-    module = sketch("resnet34", size=112, channels=3)
+    module = sketched("resnet34", 112, 3)
     widths = 64 * 7 + 128 * 9 + 256 * 13 + 512 * 7  # stem and stage 1; then two norms a block and one at the crossing
     assert describe("resnet34", size=112, channels=3, policy="local").kept == 4 * widths
     assert not any("bn" in name or "downsample.1" in name for name in Backbone(module, "local").shared())

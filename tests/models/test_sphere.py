@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from arithmetic import conv, linear, only, total
+from sketches import sketched
 from torch import nn
 
-from coalface.models import build, describe, sketch
+from coalface.models import build, describe
 from coalface.models.counting import multiply_adds
 from coalface.models.sphere import SphereBlock, SphereNet
 
@@ -32,7 +33,7 @@ def test_parameters_and_multiply_adds_layer_by_layer(layers, size, channels, sid
     name = f"sphere{layers}"
     told = describe(name, size=size, channels=channels)
     assert told.parameters == told.shared == hand.parameters, "no BatchNorm: everything is shared"
-    module = sketch(name, size=size, channels=channels)
+    module = sketched(name, size, channels)
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
     assert sum(isinstance(part, nn.Conv2d) for part in module.modules()) == layers
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from arithmetic import Cost, linear, only, total
+from sketches import sketched
 from torch import nn
 
-from coalface.models import build, describe, sketch
+from coalface.models import build, describe
 from coalface.models.counting import multiply_adds
 from coalface.models.vit import Attention, VitTiny
 
@@ -29,7 +30,7 @@ def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
     hand = total(by_hand(size, channels, 512))
     told = describe("vit-tiny", size=size, channels=channels)
     assert told.parameters == told.shared == hand.parameters, "no BatchNorm: everything is shared"
-    module = sketch("vit-tiny", size=size, channels=channels)
+    module = sketched("vit-tiny", size, channels)
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
 
 
