@@ -1,13 +1,15 @@
 """How fast JPEGs are decoded here, as a ratio to Pillow's rate in the same run.
 
-    python benchmarks/decoding.py [--turns 41] [--images 8] [--json]
+    python benchmarks/decoding.py [--turns 15] [--images 256] [--json]
 
 The JPEGs are synthetic faces at quality 95, in memory; both sides give a square array of the same size and colour. Ours
 is `coalface.data.source.decode`, the check of the header included. Pillow's is `open`, `convert`, `resize` by BOX (its
 averaging of areas) where the size differs, and `asarray`: what a reader of the field does. With `draft`, Pillow may
 decode a JPEG at a half, a quarter or an eighth, as ours does at a half; it has to be asked, so that stands apart. The
-sides take turns, so that whatever else the machine does falls on all alike; a ratio is the median over the turns, and
-every side runs on one thread. Pillow is no dependency of the project: without it, only our rate is given.
+sides take turns, so that whatever else the machine does falls on all alike; a ratio is the median over the turns.
+Pillow runs on one thread, as in the plain loop that it is compared with; ours once on one thread, and once as a
+`Source` decodes, by a thread a core (four at most). Pillow is no dependency of the project: without it, only our rate
+is given.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from dataclasses import asdict, dataclass
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
-from coalface.data.source import decode
+from coalface.data.source import decode, in_order
 from coalface.data.synthetic import SyntheticFaces
 
 try:
@@ -53,17 +56,22 @@ class Timing:
     side: int
     size: int
     grey: bool
-    images_per_second: float
-    to_pillow: float | None
-    """Above 1 is faster than Pillow."""
-    to_draft: float | None
-    """Above 1 is faster than Pillow with `draft`."""
+    one_thread: float
+    """Images/s of `decode`."""
+    source: float
+    """Images/s by threads."""
+    one_to_pillow: float | None = None
+    """Above 1 is faster than Pillow; and so below."""
+    source_to_pillow: float | None = None
+    one_to_draft: float | None = None
+    source_to_draft: float | None = None
 
 
 def jpegs(side: int, count: int) -> list[bytes]:
-    faces = SyntheticFaces(count, 1, seed=0, size=side, grey=False).generate()
+    faces = SyntheticFaces(min(count, 16), 1, seed=0, size=side, grey=False).generate()
     quality = [cv2.IMWRITE_JPEG_QUALITY, 95]
-    return [cv2.imencode(".jpg", image[:, :, ::-1].copy(), quality)[1].tobytes() for image in faces.pixels]
+    found = [cv2.imencode(".jpg", image[:, :, ::-1].copy(), quality)[1].tobytes() for image in faces.pixels]
+    return [found[i % len(found)] for i in range(count)]
 
 
 def pillow(data: bytes, size: int, grey: bool, draft: bool) -> np.ndarray:
@@ -77,28 +85,37 @@ def pillow(data: bytes, size: int, grey: bool, draft: bool) -> np.ndarray:
     return np.asarray(image)
 
 
-def seconds(read: Callable[[bytes], object], images: list[bytes]) -> float:
+def seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
-    for data in images:
-        read(data)
+    run()
     return time.perf_counter() - start
 
 
 def measure(side: int, size: int, grey: bool, turns: int, count: int) -> Timing:
     images = jpegs(side, count)
-    sides: list[Callable[[bytes], object]] = [lambda data: decode(data, "x", size=size, grey=grey)]
+
+    def ours(i: int) -> NDArray[np.uint8]:
+        return decode(images[i], "x", size=size, grey=grey)
+
+    sides: list[Callable[[], object]] = [
+        lambda: [ours(i) for i in range(count)],
+        lambda: list(in_order(ours, count)),
+    ]
     if PIL is not None:
-        sides += [lambda data, draft=draft: pillow(data, size, grey, draft) for draft in (False, True)]  # type: ignore[misc]
-    taken = [[seconds(read, images) for read in sides] for _ in range(turns + 2)][2:]  # two turns to warm up
-    ratios = [statistics.median(turn[i] / turn[0] for turn in taken) for i in range(1, len(sides))]
-    rate = count / statistics.median(turn[0] for turn in taken)
-    return Timing(side, size, grey, rate, *(ratios or [None, None]))
+        sides += [
+            lambda: [pillow(data, size, grey, False) for data in images],
+            lambda: [pillow(data, size, grey, True) for data in images],
+        ]
+    taken = [[seconds(run) for run in sides] for _ in range(turns + 2)][2:]  # two turns to warm up
+    rates = [count / statistics.median(turn[i] for turn in taken) for i in (0, 1)]
+    ratios = [statistics.median(turn[i] / turn[j] for turn in taken) for i in range(2, len(sides)) for j in (0, 1)]
+    return Timing(side, size, grey, *rates, *ratios)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=41)
-    parser.add_argument("--images", type=int, default=8, help="images a turn")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--images", type=int, default=256, help="images a turn")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cv2.setNumThreads(1)
@@ -108,11 +125,12 @@ def main() -> None:
         return
     with_pillow = "without Pillow" if PIL is None else f"Pillow {PIL.__version__}"
     print(f"{platform.processor() or platform.machine()}, OpenCV {cv2.__version__}, {with_pillow}")
-    print("JPEG  wanted  colour  images/s  to Pillow  to Pillow with draft")
+    print("JPEG  wanted  colour   images/s: a thread, a source   to Pillow: a thread, a source   to its draft")
     for t in timings:
-        ratios = ["-" if ratio is None else f"{ratio:.2f}" for ratio in (t.to_pillow, t.to_draft)]
+        ratios = (t.one_to_pillow, t.source_to_pillow, t.one_to_draft, t.source_to_draft)
+        shown = "  ".join("   -" if ratio is None else f"{ratio:4.2f}" for ratio in ratios)
         colour = "grey" if t.grey else "RGB"
-        print(f"{t.side:4}  {t.size:6}  {colour:6}  {t.images_per_second:8,.0f}  {ratios[0]:>9}  {ratios[1]:>20}")
+        print(f"{t.side:4}  {t.size:6}  {colour:6}  {t.one_thread:8,.0f}  {t.source:8,.0f}  {shown}")
 
 
 if __name__ == "__main__":

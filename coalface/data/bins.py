@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from coalface.data.binpickle import Damaged, Machine, Refused
 from coalface.data.headers import kind_of
 from coalface.data.pairs import PairList
-from coalface.data.source import DECODER, decode
+from coalface.data.source import DECODER, decode, in_order
 
 FOLDS = 10
 """Folds of a verification list by position, as insightface's own judge makes them."""
@@ -81,8 +81,11 @@ class Bin:
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, 1 or 3); ValueError names the file and the number of a damaged image."""
-        for i in range(len(self)):
-            yield decode(self.encoded(i), f"{self.path}: image {i:,}", size=size, grey=grey)
+
+        def read(i: int) -> NDArray[np.uint8]:
+            return decode(self.encoded(i), f"{self.path}: image {i:,}", size=size, grey=grey)
+
+        return in_order(read, len(self))
 
     def fingerprint(self) -> str:
         """SHA-256 over the decoder, the file's size and time of change, and where its images lie."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.source import DECODER, decode
+from coalface.data.source import DECODER, decode, in_order
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
 """The endings that make a file an image, in capitals or not."""
@@ -30,9 +30,12 @@ class Folder:
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, 1 or 3); ValueError names a damaged file."""
-        for file in self.files:
-            path = self.root / file
-            yield decode(path.read_bytes(), str(path), size=size, grey=grey)
+
+        def read(i: int) -> NDArray[np.uint8]:
+            path = self.root / self.files[i]
+            return decode(path.read_bytes(), str(path), size=size, grey=grey)
+
+        return in_order(read, len(self.files))
 
     def fingerprint(self) -> str:
         """The stamp taken when the folder was listed."""

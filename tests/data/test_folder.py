@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 from pathlib import Path
 
 import cv2
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 
 from coalface.data.folder import SUFFIXES, list_images, read_folder
-from coalface.data.source import decode
+from coalface.data.source import decode, in_order
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -161,3 +163,51 @@ def test_the_fingerprint_does_not_depend_on_where_the_folder_lies(tmp_path: Path
     before = read_folder(tmp_path / "a").fingerprint()
     (tmp_path / "a").rename(tmp_path / "b")
     assert read_folder(tmp_path / "b").fingerprint() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 100])
+def test_threads_keep_the_order(count: int, threads: int) -> None:
+    def read(i: int) -> np.ndarray:
+        time.sleep(0.001 * (i % 3))  # so that threads overtake each other
+        return np.full((1, 1, 1), i, np.uint8)
+
+    assert [int(image[0, 0, 0]) for image in in_order(read, count, threads=threads)] == list(range(count))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bad", [0, 7, 8, 20, 99])
+def test_an_error_comes_in_its_images_place(bad: int, threads: int) -> None:
+    def read(i: int) -> np.ndarray:
+        if i == bad:
+            raise ValueError(f"image {i}")
+        return np.full((1, 1, 1), i, np.uint8)
+
+    got = []
+    with pytest.raises(ValueError, match=f"image {bad}"):
+        for image in in_order(read, 100, threads=threads):
+            got.append(int(image[0, 0, 0]))
+    assert got == list(range(bad))
+
+
+def test_reading_runs_only_a_little_ahead_and_leaves_no_thread() -> None:
+    asked = []
+
+    def read(i: int) -> np.ndarray:
+        asked.append(i)
+        return np.full((1, 1, 1), 0, np.uint8)
+
+    images = in_order(read, 100_000, threads=2)
+    next(images)
+    images.close()  # type: ignore[attr-defined]
+    assert len(asked) <= 8 * (2 * 2 + 1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_threads_of_a_folder_change_no_pixel(tmp_path: Path) -> None:
+    for i in range(30):
+        put(tmp_path, f"ann/{i:02}.jpg", np.roll(ramp(20, 20), i, axis=1))
+    source = read_folder(tmp_path)
+    together = list(source.images(size=8, grey=False))
+    for file, image in zip(source.files, together, strict=True):
+        assert np.array_equal(image, decode((tmp_path / file).read_bytes(), file, size=8, grey=False))
