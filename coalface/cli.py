@@ -341,7 +341,7 @@ def inspect(
     from coalface.data.stores import open_store
     from coalface.report.counting import counting
 
-    store = open_store(source)
+    store = open_store(source, damaged="leave out")
     with counting("looking", len(store), quiet or as_json) as count:
         report = inspection.inspect(
             store.items(),

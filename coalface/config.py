@@ -41,6 +41,8 @@ class Source(_Section):
     """`rec` are insightface's records: a folder with `train.rec`, or the file."""
     path: str | None = None
     """`folder`, `rec` and `pack`: below the data root unless absolute."""
+    part: str | None = None
+    """`folder`: a part of a data set that has several in the field's layouts, such as `test` of VGGFace2."""
     identities: int = 400
     """`synthetic`: how many people."""
     images: int = 20
@@ -100,9 +102,12 @@ class Data(_Section):
 class PairsFrom(_Section):
     """A list of pairs to judge on."""
 
-    kind: Literal["lfw", "all-pairs", "balanced", "bin"] = "balanced"
+    kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
     path: str | None = None
-    """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs."""
+    """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs.
+    `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
+    list: str | None = None
+    """`layout`: which of its lists, where it has several."""
     source: Source | None = None
     """Images other than the training source's, for example another domain."""
     part: str | None = None
@@ -371,5 +376,5 @@ def _check_parts(recipe: Recipe) -> None:
             nearest(wanted.part, source.parts, f"judge.lists.{name}.part")
             if wanted.source is not None:
                 raise RecipeError(f"judge.lists.{name}: give either a part of data.source or a source, not both")
-        elif source.parts and wanted.source is None and wanted.kind not in ("balanced", "bin"):
+        elif source.parts and wanted.source is None and wanted.kind not in ("balanced", "bin", "layout"):
             raise RecipeError(f"judge.lists.{name}.part: say which part the pairs are of: {', '.join(source.parts)}")

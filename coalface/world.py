@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from coalface import config
+from coalface.checking import nearest
 from coalface.config import PairsFrom, Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
 from coalface.data.joined import Joined
+from coalface.data.layouts import read_lists
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
 from coalface.data.partition import (
@@ -32,7 +34,7 @@ from coalface.data.partition import (
     without,
 )
 from coalface.data.source import Source
-from coalface.data.stores import open_store
+from coalface.data.stores import Store, open_store
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
@@ -73,6 +75,8 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
     if source.kind != "pack":
         made = listed(recipe, source)
         faces = cached_pack(made, size=size, grey=grey, progress=packing)
+        if isinstance(made, Store):
+            return replace(faces, domains=made.domains)
         if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
             return replace(faces, domains=made.domain_numbers)
         return faces
@@ -91,7 +95,7 @@ def listed(recipe: Recipe, source: config.Source) -> Source:
     if source.kind == "joined":
         return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
     if source.kind in ("folder", "rec"):
-        return open_store(_folder(recipe, source))
+        return open_store(_folder(recipe, source), part=source.part or "")
     return SyntheticFaces(
         source.identities,
         source.images,
@@ -193,8 +197,18 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
         return dirichlet(faces, partition.parties, partition.alpha, rng)
     if partition.kind == "by-domain":
         source = recipe.data.source
+        if source.kind == "folder":
+            return by_domain(faces, _domain_names(faces))
         return by_domain(faces, tuple(source.parts) or source.domains)
     return one_identity(faces)
+
+
+def _domain_names(faces: FaceSet) -> tuple[str, ...]:
+    """What the domains of a data set of several are called: the first part of their identities' names."""
+    if faces.domains is None:
+        return ()
+    firsts = np.unique(faces.domains, return_index=True)[1]
+    return tuple(faces.names[faces.labels[i]].partition("/")[0] for i in firsts)
 
 
 def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
@@ -257,6 +271,15 @@ def _list(
         raise RecipeError(f"judge.lists.{name}.path: a list of kind {wanted.kind!r} needs the file of pairs")
     if wanted.kind == "bin":
         return _of_bin(recipe, name, wanted.path, packing)
+    if wanted.kind == "layout":
+        own = wanted.source or config.Source(kind="folder", path=wanted.path)
+        faces = open_source(recipe, own, packing)
+        lists = read_lists(_below_root(recipe, wanted.path), faces)
+        if wanted.list is None and len(lists) != 1:
+            known = ", ".join(lists) or "none: this data set has no lists"
+            raise RecipeError(f"judge.lists.{name}.list: say which list of {wanted.path}; it has {known}")
+        chosen = nearest(wanted.list, lists, f"judge.lists.{name}.list") if wanted.list else next(iter(lists))
+        return faces, lists[chosen]
     source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
     faces, path = open_source(recipe, source, packing), _below_root(recipe, wanted.path)
     pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))

@@ -87,3 +87,34 @@ def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(config.RecipeError, match="no .bin of pairs"):
         world.judged(made, *world.training_faces(made))
+
+
+def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
+    """One party for each race, and a list of one race; the identities judged are left out by hand."""
+    source = SyntheticFaces(8, 3, 0, size=32, grey=False, first=80)
+    for i, (label, pixels) in enumerate(zip(source.labels, source.images(size=32, grey=False), strict=True)):
+        race = ("African", "Asian")[label // 4]
+        path = root / "rfw" / "data" / race / f"m.{label}" / f"m.{label}_{i % 3 + 1:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
+    for race, first in (("African", 0), ("Asian", 4)):
+        lines = [f"m.{first}\t1\t2", f"m.{first}\t1\tm.{first + 1}\t2"] * 10
+        path = root / "rfw" / "txts" / race / f"{race}_pairs.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text("\n".join(lines) + "\n")
+    made = recipe(root, {"kind": "folder", "path": "rfw"})
+    deal = world.deal(
+        config.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
+        world.training_faces(made)[0],
+    )
+    assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
+    lists = {"judge": {"lists": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
+    judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
+    (found,) = world.judged(judging, *world.training_faces(judging))
+    assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
+    with pytest.raises(config.RecipeError, match="would be trained on as well"):
+        world.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *world.training_faces(made))
+    lists["judge"]["lists"]["x"].pop("list")
+    unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
+    with pytest.raises(config.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
+        world.judged(unnamed, *world.training_faces(unnamed))

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO, overload
+from typing import BinaryIO, Literal, TextIO, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,6 +72,8 @@ class Rec:
     announced: tuple[int, int, int] | None
     """Identities, height and width, as the file `property` says; None without one."""
     stamp: str
+    faults: dict[int, str]
+    """What is wrong with the records that were left out, by record; empty unless that was asked for."""
 
     @property
     def files(self) -> RecFiles:
@@ -99,14 +101,15 @@ class Rec:
         return self.stamp
 
 
-def read_rec(path: str | os.PathLike[str]) -> Rec:
+def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave out"] = "error") -> Rec:
     """Open insightface's record file: `path` is the folder that holds `train.rec`, or the `.rec` file.
 
     The index lies beside it under the same name with `.idx`; where there is none, the file is read through once and
     its records are numbered as they lie. All headers are read and checked here, no image is.
 
     Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
-    damaged, if a record lacks its image, and for a label that is no whole number from 0 on.
+    damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
+    to be left out, what is wrong with each is in `faults`, and an error is only what concerns the whole file.
     """
     path = Path(path)
     path = path / "train.rec" if path.is_dir() else path
@@ -115,6 +118,8 @@ def read_rec(path: str | os.PathLike[str]) -> Rec:
     images, identities, exact = _divide(records)
     if not len(images):
         raise ValueError(f"{path} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
+    faults = records.faults(images) if damaged == "leave out" else {}
+    images = images[~np.isin(images, list(faults))] if faults else images
     raw = np.empty(len(images), np.float32)
     empty = np.empty(len(images), bool)
     for rows in _blocks(np.arange(len(images))):
@@ -123,12 +128,15 @@ def read_rec(path: str | os.PathLike[str]) -> Rec:
     if not exact and not np.all(empty):  # a rounded border may have let in a few of the identities' records
         kept = len(empty) - int(np.argmin(empty[::-1]))
         images, raw, empty = images[:kept], raw[:kept], empty[:kept]
-    if np.any(empty):
-        raise ValueError(f"{path}, record {images[empty][0]}: it has no image; {_FETCH}")
-    if np.any(bad := ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw)))):
-        raise ValueError(
-            f"{path}, record {images[bad][0]}: its label is {raw[bad][0]}, which is no whole number from 0 on; {_FETCH}"
-        )
+    strange = ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))) & ~empty
+    for key in images[empty].tolist():
+        faults[key] = f"{path}, record {key}: it has no image; {_FETCH}"
+    for key, label in zip(images[strange].tolist(), raw[strange].tolist(), strict=True):
+        faults[key] = f"{path}, record {key}: its label is {label}, which is no whole number from 0 on; {_FETCH}"
+    sound = ~(empty | strange)
+    if faults and (damaged == "error" or not np.any(sound)):
+        raise ValueError(faults[min(faults)])
+    images, raw = images[sound], raw[sound]
     classes, labels = np.unique(raw.astype(np.int64), return_inverse=True)
     width = len(str(classes[-1]))
     names = tuple(f"{label:0{width}d}" for label in classes.tolist())
@@ -138,7 +146,7 @@ def read_rec(path: str | os.PathLike[str]) -> Rec:
             status = file.stat()
             stamp.update(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
     said = _property(path.with_name("property"))
-    return Rec(records, names, labels.astype(np.int64), images, identities, said, stamp.hexdigest())
+    return Rec(records, names, labels.astype(np.int64), images, identities, said, stamp.hexdigest(), faults)
 
 
 def write_rec(

@@ -13,13 +13,16 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.bins import Bin, read_bin
+from coalface.data.bins import read_bin
 from coalface.data.faces import FaceSet
 from coalface.data.folder import Folder, read_folder
 from coalface.data.inspection import Item
+from coalface.data.joined import Joined
+from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList
-from coalface.data.rec import Rec, read_rec
+from coalface.data.rec import read_rec
+from coalface.data.source import Source
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 
@@ -33,7 +36,7 @@ class Store:
 
     kind: Kind
     path: Path
-    source: Folder | Rec | Bin | FaceSet
+    source: Source | FaceSet
     names: tuple[str, ...]
     files: Sequence[str]
     """(n,) where each image comes from, as `identity/file name`."""
@@ -44,9 +47,16 @@ class Store:
     """The pairs that a `.bin` holds."""
     notes: tuple[str, ...] = ()
     """What does not fit in what the store says of itself."""
+    faults: tuple[str, ...] = ()
+    """What is wrong with the records that were left out."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def domains(self) -> NDArray[np.int64] | None:
+        """(n,) the domain of each image, such as the race in RFW; None where there is one domain."""
+        return self.source.domain_numbers if isinstance(self.source, Joined) else None
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack, which has a size."""
@@ -70,10 +80,16 @@ class Store:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
                 yield Item(label, None, f"{self.files[i]}: {error}")
+        yield from (Item(0, None, fault) for fault in self.faults)
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open identity folders, insightface's records (`train.rec`), a `.bin` pack of pairs, or a pack of ours.
+def open_store(
+    path: str | os.PathLike[str], *, part: str = "", damaged: Literal["error", "leave out"] = "error"
+) -> Store:
+    """Open folders of images, insightface's records (`train.rec`), a `.bin` pack of pairs, or a pack of ours.
+
+    Folders are identity folders, or one of the field's layouts (`LAYOUTS`), of which `part` can pick a part. Records
+    that are damaged can be left out, for an inspection, which then hears of them in `faults`.
 
     Raises FileNotFoundError if nothing is at the path, and ValueError if it is none of these, or damaged.
     """
@@ -81,7 +97,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     if path.is_file() and path.suffix == ".bin":
         return _of_bin(path)
     if (path.is_file() and path.suffix == ".rec") or (path / "train.rec").is_file():
-        return _of_rec(path)
+        return _of_rec(path, damaged)
     if (path / "meta.json").is_file():
         return _of_pack(path)
     if path.is_file():
@@ -89,18 +105,32 @@ def open_store(path: str | os.PathLike[str]) -> Store:
             f"{path} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a folder that "
             "holds one folder of images per identity"
         )
-    return _of_folder(path)
+    return _of_folder(path, part)
 
 
-def _of_folder(path: Path) -> Store:
-    found = read_folder(path)
-    return Store(
-        "folder", path, found, found.names, found.files, found.labels, lambda i: (path / found.files[i]).read_bytes()
-    )
+def _of_folder(path: Path, part: str) -> Store:
+    """Identity folders, or one of the layouts of the field's data sets."""
+    try:
+        layout = recognise(path)
+    except ValueError:
+        if part:
+            raise
+        layout = ""
+    source = read_layout(path, layout=layout, part=part) if layout else read_folder(path)
+    where = _places(source)
+    return Store("folder", path, source, source.names, source.files, source.labels, lambda i: where[i].read_bytes())
 
 
-def _of_rec(path: Path) -> Store:
-    found = read_rec(path)
+def _places(source: Source) -> list[Path]:
+    """The file of each image of folders, also of several joined."""
+    if isinstance(source, Joined):
+        return [place for part in source.parts.values() for place in _places(part)]
+    assert isinstance(source, Folder)
+    return [source.root / file for file in source.files]
+
+
+def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
+    found = read_rec(path, damaged=damaged)
     names, notes = found.names, []
     listed = found.records.path.with_name(IDENTITIES)
     if listed.is_file():
@@ -124,6 +154,7 @@ def _of_rec(path: Path) -> Store:
         found.labels,
         lambda i: found.read_many([i]).payload(0),
         notes=tuple(notes),
+        faults=tuple(found.faults.values()),
     )
 
 

@@ -243,3 +243,37 @@ def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
     told = run(app, ["data", "inspect", str(tmp_path / "r"), "--headers"])
     assert "15 images of 3 identities" in told.output and "nothing looks wrong" in told.output
     assert len(read_folder(tmp_path / "f").files) == 15
+
+
+def test_an_inspection_counts_every_damaged_record(tmp_path: Path) -> None:
+    from coalface.data.inspection import inspect
+
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    rec = read_rec(tmp_path / "r")
+    data = bytearray((tmp_path / "r" / "train.rec").read_bytes())
+    for key in (2, 7):
+        offset = int(rec.records.offsets[key])
+        data[offset : offset + 4] = b"XXXX"  # the magic number
+    offset = int(rec.records.offsets[4])
+    data[offset + 12 : offset + 16] = np.float32(-1).tobytes()  # the label
+    (tmp_path / "r" / "train.rec").write_bytes(data)
+    (tmp_path / "r" / IDENTITIES).unlink()
+    with pytest.raises(ValueError, match="record 2"):
+        open_store(tmp_path / "r")
+    store = open_store(tmp_path / "r", damaged="leave out")
+    report = inspect(store.items(), store.names, store.files.__getitem__, path="r", kind=store.kind)
+    assert (len(store), report.images, report.damaged_count) == (12, 15, 3)
+    assert all(f"record {key}:" in said for key, said in zip((2, 7, 4), report.damaged, strict=True))
+
+
+def test_a_data_set_in_a_layout_of_the_field_is_opened_whole_or_in_part(tmp_path: Path) -> None:
+    image = next(iter(content(open_store(faces(tmp_path / "f"))).values()))[0]
+    for file in ("train/n000002/0001_01.jpg", "train/n000003/0001_01.jpg", "test/n000001/0001_01.jpg"):
+        (tmp_path / "v" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "v" / file).write_bytes(image)
+    assert open_store(tmp_path / "v").names == ("n000002", "n000003")
+    assert content(open_store(tmp_path / "v", part="test")) == {"n000001": [image]}
+    with pytest.raises(ValueError, match="no part"):
+        open_store(tmp_path / "v", part="val")
+    with pytest.raises(ValueError, match="no known layout"):
+        open_store(tmp_path / "f", part="val")
