@@ -203,6 +203,8 @@ def translate(config: Mapping[str, Any]) -> Translation:
     for word, value in config.items():
         if word == "network":
             recipe["model"] = {"name": _network(value)}
+            if value == "mbf":
+                remarks.append("network 'mbf' is wider there (2.06 M parameters); here it is the paper's MobileFaceNet")
         elif word == "rec":
             data["source"] = {"kind": "rec", "path": str(value)}
         elif word == "num_epoch":

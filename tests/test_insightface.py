@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coalface import config, insightface
 from coalface.checking import RecipeError
+from coalface.models import BACKBONES
 
 CONFIG = '''"""A configuration as the field writes them."""
 from easydict import EasyDict as edict
@@ -160,6 +161,16 @@ def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path:
         assert word in remarks
     for word in ("resume", "num_classes", "dali"):
         assert word not in remarks
+
+
+def test_another_network_under_the_same_name_is_said() -> None:
+    made = insightface.translate({"network": "mbf"})
+    assert made.recipe["model"] == {"name": "mobilefacenet"} and "wider there" in made.remarks[0]
+
+
+@pytest.mark.parametrize("network", insightface.NETWORKS.values())
+def test_every_network_that_is_named_is_here(network: str) -> None:
+    assert network in BACKBONES
 
 
 def test_a_network_that_is_not_here_offers_the_nearest() -> None:
