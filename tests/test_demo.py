@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tinyruns
 from tinyruns import TINY, Silent
 
 from coalface import config, demo
@@ -42,12 +44,76 @@ def test_the_three_are_judged_alike(small: None, tmp_path: Path) -> None:
     assert len(lists) == 1
 
 
-def test_a_demonstration_replaces_one_of_its_own(small: None, tmp_path: Path) -> None:
-    for left in ("fedavg", "solo"):
-        (tmp_path / "demo" / left).mkdir(parents=True)
-        (tmp_path / "demo" / left / "old").touch()
+def marks(out: Path) -> dict[str, int]:
+    """When each run's model was written."""
+    return {m: next((out / m / "model").rglob("*.safetensors")).stat().st_mtime_ns for m in demo.METHODS}
+
+
+def test_a_second_call_trains_nothing_and_makes_the_page_anew(small: None, tmp_path: Path) -> None:
+    out, view = tmp_path / "demo", Silent()
+    demo.run(out, Silent())
+    before = marks(out)
+    (out / "report.html").unlink()
+    said = demo.run(out, view)
+    assert view.started == [] and marks(out) == before and (out / "report.html").exists()
+    assert "It was there already" in said and f"the report: {out / 'report.html'}" in said
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
+    demo.run(out, view, fresh=True)
+    assert len(view.started) == 3 and all(marks(out)[method] > before[method] for method in demo.METHODS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
+
+
+def test_one_of_other_recipes_or_not_whole_is_replaced(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, view = tmp_path / "demo", Silent()
+    demo.run(out, Silent())
+    monkeypatch.setitem(demo.RECIPE, "seed", 1)
+    demo.run(out, view)
+    assert len(view.started) == 3
+    shutil.rmtree(out / "solo")
+    demo.run(out, view)
+    assert len(view.started) == 6 and (out / "solo" / "summary.json").exists()
+
+
+def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(small: None, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    class Stops(Silent):
+        def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+            super().start(name, rounds, already, sent)
+            if name == "demo-solo":
+                raise Stop
+
+    out = tmp_path / "demo"
+    demo.run(out, Silent())
+    before = marks(out)
+    with pytest.raises(Stop):
+        demo.run(out, Stops(), fresh=True)
+    assert marks(out) == before and (out / "report.html").exists()
+    shutil.rmtree(out)
+    view = Silent()
+    demo.run(out, view)
+    assert [name for name, _, _ in view.started] == ["demo-solo", "demo-centralized"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
+
+
+def test_runs_of_a_person_are_left_alone_whatever_they_are_called(small: None, tmp_path: Path) -> None:
+    for method in ("fedavg", "solo"):
+        tinyruns.run(tmp_path / "mine" / method, method=method, rounds=1)
     demo.run(tmp_path / "demo", Silent())
-    assert not (tmp_path / "demo" / "fedavg" / "old").exists()
+    tinyruns.run(tmp_path / "demo" / "own", rounds=1)  # put into a demonstration's folder
+    said = "holds something that is no demonstration, and is left alone: give another"
+    for out in ("mine", "demo"):
+        with pytest.raises(RecipeError, match=said):
+            demo.run(tmp_path / out, Silent(), fresh=True)
+    assert all((tmp_path / place / "summary.json").exists() for place in ("mine/fedavg", "mine/solo", "demo/own"))
+    (tmp_path / ".new.unfinished").mkdir()
+    (tmp_path / ".new.unfinished" / "notes").touch()
+    with pytest.raises(RecipeError, match=said):
+        demo.run(tmp_path / "new", Silent())
+    assert (tmp_path / ".new.unfinished" / "notes").exists()
 
 
 def test_nothing_that_is_not_its_own_is_deleted(small: None, tmp_path: Path) -> None:
