@@ -205,6 +205,13 @@ def test_one_race_can_be_read_with_its_list(tmp_path: Path) -> None:
     assert list(read_lists(tmp_path / "set", packed(tmp_path / "set", source))) == ["rfw-asian"]
 
 
+def test_of_two_images_of_one_number_the_first_is_taken(tmp_path: Path) -> None:
+    rfw(tmp_path / "set")
+    put(tmp_path / "set", "data/Asian/m.01/m.01_0001.png")
+    faces = packed(tmp_path / "set", read_layout(tmp_path / "set", part="Asian"))
+    assert rows(faces, read_lists(tmp_path / "set", faces)["rfw-asian"])[0][0] == "Asian/m.01/m.01_0001.jpg"
+
+
 def test_bupt_balancedface(tmp_path: Path) -> None:
     bupt(tmp_path)
     for root in (tmp_path, tmp_path / "race_per_7000"):
