@@ -29,6 +29,9 @@ from coalface.yamltext import parse_yaml
 FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
 """Keys that the result does not depend on: a resumed run may change them."""
 
+FEDERATED = ("block", "quorum", "patience", "on_error")
+"""Keys of `engine` that are about a run's parties, not about the machine: a pre-training has its own."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -176,7 +179,13 @@ class Recipe(_Section):
     trouble: dict[str, Any] = {}
     """`coalface.engines.trouble.Trouble`."""
     pretrain: dict[str, Any] | None = None
-    """A recipe of its own, as changes to this one, whose model this run starts from; kept by content in the cache."""
+    """A recipe of its own, whose model this run starts from; kept by content in the cache.
+
+    It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` (nobody who is judged
+    may be trained on) and `engine` as far as it says how this machine computes. Everything else (`method`, `rounds`,
+    `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or the default of any recipe: a sweep over this
+    run's learning rate or loss starts every cell from one and the same model. A pooled method takes no partition.
+    """
 
     def build_method(self) -> Method:
         """The method with its settings. Raises RecipeError for settings that it does not have."""
@@ -235,11 +244,13 @@ class Recipe(_Section):
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     def pretraining(self) -> Recipe:
-        """The recipe of the model that this run starts from."""
-        changes = dict(self.pretrain or {})
-        tree = {**self.model_dump(mode="json"), "pretrain": None, "name": f"{self.name}-pretrain"}
-        if isinstance(loss := changes.get("loss"), Mapping) and "name" in loss:
-            tree = with_value(tree, "loss.name", loss["name"])
+        """The recipe of the model that this run starts from: `pretrain` over what it takes from this one."""
+        changes, whole = dict(self.pretrain or {}), self.model_dump(mode="json")
+        tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": f"{self.name}-pretrain"}
+        tree["judge"] = {"lists": whole["judge"]["lists"]}  # a run stops where it would train on those it judges
+        tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
+        if (method := METHODS.get(str(changes.get("method")))) is not None and method.pooled:
+            tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
         try:
             return parse(merged(tree, changes))
         except RecipeError as error:

@@ -241,12 +241,49 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
     assert config.parse(tree).digest() == tiny().digest()
 
 
-def test_pretraining_is_the_recipe_with_its_changes_over_it() -> None:
+def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own() -> None:
     recipe = tiny(pretrain={"method": "centralized", "rounds": 1, "loss": {"name": "softmax"}})
     inner = recipe.pretraining()
     assert (inner.name, inner.method, inner.rounds, inner.pretrain) == ("tiny-pretrain", "centralized", 1, None)
-    assert inner.data == recipe.data
-    assert inner.resolved()["loss"] == {"name": "softmax", "scale": 30.0}
+    assert inner.data.model_copy(update={"partition": recipe.data.partition}) == recipe.data
+    assert (inner.seed, inner.model, inner.judge.lists) == (recipe.seed, recipe.model, recipe.judge.lists)
+    assert inner.resolved()["loss"] == {"name": "softmax", "scale": 64.0}
+    assert inner.build_local() == config.parse({}).build_local() != recipe.build_local()
+    own = tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}}).pretraining()
+    assert (own.build_local().lr, own.data.hold_out, own.data.partition.parties, own.data.size) == (0.3, 5, 3, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"local": {"lr": 0.9}}, True),
+        ({"loss": {"name": "arcface"}}, True),
+        ({"rounds": 7}, True),
+        ({"method": "solo"}, True),
+        ({"methods": {"fedavg": {"sample": 1}}}, True),
+        ({"trouble": {"dropout": 0.3}}, True),
+        ({"judge": {"every": 1, "flip": True}}, True),
+        ({"engine": {"quorum": 0.9, "block": 2, "workers": 2}}, True),
+        ({"data": {"partition": {"kind": "dirichlet", "parties": 3}}}, True),
+        ({"seed": 1}, False),
+        ({"data": {"hold_out": 5}}, False),
+        ({"model": {"embedding_size": 64}}, False),
+        ({"judge": {"lists": {"unseen": {"pairs": 21}}}}, False),
+        ({"engine": {"autocast": "bfloat16"}}, False),
+        ({"pretrain": {"rounds": 2}}, False),
+    ],
+)
+def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, Any], same: bool) -> None:
+    start = {"pretrain": {"method": "centralized", "rounds": 1}}
+    inner = [tiny(**tree).pretraining() for tree in (start, config.merged(start, changes))]
+    assert (inner[0].digest() == inner[1].digest()) is same
+
+
+def test_a_pretraining_over_parties_is_dealt_as_the_run_is() -> None:
+    start = {"pretrain": {"method": "fedavg"}}
+    assert tiny(**start).pretraining().data == tiny(**start).data
+    with pytest.raises(RecipeError, match="pretrain.method: "):
+        tiny(pretrain={"method": ["fedavg"]})
 
 
 def test_threads_do_not_depend_on_the_workers_or_the_machine() -> None:
