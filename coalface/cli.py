@@ -306,7 +306,7 @@ def convert(
     grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert between identity folders, insightface's records and .bin packs, and our packs."""
+    """Convert between identity folders, records and packs of pairs of insightface, and our packs."""
     from coalface.core import generator
     from coalface.data import convert as converting
     from coalface.data.stores import open_store

@@ -17,6 +17,7 @@ from coalface import cli, config, experiment
 from coalface.data.pack import read_pack
 
 COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
+COMMANDS += ["models", "import-config", "data convert", "data inspect"]
 
 
 def said(*arguments: object) -> str:

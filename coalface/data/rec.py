@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coalface.data.recordio import RecordFile, Records, header, open_records, write_record
-from coalface.data.source import decode
+from coalface.data.source import DECODER, decode, in_order
 
 EXACT = 1 << 24
 """Up to here a float32, in which the format keeps record numbers and labels, holds every whole number."""
@@ -33,6 +33,7 @@ LABELS = 1 << 31
 """Labels from here on are taken for damage."""
 
 _BLOCK = 1 << 18
+_AHEAD = 1 << 12  # records whose headers are read at once while their images are decoded
 _FETCH = "fetch the file again from where it came, or write it anew"
 
 
@@ -93,8 +94,14 @@ class Rec:
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, 1 or 3); ValueError names the record of a damaged one."""
-        for key, (_, image) in zip(self.keys.tolist(), self.encoded(), strict=True):
-            yield decode(image, f"{self.records.path}, record {key},", size=size, grey=grey)
+        for start in range(0, len(self.keys), _AHEAD):
+            records = self.records.read_many(self.keys[start : start + _AHEAD])
+
+            def read(i: int, records: Records = records) -> NDArray[np.uint8]:
+                where = f"{self.records.path}, record {records.keys[i]},"
+                return decode(records.payload(i), where, size=size, grey=grey)
+
+            yield from in_order(read, len(records))
 
     def fingerprint(self) -> str:
         """SHA-256 over sizes and times of change of the record file and its index."""
@@ -140,7 +147,7 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     classes, labels = np.unique(raw.astype(np.int64), return_inverse=True)
     width = len(str(classes[-1]))
     names = tuple(f"{label:0{width}d}" for label in classes.tolist())
-    stamp = hashlib.sha256(b"insightface records\n")
+    stamp = hashlib.sha256(f"insightface records, decoder {DECODER}\n".encode())
     for file in (path, records.index):
         if file is not None:
             status = file.stat()
