@@ -21,7 +21,7 @@ from coalface.data.joined import Joined
 from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList
-from coalface.data.rec import read_rec
+from coalface.data.rec import RecFiles, read_rec
 from coalface.data.source import Source
 
 Kind = Literal["folder", "rec", "bin", "pack"]
@@ -144,13 +144,12 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
         notes.append(f"`property` announces {found.announced[0]:,} identities, and {len(names):,} occur")
     if len(found.identities) and len(found.identities) != len(names):
         notes.append(f"{len(found.identities):,} identities have a range record, and {len(names):,} occur")
-    files = [f"{names[label]}/{key:08d}" for label, key in zip(found.labels.tolist(), found.keys.tolist(), strict=True)]
     return Store(
         "rec",
         path,
         found,
         names,
-        files,
+        RecFiles(names, found.labels, found.keys),
         found.labels,
         lambda i: found.read_many([i]).payload(0),
         notes=tuple(notes),
