@@ -2,6 +2,7 @@
 
 `OUT/cells.jsonl` has a line for every finished cell: the hash of its resolved recipe, what was swept, the figures, and
 the evidence for paired comparisons. That file alone says what is done; a cell whose hash has changed is run again.
+A cell that fails does not stop the others: `OUT/failed.json` has its reason, and the next sweep tries it again, last.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 from coalface import config, experiment, world
 from coalface.comparing import bootstrap_of, paired
 from coalface.config import Recipe, RecipeError
+from coalface.engines.transport import RunFailed
 from coalface.experiment import View
-from coalface.judging import read_lists
-from coalface.report.runs import figure_name, size, start_name
+from coalface.judging import read_lists, write_json, write_text
+from coalface.report.runs import clean, figure_name, size, start_name
 from coalface.yamltext import parse_yaml
 
 
@@ -83,30 +85,56 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
 def sweep(
     path: Path, changes: Sequence[str], out: Path, view: View, *, baseline: str | None = None, keep_runs: bool = False
 ) -> str:
-    """Run the cells that are not done yet, then write and return the table (`OUT/table.md`)."""
+    """Run the cells that are not done yet, then write and return the table (`OUT/table.md`).
+
+    Raises RunFailed, with the table of what is done, where cells have failed.
+    """
     cells = grid(path, changes)
     _baseline([cell.setting for cell in cells], baseline)  # a mistake in it should not show after hours
     out.mkdir(parents=True, exist_ok=True)
-    done = read_cells(out / "cells.jsonl")
-    for number, cell in enumerate(cells, start=1):
+    done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
+    numbered = enumerate(cells, start=1)
+    for number, cell in sorted(numbered, key=lambda one: one[1].recipe.digest() in failed):  # a stable sort
         digest = cell.recipe.digest()
         if digest in done:
             continue
         view.note(f"cell {number} of {len(cells)}: {cell.name}")
-        place = out / "runs" / digest
-        recipe = cell.recipe.model_copy(update={"name": f"{cell.recipe.name} {cell.name}".rstrip()})
-        if (place / "config.yaml").exists():
-            experiment.resume(place, view)
-        else:
-            experiment.run(recipe, place, view, report=keep_runs)
-        done[digest] = _line(cell, place)
+        try:
+            done[digest] = _run(cell, out / "runs" / digest, view, keep_runs)
+        except (RuntimeError, OSError, ValueError) as error:
+            failed[digest] = clean(error)
+            view.note(f"cell {number} of {len(cells)} failed: {clean(error)}")
+            write_json(out / "failed.json", failed)
+            continue
         with open(out / "cells.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(done[digest]) + "\n")
+        if failed.pop(digest, None) is not None:
+            write_json(out / "failed.json", failed)
         if not keep_runs:
-            shutil.rmtree(place)
-    text = table(cells, done, baseline)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    return f"{text}\ncells: {out / 'cells.jsonl'}\ntable: {out / 'table.md'}"
+            shutil.rmtree(out / "runs" / digest)
+    text, whole = table(cells, done, baseline, failed)
+    if whole or not (out / "table.md").exists():
+        write_text(out / "table.md", text)
+    said = f"{text}\ncells: {out / 'cells.jsonl'}\ntable: {out / 'table.md'}{'' if whole else ' (left as it was)'}"
+    if missing := sum(cell.recipe.digest() not in done for cell in cells):
+        raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{said}")
+    return said
+
+
+def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]:
+    """Run a cell, or go on with it, and return its line."""
+    if (place / "config.yaml").exists():
+        experiment.resume(place, view)
+    else:
+        recipe = cell.recipe.model_copy(update={"name": f"{cell.recipe.name} {cell.name}".rstrip()})
+        experiment.run(recipe, place, view, report=keep_runs)
+    return _line(cell, place)
+
+
+def _read_failed(out: Path) -> dict[str, str]:
+    """The reason of each cell that has failed and was not done since, by the hash of its recipe."""
+    path = out / "failed.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def read_cells(path: Path) -> dict[str, dict[str, Any]]:
@@ -139,28 +167,53 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     return {**line, "last_loss": losses[-1] if losses else None, "lists": lists, "evidence": evidence}
 
 
-def table(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]], baseline: str | None = None) -> str:
-    """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences."""
+def table(
+    cells: Sequence[Cell],
+    done: Mapping[str, Mapping[str, Any]],
+    baseline: str | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> tuple[str, bool]:
+    """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences.
+
+    Also whether it is whole: False where the images that the differences need cannot be read here, and they are left
+    out. Cells that are not in `done` are listed with their reason from `failed`.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
+    seeds: dict[str, int] = {}
     for cell in cells:
-        groups.setdefault(cell.setting, []).append(done[cell.recipe.digest()])
-    names = list(dict.fromkeys(n for g in groups.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
+        group = groups.setdefault(cell.setting, [])
+        group += [done[digest]] if (digest := cell.recipe.digest()) in done else []
+        seeds[cell.setting] = seeds.get(cell.setting, 0) + 1
+    there = {label: group for label, group in groups.items() if group}
+    names = list(dict.fromkeys(n for g in there.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
     rows = [["setting", "seeds", *map(figure_name, names), "down", "up", "seconds"]]
     starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
     for cell in cells:
-        starts.setdefault(start_name(cell.recipe.pretrain), groups[cell.setting])
+        if cell.setting in there:
+            starts.setdefault(start_name(cell.recipe.pretrain), there[cell.setting])
     rows += [_row(label, group, "untrained", names) for label, group in starts.items()]
-    rows += [_row(label, group, "figures", names) for label, group in groups.items()]
+    for label, group in groups.items():
+        row = _row(label, group, "figures", names) if group else [label, "0", *[""] * (len(names) + 3)]
+        row[1] += "" if len(group) == seeds[label] else f" of {seeds[label]}"
+        rows.append(row)
     lines = [
         *aligned(rows, left=1),
         "",
         "Figures in percent: mean over seeds ± standard deviation over seeds. Bytes and seconds: mean of a run.",
     ]
-    if len(groups) > 1:
-        first = _baseline(list(groups), baseline)
+    whole = True
+    if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
+        reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
+        lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
+    if len(there) > 1:
+        first = _baseline(list(groups if baseline is not None else there), baseline)
         recipe = next(cell.recipe for cell in cells if cell.setting == first)
-        lines += ["", *_differences(recipe, groups, first)]
-    return "\n".join(lines) + "\n"
+        try:
+            lines += ["", *_differences(recipe, there, first)] if first in there else []
+        except (OSError, ValueError) as error:
+            whole = False
+            lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
+    return "\n".join(lines) + "\n", whole
 
 
 def _flat(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from tinyruns import Silent
 
 from coalface import sweeping
 from coalface.config import RecipeError
+from coalface.engines.transport import RunFailed
 from coalface.sweeping import aligned, grid, read_cells, sweep
 
 
@@ -159,7 +160,7 @@ def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.Monkey
     folder = Path(__file__).parents[1]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
     done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
-    text = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), done)
+    text, _ = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), done)
     assert (folder / "docs" / "results" / "lfw-silos" / "table.md").read_text().startswith(text.rstrip())
 
 
@@ -269,3 +270,76 @@ def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
 
 def test_a_pipe_in_a_cell_does_not_break_the_table() -> None:
     assert aligned([["a", "b"], ["x|y", "1"]], left=1) == ["| a    | b |", "|------|--:|", "| x\\|y | 1 |"]
+
+
+def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again_last(tmp_path: Path) -> None:
+    path, out, view = tinyruns.write(tmp_path / "tiny.yaml"), tmp_path / "out", Silent()
+    changes = ["local.lr=1000000000,0.02", "seed=0,1"]
+    with pytest.raises(RunFailed) as failed:
+        sweep(path, changes, out, view)
+    assert [cell["cell"] for cell in cells(out)] == [{"local.lr": 0.02, "seed": s} for s in (0, 1)]
+    assert "cell 1 of 4 failed: 16 of 16 embeddings are not finite" in " ".join(view.notes)
+    text = str(failed.value)
+    assert text.startswith("2 of 4 cells failed; the same command tries them again\n")
+    assert "- lr=1000000000 seed=0: failed: 16 of 16 embeddings are not finite" in text
+    assert (out / "table.md").read_text() in text
+    assert [row[:2] for row in rows(text)[3:]] == [["local.lr=1000000000", "0 of 2"], ["local.lr=0.02", "2"]]
+    assert "Differences" not in text
+    again = Silent()
+    with pytest.raises(RunFailed):
+        sweep(path, [changes[0], "seed=0,2"], out, again)
+    begun = [note for note in again.notes if note.startswith("cell") and "failed" not in note]
+    assert begun == [
+        f"cell {n}" for n in ("2 of 4: lr=1000000000 seed=2", "4 of 4: lr=0.02 seed=2", "1 of 4: lr=1000000000 seed=0")
+    ]
+    sound = Silent()
+    sweep(path, ["local.lr=0.02", "seed=0,1"], out, sound)  # failures of cells that were not asked for are no matter
+    assert sound.started == []
+
+
+def test_a_failed_cell_that_comes_through_is_no_failure_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = recipe(tmp_path), tmp_path / "out"
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sweeping.experiment, "run", fails)
+        with pytest.raises(RunFailed, match=r"2 of 2 cells failed[^|]*\| setting") as failed:
+            sweep(path, ["seed=0,1"], out, Silent())
+    assert "- seed=1: failed: [Errno 28] No space left on device" in str(failed.value)
+    assert not (out / "cells.jsonl").exists() and len(json.loads((out / "failed.json").read_text())) == 2
+    sweep(path, ["seed=0,1"], out, Silent())
+    assert len(cells(out)) == 2 and json.loads((out / "failed.json").read_text()) == {}
+    assert "failed" not in (out / "table.md").read_text()
+
+
+def test_a_mean_over_fewer_seeds_says_so(swept: Path, tmp_path: Path) -> None:
+    done = read_cells(swept / "out" / "cells.jsonl")
+    every = grid(swept / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"])
+    gone = every[3].recipe.digest()
+    text, whole = sweeping.table(every, {k: v for k, v in done.items() if k != gone}, None, {gone: "it broke"})
+    assert whole and [row[:2] for row in rows(text)[3:5]] == [["method=solo", "2"], ["method=fedavg", "1 of 2"]]
+    assert "- method=fedavg seed=1: failed: it broke\n" in text and "Differences to method=solo" in text
+    solo = {k: v for k, v in done.items() if v["cell"]["method"] == "fedavg"}
+    assert "Differences" not in sweeping.table(every, solo, "method=solo")[0]
+
+
+def test_a_table_needs_the_cells_file_alone_and_overwrites_no_fuller_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tinyruns.picture_folders(tmp_path / "data" / "faces", [f"p{i}" for i in range(12)])
+    path, out = recipe(tmp_path, data={"source": {"kind": "folder", "path": "faces"}}), tmp_path / "out"
+    monkeypatch.setenv("COALFACE_DATA", str(tmp_path / "data"))
+    sweep(path, ["method=solo,fedavg"], out, Silent())
+    full = (out / "table.md").read_text()
+    monkeypatch.delenv("COALFACE_DATA")
+    said = sweep(path, ["method=solo,fedavg"], out, Silent())
+    assert said.startswith(full.partition("\n\nDifferences")[0])
+    assert "Differences are left out: their pair lists cannot be made here" in said and "COALFACE_DATA" in said
+    assert (out / "table.md").read_text() == full and "(left as it was)" in said
+    (out / "table.md").unlink()
+    sweep(path, ["method=solo,fedavg"], out, Silent())
+    assert "Differences are left out" in (out / "table.md").read_text()
