@@ -60,10 +60,12 @@ class Mean:
     """Ask for Σ w_p x_p / Σ w_p over the replies instead of for the replies themselves.
 
     `by` gives the weights w: the name of a number in the reply (`"images"`), a mapping from party to weight that the
-    server chose, or None for equal weights. Several means of one field are several `Mean`s with a `name` each.
-    `over="arrived"` divides by the weights of the replies that arrived; `over="all"` by those of every party of the
-    role, asked or not, so that a missing party counts as zero (SCAFFOLD's control variates). `of="differences"` folds
-    x_p − s_p, where s is the field of the same name that was sent to p.
+    server chose (a party of the role that it leaves out weighs nothing), or None for equal weights. The field must
+    have a counterpart in what was sent, so that all replies have the same tensors; `free()` ones come singly. Several
+    means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
+    that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
+    zero (SCAFFOLD's control variates). `of="differences"` folds x_p − s_p, where s is the field of the same name that
+    was sent to p.
     """
 
     field: str
@@ -73,6 +75,16 @@ class Mean:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for key, known in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
+            if getattr(self, key) not in known:
+                raise DeclarationError(
+                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {known[0]!r} or {known[1]!r}."
+                )
+        if not isinstance(self.by, str | Mapping | None):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}): give the name of a number in the reply, a mapping from party "
+                "to weight, or None for equal weights."
+            )
         if self.over == "all" and isinstance(self.by, str):
             raise DeclarationError(
                 f"Mean({self.field!r}, by={self.by!r}, over='all'): the weight of a party that did not answer is not "

@@ -200,6 +200,19 @@ def test_a_mean_over_all_cannot_take_its_weights_from_replies() -> None:
         Mean("w", by="images", over="all")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"over": "al"}, r"over='al'\): over is 'arrived' or 'all'"),
+        ({"of": "diff"}, r"of='diff'\): of is 'values' or 'differences'"),
+        ({"by": ["images"]}, r"by=\['images'\]\): give the name of a number in the reply, a mapping from party"),
+    ],
+)
+def test_a_mean_of_unknown_kind_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(DeclarationError, match=r"Mean\('w', " + says):
+        Mean("w", **wrong)
+
+
 def test_a_mean_is_found_under_its_name_or_its_field() -> None:
     assert (Mean("w").key, Mean("w", name="best").key) == ("w", "best")
 

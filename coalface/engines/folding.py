@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coalface.core import Mean, Tensors
-from coalface.declarations import without_none
+from coalface.declarations import counterpart, without_none
 from coalface.wire import Refused, hints
 
 
@@ -20,15 +20,22 @@ class Fold:
     Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
     the next begins, so the result depends on the order of the parties and on the block size, never on who answered
     first. `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
-    Raises ValueError where the server's own weights are not finite and ≥ 0, or a field that it names is not there.
+    Raises ValueError where the server's own weights are not finite and ≥ 0 or are for a party that is not of the role,
+    and where a field that it names is not there or is `free()`.
     """
 
     def __init__(
         self, mean: Mean, *, block: int, everyone: Iterable[str], reply: type, sent: Sequence[type] = ()
     ) -> None:
         self.mean = mean
-        self._check_names(hints(reply), reply.__name__, sent)
+        self._check_names(reply, sent)
+        everyone = tuple(everyone)
         if isinstance(mean.by, Mapping):
+            if unknown := sorted(set(mean.by) - set(everyone))[:5]:
+                raise ValueError(
+                    f"Mean({mean.field!r}): `by` gives weights to {unknown}, which are not parties of the step's role. "
+                    f"The parties are {', '.join(everyone[:5])}{' …' if len(everyone) > 5 else ''}"
+                )
             bad = {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
             if bad:
                 raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
@@ -36,18 +43,25 @@ class Fold:
         self._current = 0
         self._partial: Tensors = {}
         self._total: Tensors = {}
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._looks: dict[str, tuple[torch.Size, torch.dtype]] | None = None
         self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
 
-    def _check_names(self, declared: Mapping[str, Any], reply: str, sent: Sequence[type]) -> None:
-        mean = self.mean
+    def _check_names(self, cls: type, sent: Sequence[type]) -> None:
+        mean, declared, reply = self.mean, hints(cls), cls.__name__
         tensors = [n for n, a in declared.items() if without_none(a)[0] in (Tensor, Tensors)]
         if mean.field not in tensors:
             raise ValueError(f"Mean({mean.field!r}): no tensors of {reply}; those that can be folded: {tensors}.")
         numbers = [n for n, a in declared.items() if a in (int, float)]
         if isinstance(mean.by, str) and mean.by not in numbers:
             raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): no number of {reply}; it has {numbers}.")
-        if mean.of == "differences" and not any(mean.field in hints(cls) for cls in sent):
+        other = counterpart(cls, mean.field)
+        if other is None:
+            raise ValueError(
+                f"Mean({mean.field!r}): {reply}.{mean.field} is free(), so replies need not have the same tensors, and "
+                "a sum of them would mean nothing. Send a field that it must look like and declare it "
+                f"`{mean.field}: … = like('…')`, or take the replies singly from answer.each."
+            )
+        if mean.of == "differences" and (other != mean.field or not any(mean.field in hints(c) for c in sent)):
             raise ValueError(
                 f"Mean({mean.field!r}, of='differences'): nothing sent to the party is called {mean.field!r}. Send the "
                 "values under that name, or fold differences that the step has taken."
@@ -73,12 +87,18 @@ class Fold:
         if self.mean.of == "differences" and sent is None:
             raise ValueError(f"Mean({self.mean.field!r}, of='differences'): {party} was sent no {self.mean.field}.")
         before = _named(sent) if self.mean.of == "differences" else None
-        for name, tensor in _named(value).items():
-            if not tensor.is_floating_point():
-                continue  # counters are never folded
+        tensors = {n: t for n, t in _named(value).items() if t.is_floating_point()}  # counters are never folded
+        looks = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if self._looks is None:
+            self._looks = looks
+        if looks != self._looks:  # each reply looks like what that party was sent
+            raise ValueError(
+                f"Mean({self.mean.field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
+                "before it, and so sent back others. Ask for them in calls of their own, or do not fold them."
+            )
+        for name, tensor in tensors.items():
             if name not in self._partial:
                 self._partial[name] = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-                self._dtypes[name] = tensor.dtype
             change = tensor if before is None else tensor.double() - before[name].double()
             self._partial[name].add_(change, alpha=weight)
         if self.mean.over == "arrived":
@@ -99,7 +119,8 @@ class Fold:
             raise ValueError(
                 f"Mean({self.mean.field!r}) has a total weight of {self._weight}: give a party that answers a weight."
             )
-        mean = {name: (total / self._weight).to(self._dtypes[name]) for name, total in self._total.items()}
+        looks = self._looks or {}
+        mean = {name: (total / self._weight).to(looks[name][1]) for name, total in self._total.items()}
         return mean[""] if list(mean) == [""] else mean
 
 

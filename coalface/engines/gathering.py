@@ -36,6 +36,11 @@ class Gathering:
         reply: Any = declaration.reply
         self._class = reply
         sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
+        keys = [mean.key for mean in folds]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise ValueError(
+                f"two folds are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
+            )
         self._sums = [Fold(mean, block=block, everyone=everyone, reply=reply, sent=sent) for mean in folds]
         folded = {mean.field for mean in folds}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in wire.hints(reply) if name not in folded}

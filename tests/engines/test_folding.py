@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coalface.core import Mean, Tensors, free, message
+from coalface.core import Mean, Tensors, free, like, message
 from coalface.engines.folding import Fold
 from coalface.wire import Refused
 
@@ -17,6 +17,7 @@ from coalface.wire import Refused
 @message
 class Sent:
     w: Tensors
+    centre: Tensor
 
 
 @message
@@ -27,8 +28,9 @@ class SentEach:
 @message
 class Reply:
     w: Tensors
-    point: Tensor = free()
-    maybe: Tensor | None = free()
+    point: Tensor = like("centre")
+    maybe: Tensor | None = like("centre")
+    drawn: Tensor | None = free()
     images: int = 1
     share: float = 1.0
     text: str = ""
@@ -48,6 +50,7 @@ def replies(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Repl
             w={"a": drawn(3), "b": drawn(2, 2), "count": torch.tensor(5)},
             point=drawn(4),
             maybe=None,
+            drawn=None,
             images=int(rng.integers(1, 50)),
             share=float(rng.random() + 0.1),
         )
@@ -110,7 +113,9 @@ def test_differences_may_be_to_what_each_party_was_sent() -> None:
     sent = {p: {"a": torch.full((3,), float(i)), "b": torch.zeros(2, 2)} for i, p in enumerate(PARTIES)}
     mean = Mean("w", by="images", of="differences")
     given = {
-        p: Reply(w={"a": torch.full((3,), i + 2.0), "b": torch.ones(2, 2)}, point=torch.zeros(1), maybe=None)
+        p: Reply(
+            w={"a": torch.full((3,), i + 2.0), "b": torch.ones(2, 2)}, point=torch.zeros(1), maybe=None, drawn=None
+        )
         for i, p in enumerate(PARTIES)
     }
     result = fold(mean, given, sent)
@@ -119,7 +124,7 @@ def test_differences_may_be_to_what_each_party_was_sent() -> None:
 
 
 def simple(value: float, images: int = 1) -> Reply:
-    return Reply(w={"a": torch.tensor([value])}, point=torch.tensor([value]), maybe=None, images=images)
+    return Reply(w={"a": torch.tensor([value])}, point=torch.tensor([value]), maybe=None, drawn=None, images=images)
 
 
 def test_numbers_worked_by_hand() -> None:
@@ -139,7 +144,7 @@ def test_sums_are_kept_in_float64() -> None:
     given["p0"] = simple(2.0**30)
     assert fold(Mean("point"), given).item() == torch.tensor((2.0**30 + 6) / 7).item()
     half = {
-        p: Reply(w={"a": torch.tensor([400.0 + i], dtype=torch.float16)}, point=torch.zeros(1), maybe=None)
+        p: Reply(w={"a": torch.tensor([400.0 + i], dtype=torch.float16)}, point=torch.zeros(1), maybe=None, drawn=None)
         for i, p in enumerate(PARTIES)
     }
     result = fold(Mean("w"), half)["a"]
@@ -209,7 +214,7 @@ def test_a_weight_out_of_range_is_refused_by_name(claimed: int) -> None:
 def test_a_weight_that_is_not_a_number_is_refused() -> None:
     made = Fold(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
     with pytest.raises(Refused, match="share is nan"):
-        made.check(Reply(w={}, point=torch.zeros(1), maybe=None, share=math.nan), 50)
+        made.check(Reply(w={}, point=torch.zeros(1), maybe=None, drawn=None, share=math.nan), 50)
 
 
 def test_an_empty_field_is_refused() -> None:
@@ -227,16 +232,36 @@ def test_weights_of_the_server_must_be_finite_and_not_negative(bad: float) -> No
 @pytest.mark.parametrize(
     ("mean", "says"),
     [
-        (Mean("v"), r"Mean\('v'\): no tensors of Reply; those that can be folded: \['w', 'point', 'maybe'\]"),
+        (Mean("v"), r"Mean\('v'\): no tensors of Reply; those that can be folded: \['w', 'point', 'maybe', 'drawn'\]"),
         (Mean("images"), r"Mean\('images'\): no tensors of Reply"),
         (Mean("w", by="imgs"), r"by='imgs'\): no number of Reply; it has \['images', 'share'\]"),
         (Mean("w", by="text"), r"by='text'\): no number of Reply"),
         (Mean("point", of="differences"), r"nothing sent to the party is called 'point'. Send the values under that"),
+        (
+            Mean("drawn"),
+            r"Reply.drawn is free\(\).*`drawn: … = like\('…'\)`, or take the replies singly from answer.each",
+        ),
+        (Mean("w", by={"p1": 1.0, "p01": 2.0}), r"`by` gives weights to \['p01'\], which are not parties .*p0, p1, p2"),
     ],
 )
 def test_a_mean_of_something_that_is_not_there_is_refused_at_the_ask(mean: Mean, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Fold(mean, block=3, everyone=PARTIES, reply=Reply, sent=(Sent,))
+
+
+OTHERS = [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.float64)}, {}]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["shape", "names", "dtype", "none"])
+@pytest.mark.parametrize("first", [True, False])
+def test_tensors_that_differ_from_party_to_party_have_no_sum(other: Tensors, first: bool) -> None:
+    """Each party may be sent a message of its own, and what comes back looks like that."""
+    made = Fold(Mean("w"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
+    pair: list[Tensors] = [other, {"a": torch.ones(2)}]
+    one, two = pair if first else pair[::-1]
+    made.add("p0", 0, one, None, simple(1.0))
+    with pytest.raises(ValueError, match=r"Mean\('w'\): p3 was sent other tensors .* in calls of their own"):
+        made.add("p3", 3, two, None, simple(1.0))
 
 
 def test_differences_to_nothing_are_refused() -> None:
