@@ -77,6 +77,8 @@ class Commit:
     """One commit as it lies on the disk: a JSON header, then the private states, then the saved reply."""
 
     path: Path | None = None
+    base: str | None = None
+    """The commit that its step started from."""
     head: ledger.Head = ledger.Head()
     """The head of the ledger once this commit's lines are in it."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -95,7 +97,7 @@ class Commit:
                 "start a new run: going on without it would silently begin the party anew."
             ) from None
         spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-        return cls(path, ledger.Head(**head["ledger"]), spans)
+        return cls(path, head.get("base"), ledger.Head(**head["ledger"]), spans)
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
@@ -126,6 +128,7 @@ def read_span(path: Path, start: int, size: int) -> bytearray | memoryview:
 
 def write_commit(
     path: Path,
+    base: str | None,
     after: ledger.Head,
     parts: Mapping[str, bytes | bytearray | memoryview],
     *,
@@ -137,7 +140,7 @@ def write_commit(
     for name, part in parts.items():
         spans[name] = (offset, len(part))
         offset += len(part)
-    head = json.dumps({"ledger": vars(after), "spans": spans}).encode()
+    head = json.dumps({"base": base, "ledger": vars(after), "spans": spans}).encode()
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
@@ -181,8 +184,10 @@ class Desk:
         """
         commits, head = self._look()
         place = self.folder / f"{request.id}.commit"
-        again = place.name in commits
-        if again and (saved := Commit.open(place).read(REPLY)) is not None:
+        # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
+        before = Commit.open(place) if place.name in commits else None
+        again = before is not None and before.base == request.base
+        if before is not None and again and (saved := before.read(REPLY)) is not None:
             return saved
         base = self._base(request)
         encoded, kept = self._run(request, base)
@@ -198,7 +203,7 @@ class Desk:
         over = self._prune(commits, request)
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        write_commit(place, head.after(lines), parts, over=over, flush=self.site.flush)
+        write_commit(place, request.base, head.after(lines), parts, over=over, flush=self.site.flush)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         return encoded
 

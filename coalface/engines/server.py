@@ -34,7 +34,7 @@ class Rules:
     quorum: float = 0.5
     """Share of the asked parties whose replies must count, else the round is abandoned."""
     patience: int = 5
-    """Rounds that may be abandoned one after the other before the run ends."""
+    """The run ends when so many rounds in a row were abandoned; with 0, as with 1, at the first."""
     checkpoint: int = 1
     """Rounds between two checkpoints."""
     keep: int = 2
@@ -313,8 +313,8 @@ class Server(Federation):
             self.at.abandoned = 0
         except Abandoned as error:
             abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
+            self._drain(t for t in list(self.at.posted) if t not in kept_open)  # they start from what was accepted
             self._now.accepted.clear()
-            self._drain(t for t in list(self.at.posted) if t not in kept_open)
             self.at.posted = kept_open
         trained = time.perf_counter()
         for party in self._now.asked - set(self._now.failed):
@@ -334,21 +334,30 @@ class Server(Federation):
         self.at.seconds["training"] += trained - begun
         self.at.seconds["judging"] += judged - trained
         self._write_line("metrics.jsonl", record)
-        if last or self.at.ordinal % self.rules.checkpoint == 0:
+        in_a_row = self.at.abandoned
+        over = abandoned is not None and in_a_row >= self.rules.patience
+        if over:  # a resume goes on from here and counts anew; one after a kill in the row goes on counting
+            self.at.abandoned = 0
+        if last or over or self.at.ordinal % self.rules.checkpoint == 0:
             self._checkpoint(state, keep=1 if last else self.rules.keep)
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
         self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.at.round, **clock})
         self.report({**record, **clock})
-        if self.at.abandoned > self.rules.patience:
+        if over:
+            rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
             raise RunFailed(
-                f"{self.at.abandoned} rounds in a row were abandoned; the last: {abandoned}. The model is as it was "
-                "before them. Mend the parties or lower engine.quorum, then resume."
+                f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
+                f"lower engine.quorum (now {self.rules.quorum:g}) or more engine.patience (now {self.rules.patience})."
             )
         return state
 
     # --- what a resume needs ------------------------------------------------------------------------------------------
+
+    @property
+    def _row_rules(self) -> dict[str, float]:
+        return {"quorum": self.rules.quorum, "patience": self.rules.patience}
 
     def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
         with open(self.folder / name, "a", encoding="utf-8") as file:
@@ -358,6 +367,7 @@ class Server(Federation):
         at = self.at
         length = (self.folder / "metrics.jsonl").stat().st_size
         record, posted = at.record(self.numerics, self.rules.seed, length)
+        record["rules"] = self._row_rules
         packed = bytes(wire.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -373,6 +383,8 @@ class Server(Federation):
         check_same(found.record, self.numerics, self.rules.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
         self.at.restore(found.record, found.posted, self.method, self.rules.keep)
+        if found.record.get("rules") != self._row_rules:  # other rules: a row of abandoned rounds begins anew
+            self.at.abandoned = 0
         os.truncate(metrics, found.record["metrics"])
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -41,7 +42,7 @@ class Trouble:
     """Probability that a party trains and its reply is lost on the way."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Mean delay of a party in simulated seconds (exponential); the party's name, or `*` for all others."""
-    deadline: float = float("inf")
+    deadline: float = math.inf
     """Simulated seconds after which a reply is late and does not count."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
     """What a party's replies are turned into: nan, shape, dtype, name, negative, zero or absurd."""
@@ -54,6 +55,15 @@ class Trouble:
         for name in ("dropout", "lost"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"trouble.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
+        for party, mean in self.slow.items():
+            if not 0 <= mean < math.inf:
+                raise ValueError(f"trouble.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
+        if not self.deadline > 0:
+            raise ValueError(f"trouble.deadline is in seconds, more than 0; got {self.deadline}.")
+        if any(self.slow.values()) and self.deadline == math.inf:
+            raise ValueError(
+                "trouble.slow makes nobody late without a deadline: set trouble.deadline, in simulated seconds."
+            )
 
     def before(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:
         """Why the party is not reached, or None."""

@@ -94,3 +94,10 @@ def test_settings_that_cannot_be_are_refused() -> None:
         Trouble(lost=1.5)
     with pytest.raises(ValueError, match=r"trouble.dropout is a probability"):
         Trouble(dropout=-0.1)
+    with pytest.raises(ValueError, match=r"trouble.slow makes nobody late without a deadline: set trouble.deadline"):
+        Trouble(slow={"*": 5.0})
+    with pytest.raises(ValueError, match=r"trouble.slow.silo-1 is a mean delay in seconds, 0 or more; got nan"):
+        Trouble(slow={"silo-1": float("nan")}, deadline=1.0)
+    with pytest.raises(ValueError, match=r"trouble.deadline is in seconds, more than 0; got -1"):
+        Trouble(slow={"silo-1": 1.0}, deadline=-1.0)
+    assert Trouble(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None
