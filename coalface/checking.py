@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -34,6 +35,15 @@ def nearest(name: str, registry: Mapping[str, Any], what: str) -> str:
     return name
 
 
+def _finite(value: Any) -> bool:
+    """Whether every number in a setting is finite."""
+    if isinstance(value, Mapping):
+        return all(_finite(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return all(_finite(each) for each in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> T:
     """A dataclass from a mapping, its types checked. Raises RecipeError naming the key."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -48,6 +58,8 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             values[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
             raise RecipeError(f"{where}.{key}: {error.errors()[0]['msg']}; got {value!r}") from None
+        if not _finite(values[key]):
+            raise RecipeError(f"{where}.{key}: numbers must be finite; got {value!r}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:

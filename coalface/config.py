@@ -26,6 +26,8 @@ from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
 from coalface.yamltext import parse_yaml
 
+ADJUSTABLE = ("engine.quorum", "engine.patience")
+"""What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
 """Keys that the result does not depend on: a resumed run may change them."""
 
@@ -34,7 +36,7 @@ FEDERATED = ("block", "quorum", "patience", "on_error")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Source(_Section):

@@ -53,23 +53,50 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
 def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
     """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
 
-    Raises RecipeError for changes of what the result depends on.
+    Changes of `config.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`.
+    Raises RecipeError for other changes of what the result depends on.
     """
     if not (out / "config.yaml").exists():
         raise RecipeError(
             f"{out} holds no run: there is no config.yaml in it. Start one with `coalface run RECIPE --out`"
         )
-    recipe = config.load(out / "config.yaml", changes)
-    begun, now = (runs.flatten(r.essence()) for r in (config.load(out / "config.yaml"), recipe))
-    if differ := sorted(key for key in begun.keys() | now.keys() if begun.get(key) != now.get(key)):
+    recipe, before = config.load(out / "config.yaml", changes), config.load(out / "config.yaml")
+    begun, now = (runs.flatten(r.essence()) for r in (before, recipe))
+    differ = sorted(key for key in begun.keys() | now.keys() if begun.get(key) != now.get(key))
+    if other := [key for key in differ if key not in config.ADJUSTABLE]:
         raise RecipeError(
-            f"{out} goes on with the recipe that it was begun with, and {', '.join(differ)} would change it: start a "
-            f"new run. A resume may change {', '.join(config.FREE)}"
+            f"{out} goes on with the recipe that it was begun with, and {', '.join(other)} would change it: start a "
+            f"new run. A resume may change {', '.join(config.FREE + config.ADJUSTABLE)}"
         )
-    return _execute(recipe, recipe.resolved(), out, view)
+    if differ and (out / "summary.json").exists():
+        raise RecipeError(
+            f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
+        )
+    return _execute(recipe, recipe.resolved(), out, view, adjusted=tuple(differ))
 
 
-def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *, report: bool = True) -> Path:
+def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
+    """Record in the run folder what a resume changes."""
+    tree = config.load(out / "config.yaml").resolved()
+    event: dict[str, Any] = {"event": "adjusted"}
+    for section, key in (path.split(".") for path in adjusted):
+        value = recipe.resolved()[section][key]
+        event[f"{section}.{key}"] = {"from": tree[section][key], "to": value}
+        tree[section][key] = value
+    with open(out / "events.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+    write_text(out / "config.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+def _execute(
+    recipe: Recipe,
+    resolved: dict[str, Any],
+    out: Path,
+    view: View,
+    *,
+    report: bool = True,
+    adjusted: tuple[str, ...] = (),
+) -> Path:
     begun = time.perf_counter()
     method, numerics = recipe.build_method(), world.numerics(recipe)
     world.check_device(recipe)
@@ -93,6 +120,8 @@ def _execute(recipe: Recipe, resolved: dict[str, Any], out: Path, view: View, *,
     if not (out / "config.yaml").exists():
         write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
     with _alone(out), _transport(recipe, setup, here) as transport:
+        if adjusted:
+            _adjust(out, recipe, adjusted)
         untrained = judge.models([first])
         server = Server(
             method,

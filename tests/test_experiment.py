@@ -168,6 +168,39 @@ def test_a_resume_that_would_change_the_result_is_refused(fedavg_run: Path, chan
         experiment.resume(fedavg_run, Silent(), changes)
 
 
+NAN = float("nan")
+CORRUPT: dict[str, Any] = {"rounds": 4, "trouble": {"corrupt": {"silo-00": "nan"}}}
+
+
+def test_a_resume_may_lower_the_quorum_and_the_folder_says_so(tmp_path: Path) -> None:
+    out, engine = tmp_path / "run", {"quorum": 1.0, "patience": 2}
+    with pytest.raises(RunFailed, match=r"2 rounds in a row.*resume with a lower engine.quorum"):
+        tinyruns.run(out, **CORRUPT, engine=engine)
+    before = yaml.safe_load((out / "config.yaml").read_text())
+    experiment.resume(out, Silent(), ("engine.quorum=0.5", "engine.window=3"))
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [r["abandoned"] for r in records] == [True, True, False, False]
+    after = yaml.safe_load((out / "config.yaml").read_text())
+    assert after == {**before, "engine": {**before["engine"], "quorum": 0.5}}
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events] == ["round", "round", "adjusted", "round", "round"]
+    assert events[2] == {"event": "adjusted", "engine.quorum": {"from": 1.0, "to": 0.5}}
+    assert "report" in (out / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"is a finished run, and engine.patience would be told wrongly of it"):
+        experiment.resume(out, Silent(), ("engine.patience=9",))
+    assert yaml.safe_load((out / "config.yaml").read_text()) == after
+
+
+def test_a_resume_may_give_more_patience_and_counts_anew_without(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RunFailed):
+        tinyruns.run(out, **CORRUPT | {"rounds": 9}, engine={"quorum": 1.0, "patience": 2, "checkpoint": 50})
+    for changes, lines in (((), 4), (("engine.patience=3",), 7)):
+        with pytest.raises(RunFailed, match="rounds in a row"):
+            experiment.resume(out, Silent(), changes)
+        assert len((out / "metrics.jsonl").read_text().splitlines()) == lines
+
+
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"holds no run: there is no config.yaml in it"):
         experiment.resume(tmp_path, Silent())
@@ -305,7 +338,16 @@ def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     [
         ({"data": {"partition": {"parties": 100}}}, "100 parties"),
         ({"trouble": {"corrupt": {"silo-9": "nan"}}}, "trouble: the party: 'silo-9' is not known; did you mean 'silo-"),
-        ({"trouble": {"slow": {"silo9": 1.0}}}, "trouble: the party: 'silo9' is not known"),
+        ({"trouble": {"slow": {"silo9": 1.0}, "deadline": 2.0}}, "trouble: the party: 'silo9' is not known"),
+        ({"trouble": {"slow": {"silo-00": 1.0}}}, "trouble.slow makes nobody late without a deadline"),
+        ({"trouble": {"slow": {"silo-00": NAN}, "deadline": 1.0}}, "trouble.slow: numbers must be finite"),
+        ({"loss": {"scale": NAN}}, r"loss.scale: numbers must be finite; got nan"),
+        ({"loss": {"margin": "inf"}}, r"loss.margin: numbers must be finite; got 'inf'"),
+        ({"local": {"lr": float("inf")}}, r"local.lr: numbers must be finite; got inf"),
+        ({"local": {"milestones": [0.5, NAN]}}, r"local.milestones: numbers must be finite"),
+        ({"methods": {"fedprox": {"mu": NAN}}}, r"methods.fedprox.mu: numbers must be finite; got nan"),
+        ({"data": {"partition": {"alpha": float("inf")}}}, r"data.partition.alpha: Input should be a finite number"),
+        ({"engine": {"quorum": NAN}}, r"engine.quorum: Input should be"),
         ({"methods": {"fedavg": {"sample": 9}}}, "cannot sample 9 of 2 parties"),
         ({"methods": {"fedavg": {"sample": 0}}}, "cannot sample 0 of 2 parties"),
     ],

@@ -100,6 +100,21 @@ def test_the_ledger_speaks_of_the_bytes_that_were_sent(tmp_path: Path) -> None:
     assert expected.items() <= lines[0].items()
 
 
+def test_a_saved_reply_is_for_the_state_that_it_was_made_from(tmp_path: Path) -> None:
+    """The same words to a party whose server has accepted another commit since: it works again, from that one."""
+    here = at(tmp_path)
+    here.answer(request(1))
+    here.answer(request(2))  # from nothing: round 1 was not accepted then
+    assert kept(here, request(2).id, Control).rounds == 1
+    for _ in range(2):
+        here.answer(request(2, base=request(1).id))
+        assert kept(here, request(2).id, Control).rounds == 2
+    lines = [json.loads(text) for text in here.ledger.read_text().splitlines()]
+    assert len(lines) == 3 * len({entry["name"] for entry in lines})  # sent three times in all, the fourth was saved
+    read = ledger.read_head(here.ledger)
+    assert read == Commit.open(here.folder / f"{request(2).id}.commit").head
+
+
 def test_private_state_of_other_steps_is_carried_on(tmp_path: Path) -> None:
     here = at(tmp_path)
     done = chain(here, [request(1), request(1, step="remember"), request(2), request(2, step="remember")])

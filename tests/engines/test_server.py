@@ -463,6 +463,27 @@ def test_work_posted_in_an_abandoned_round_is_over_before_the_next(tmp_path: Pat
     assert [call[3] for call in scored] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_work_of_an_abandoned_round_ends_from_the_state_that_it_was_posted_on(tmp_path: Path) -> None:
+    """The same in every engine, although one does the work at once and another when it is collected."""
+    bases: dict[str, list[str | None]] = {"posted": [], "collected": []}
+
+    class Spying(InProcess):
+        def post(self, ticket: Any, requests: Any) -> None:
+            bases["posted"] += [request.base for request in requests]
+
+        def collect(self, ticket: Any, requests: Any) -> Iterator[tuple[Request, Reply]]:
+            bases["collected"] += [request.base for request in requests]
+            return super().collect(ticket, requests)
+
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        fed.ask(method.remember, each={"silo-0": NUDGE})
+        fed.post(method.remember, each={"silo-0": NUDGE})
+        fed.ask(method.move, to=["silo-1"], common=Values(values=state.values), at_least=2)
+
+    run(Asks(rounds=1, asks=ask), tmp_path, transport=Spying)
+    assert bases["posted"] == bases["collected"] != [None]
+
+
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 
