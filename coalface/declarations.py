@@ -76,7 +76,7 @@ def like(other: str) -> Any:
 
 
 def free() -> Any:
-    """A reply's tensor field whose shape only the method knows; finite values are still required."""
+    """A reply's tensor field whose shape only the method knows: finite values are required, and it comes singly, unfolded."""
     return field(metadata={"like": None})
 
 
