@@ -76,7 +76,7 @@ def like(other: str) -> Any:
 
 
 def free() -> Any:
-    """A reply's tensor field whose shape only the method knows: finite values are required, and it comes singly, unfolded."""
+    """A reply's tensor field whose shape only the method knows: it must be finite, and comes unfolded."""
     return field(metadata={"like": None})
 
 
