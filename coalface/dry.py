@@ -1,14 +1,42 @@
-"""What a recipe would do, in words: the plan, the bytes and the memory, without running it."""
+"""What a recipe would do, in words: the plan, the bytes, memory and disk, after the checks that a run begins with."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from coalface import planning, world
-from coalface.config import Recipe
+from coalface.checking import nearest
+from coalface.config import Recipe, RecipeError
+from coalface.data.faces import FaceSet
+from coalface.engines.local import World
+from coalface.footprint import footprint
 from coalface.methods import METHODS
 from coalface.planning import Plan
 from coalface.report.runs import size
+
+
+def check(recipe: Recipe) -> dict[str, FaceSet]:
+    """The parties that a run would have, after what it checks before it writes: device, images, deal, lists, trouble.
+
+    Images are listed and none is decoded: one that is damaged does not show. A pre-training is checked as well.
+    Raises RecipeError, ValueError or OSError as a run would.
+    """
+    world.check_device(recipe)
+    if recipe.pretrain is not None:
+        try:
+            check(recipe.pretraining())
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"pretrain: {error}") from None
+    train, held = world.training_faces(recipe, world.unseen)
+    parties = world.deal(recipe, train)
+    World(parties, world.backbone(recipe), None)
+    world.judged(recipe, train, held, world.unseen)
+    trouble = recipe.build_trouble()
+    named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
+    for party in named:
+        nearest(party, parties, "trouble: the party")
+    return parties
 
 
 def plan(recipe: Recipe, parties: int | None = None) -> Plan:
@@ -24,31 +52,67 @@ def party_count(recipe: Recipe) -> int:
         return 1
     if recipe.data.partition.kind in ("equal", "dirichlet"):
         return recipe.data.partition.parties
-    faces, _ = world.training_faces(recipe)
+    faces, _ = world.training_faces(recipe, world.unseen)
     return len(world.deal(recipe, faces))
 
 
 def describe(recipe: Recipe) -> str:
-    """The plan of a run: who takes part, what travels, what memory it takes."""
-    parties, rounds, engine = party_count(recipe), recipe.rounds, recipe.engine
-    planned = plan(recipe, parties)
-    message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")
-    model = sum(s.bytes or 0 for s in planned.sent if s.direction == "up" and s.kind.endswith("folded"))
-    window = 1 if engine.workers == 1 else engine.window or 4 * engine.workers
+    """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
+    parties = check(recipe)
+    rounds, engine = recipe.rounds, recipe.engine
+    planned = plan(recipe, len(parties))
     asked = max(planned.parties.values())
-    over = several(parties, "party", "parties") + (f" ({asked:,} a round)" if asked < parties else "")
+    over = several(len(parties), "party", "parties") + (f" ({asked:,} a round)" if asked < len(parties) else "")
+    every = several(engine.checkpoint, "round") if engine.checkpoint > 1 else "round"
     lines = [
         f"{recipe.name}: {recipe.method} over {over}, {several(rounds, 'round')}, seed {recipe.seed}",
         "",
         wire_text(recipe, planned),
         "",
         f"bytes a round: {_both_ways(planned)}; in all: {_both_ways(planned, rounds)}",
-        f"memory for messages: a window of {window} {'reply' if window == 1 else 'replies'} ({size(window * message)}) "
-        f"and the sums of the folds ({size(4 * model)}); pixels are mapped, private state and replies lie on the disk",
-        f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads or 1, 'thread')}; a checkpoint "
-        f"every {several(engine.checkpoint, 'round') if engine.checkpoint > 1 else 'round'}",
+        f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
+        f"every {every}",
+        "",
+        *_takes(recipe, parties, planned, asked),
+        "",
+        f"checked as a run does before it begins: {_images(parties)}, "
+        f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",
+        "not checked: whether every image can be decoded, which shows when they are packed",
     ]
+    if not recipe.judge.lists:
+        lines.append("judge.lists is empty, so nothing will be judged")
     return "\n".join(lines)
+
+
+def _images(parties: Mapping[str, FaceSet]) -> str:
+    counts = [len(faces) for faces in parties.values()]
+    low, high = min(counts), max(counts)
+    spread = "" if len(counts) == 1 else f", {low:,} a party" if low == high else f", {low:,} to {high:,} a party"
+    return f"{several(sum(counts), 'training image')}{spread}"
+
+
+def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:
+    """Memory and disk."""
+    engine, found = recipe.engine, footprint(recipe, parties)
+    message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")
+    model = sum(s.bytes or 0 for s in planned.sent if s.direction == "up" and s.kind.endswith("folded"))
+    window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
+    each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
+    each += f"activations of a batch of {found.batch}"
+    versions = min(recipe.rounds, engine.keep * engine.checkpoint + 1)
+    saved = message if engine.save_replies else 0
+    kept = f"{size(found.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
+    unknown = f"; {', '.join(found.uncounted)} on top, whose size only the method knows" if found.uncounted else ""
+    return [
+        f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
+        f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
+        f"memory for messages: a window of {several(window, 'reply', 'replies')} ({size(window * message)}) "
+        f"and the sums of the folds ({size(4 * model)})",
+        "  left out: Python and torch themselves, judging, what a layer needs for the moment; pixels are mapped",
+        f"on disk, for each party and version: {kept}{unknown}, and some kB",
+        f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "
+        f"{size(len(parties) * versions * (found.private + saved))} in all",
+    ]
 
 
 def _both_ways(planned: Plan, rounds: int = 1) -> str:

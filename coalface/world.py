@@ -53,6 +53,10 @@ Packing = Callable[[int, int], None]
 """Called with (images packed, images in all)."""
 
 
+def unseen(done: int, total: int) -> None:
+    """Given as `packing`: images are listed and not decoded, for checks; every pixel is black and takes no memory."""
+
+
 @dataclass(frozen=True)
 class Lists:
     """One thing to judge on."""
@@ -74,7 +78,7 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
     size, grey = recipe.data.size, recipe.data.grey
     if source.kind != "pack":
         made = listed(recipe, source)
-        faces = cached_pack(made, size=size, grey=grey, progress=packing)
+        faces = _pixels(recipe, made, packing)
         if isinstance(made, Store):
             return replace(faces, domains=made.domains)
         if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
@@ -88,6 +92,15 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
             f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
         )
     return faces
+
+
+def _pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
+    size, grey = recipe.data.size, recipe.data.grey
+    if packing is not unseen:
+        return cached_pack(source, size=size, grey=grey, progress=packing)
+    count = len(source.files)
+    black = np.broadcast_to(np.zeros(1, np.uint8), (count, size, size, 1 if grey else 3))
+    return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)
 
 
 def listed(recipe: Recipe, source: config.Source) -> Source:
@@ -291,7 +304,7 @@ def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None) -> tu
     store = open_store(_below_root(recipe, path))
     if store.pairs is None:
         raise RecipeError(f"judge.lists.{name}.path: {path} is no .bin of pairs")
-    faces = cached_pack(store, size=recipe.data.size, grey=recipe.data.grey, progress=packing)
+    faces = _pixels(recipe, store, packing)
     return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import toys
-from tinyruns import run, tiny
+from tinyruns import Silent, picture_folders, run, tiny
 
-from coalface import dry, planning, world
+from coalface import dry, experiment, planning, world
 from coalface.methods import METHODS
 
 
@@ -94,6 +94,82 @@ def test_the_dry_run_reads_well() -> None:
     assert "the server asks for sums only of: backbone" in text
     assert "bytes a round: down 2.1 MB, up about 2.1 MB; in all: down 4.19 MB, up about 4.19 MB" in text
     assert "about: the digits of plain numbers are not known before" in text
-    assert "a window of 8 replies (8.39 MB)" in text
+    assert "a window of 2 replies (2.1 MB)" in text  # not eight: there are two parties
     assert "2 processes of 1 thread; a checkpoint every 5 rounds" in text
+    assert "checked as a run does before it begins: 32 training images, 16 a party, 1 list to judge on" in text
+    assert "not checked: whether every image can be decoded" in text
     assert "pooled: one party holds everybody's images" in dry.describe(tiny(method="centralized"))
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data root with identity folders and a pair list; what would be packed goes below the test's own folder."""
+    picture_folders(tmp_path / "data" / "faces", [f"p{i}" for i in range(9)])
+    (tmp_path / "data" / "pairs.txt").write_text("1\np0\t1\t2\np0\t1\tp1\t1\n")
+    monkeypatch.setenv("COALFACE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+FOLDER = {"kind": "folder", "path": "faces"}
+OF_FOLDER = {"data": {"source": FOLDER, "hold_out": 4}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"partition": {"parties": 41}}},
+        {"trouble": {"corrupt": {"silo-77": "nan"}}},
+        {"data": {"hold_out": 0}},
+        {"data": {"source": {"kind": "folder", "path": "nosuch"}}},
+        {"judge": {"lists": {"unseen": {"kind": "lfw"}}}},
+        {
+            "data": {"source": FOLDER, "hold_out": 0},
+            "judge": {"lists": {"unseen": {"kind": "lfw", "path": "pairs.txt"}}},
+        },
+        {"data": {"exclude": ["nosuch.txt"]}},
+        {"engine": {"device": "cuda:77"}},
+        {"pretrain": {"method": "centralized", "rounds": 1, "data": {"hold_out": 0}}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_dry_run_refuses_what_a_run_refuses(changes: dict[str, object], folders: Path) -> None:
+    recipe = tiny(**changes)
+    with pytest.raises((ValueError, OSError)) as dryly:
+        dry.describe(recipe)
+    assert not (folders / "cache" / "pretrained").exists()
+    with pytest.raises((ValueError, OSError)) as really:
+        experiment.run(recipe, folders / "run", Silent())
+    assert str(dryly.value).removeprefix("pretrain: ") == str(really.value)
+    assert not (folders / "run").exists()
+
+
+def test_a_dry_run_wants_the_data_root_and_decodes_nothing(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folders / "data" / "faces" / "p0" / "p0_0001.png").write_bytes(b"no image")
+    text = dry.describe(tiny(**OF_FOLDER))
+    assert "20 training images, 8 to 12 a party" in text and not (folders / "cache").exists()
+    monkeypatch.delenv("COALFACE_DATA")
+    with pytest.raises(ValueError, match="COALFACE_DATA"):
+        dry.describe(tiny(**OF_FOLDER))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "solo"])
+def test_a_dry_run_deals_and_judges_as_a_run_does(method: str, folders: Path) -> None:
+    recipe = tiny(method=method, **OF_FOLDER)
+    dryly = dry.check(recipe)
+    really = world.build_world(recipe.resolved()).data
+    assert {n: (f.names, len(f)) for n, f in dryly.items()} == {n: (f.names, len(f)) for n, f in really.items()}
+
+
+@pytest.mark.parametrize(("checkpoint", "keep"), [(1, 1), (1, 2), (2, 1), (9, 2)])
+def test_the_versions_on_disk_are_as_many_as_a_party_comes_to_keep(checkpoint: int, keep: int, tmp_path: Path) -> None:
+    class Counts(Silent):
+        most = 0
+
+        def round(self, record: dict[str, object]) -> None:
+            party = tmp_path / "run" / "parties" / "silo-00"
+            self.most = max(self.most, len(list(party.glob("*.commit"))))
+
+    recipe, view = tiny(rounds=4, judge={"lists": {}}, engine={"checkpoint": checkpoint, "keep": keep}), Counts()
+    experiment.run(recipe, tmp_path / "run", view)
+    assert f"up to {view.most} versions a party" in dry.describe(recipe)
