@@ -43,7 +43,7 @@ def run(
 def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Only engine.workers may change the way it goes on.")
+        list[str] | None, typer.Argument(help="engine.workers, engine.quorum or engine.patience may change.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
