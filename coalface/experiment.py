@@ -44,9 +44,11 @@ class View(Protocol):
 
 
 def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
-    """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run."""
+    """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run, or anything else."""
     if (out / "config.yaml").exists():
         raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
+    if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
+        raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
     return _execute(recipe, recipe.resolved(), out, view, report=report)
 
 

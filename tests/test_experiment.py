@@ -394,3 +394,16 @@ def test_workers_end_with_a_killed_run_and_a_resume_with_workers_gives_the_same_
     assert len(ledgers) == 2
     for name in ("metrics.jsonl", "model/backbone.safetensors", *ledgers):
         assert (out / name).read_bytes() == (unbroken / name).read_bytes(), name
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    for place in (out, out / "notes.txt"):
+        with pytest.raises(RecipeError, match="holds something that is no run, and is left alone: give another --out"):
+            experiment.run(tiny(), place, Silent())
+    assert [p.name for p in out.iterdir()] == ["notes.txt"] and (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").rename(out / "config.yaml.new")  # left by a run that was killed as it began
+    experiment.run(tiny(rounds=1), out, Silent())
+    assert (out / "summary.json").exists()
