@@ -94,7 +94,8 @@ def judge_model(
         other = read_pairs(threshold_from, faces)
         chosen_on = score_pairs(*_features(backbone, faces, other, flip))
         scores = score_pairs(features, left, right)
-        figures["accuracy_two_lists"] = 100 * two_list_accuracy(chosen_on, other.same, scores, chosen.same).mean
+        found = two_list_accuracy(chosen_on, other.same, scores, chosen.same)
+        figures |= {"accuracy_two_lists": 100 * found.mean, "threshold_two_lists": found.thresholds[0]}
     return figures
 
 

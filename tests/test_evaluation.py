@@ -73,7 +73,8 @@ def test_the_threshold_of_a_second_list_decides_the_first(fedavg_run: Path, pict
     threshold = best_threshold(*scores(fedavg_run, pictures, train))
     cosines, same = scores(fedavg_run, pictures, test)
     assert found["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
-    assert "accuracy_two_lists" not in evaluation.judge_model(fedavg_run, test, images=pictures)
+    assert found["threshold_two_lists"] == pytest.approx(threshold, abs=1e-6)
+    assert not [n for n in evaluation.judge_model(fedavg_run, test, images=pictures) if n.endswith("two_lists")]
 
 
 def test_flip_changes_the_features(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
