@@ -83,7 +83,8 @@ def compared(comparison: Comparison) -> Grid:
         cells.append("" if row.seconds is None else duration(row.seconds))
         for key in comparison.figures:
             difference = row.differences.get(key)
-            cells.append(figure_text(row.figures, key) + ("" if difference is None else f"\n{difference}"))
+            lines = "" if difference is None else f"\n{difference}".replace(" [", "\n[").replace("] ", "]\n")
+            cells.append(figure_text(row.figures, key) + lines)  # an interval beside its difference is too wide
         rows.append(cells)
     return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
 

@@ -201,3 +201,10 @@ def test_a_model_that_was_trained_before_is_called_so(write_run):
     assert '<th scope="col" class="n">pre-trained</th>' in text
     both = page.build(folder, write_run("plain"), to=folder / "both.html").read_text()
     assert "untrained" not in both  # the runs start from different things, so the drawings have no common level
+
+
+def test_an_interval_stands_on_a_line_of_its_own(write_run):
+    runs = [write_run("fedavg"), write_run("solo", gain=19.0)]
+    given = {(runs[1], "devtest/accuracy"): (-1.0, -2.0, 0.5)}
+    text = page.build(*runs, intervals=given).read_text(encoding="utf-8")
+    assert "<small>−1.00</small><small>[−2.00, +0.50]</small><small>undecided</small>" in text

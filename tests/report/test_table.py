@@ -104,3 +104,35 @@ def test_any_console_width_renders_without_control_characters(write_run, width):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table.rendered(comparison))
     assert "\x1b" not in console.file.getvalue()
+
+
+def source(**keys):
+    return {"source": {"kind": "synthetic", "path": None, "identities": 400, "parts": {}, **keys}}
+
+
+def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
+    first, second, third = write_run("a"), write_run("b"), write_run("c")
+    equal, one = ({"partition": {"kind": k, "parties": n, "seed": n}} for k, n in (("equal", 8), ("one-identity", 9)))
+    edit(first, data=source(kind="folder", path="faces", identities=360) | equal)
+    edit(second, data=source(kind="synthetic", identities=400) | one)
+    edit(third, data=source(kind="synthetic", identities=500) | one)
+    found = {a.key: list(a.values.values()) for a in table.compare([first, second]).apart}
+    assert found == {
+        "data.source.kind": ["folder", "synthetic"],
+        "data.partition.kind": ["equal", "one-identity"],
+        "data.partition.seed": ["8", "9"],
+    }
+    found = {a.key: list(a.values.values()) for a in table.compare([first, second, third]).apart}
+    assert found["data.source.identities"] == ["absent", "400", "500"]
+    assert "data.source.path" not in found and "data.partition.parties" not in found
+    edit(second, data=source(kind="folder", path="others", identities=400) | equal)
+    (only,) = table.compare([first, second]).apart
+    assert (only.key, only.values) == ("data.source.path", {"a": "faces", "b": "others"})
+
+
+def test_every_key_of_a_source_and_a_partition_is_told_of():
+    from coalface import config
+
+    sources, partitions = ({key for keys in kinds.values() for key in keys} for kinds in table.OF_KIND)
+    assert sources == set(config.Source.model_fields) - {"kind"}
+    assert partitions == set(config.Partition.model_fields) - {"kind", "seed"}
