@@ -29,4 +29,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo .demo.unfinished .demo.before build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -59,6 +59,7 @@ def resume(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a finished demo lies.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
@@ -66,7 +67,7 @@ def demo(
     from coalface.report.progress import Progress
 
     with Progress(quiet=quiet) as view:
-        typer.echo(demonstration.run(out, view))
+        typer.echo(demonstration.run(out, view, fresh=fresh))
 
 
 @app.command()

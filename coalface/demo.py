@@ -54,7 +54,7 @@ def run(out: Path, view: View, *, fresh: bool = False) -> str:
     whole = all((out / method / "summary.json").exists() for method in METHODS)
     if whole and _made(out) == mine and not fresh:
         compared = _compare([out / method for method in METHODS], out / REPORT)
-        return f"{compared}\n{_places(out)}\nIt was there already, and was not trained again: delete {out} for that."
+        return f"{compared}\n{_places(out)}\nIt was there already, and was not trained again; --fresh does that."
     for place in (out, making, before):
         _may_go(place)
     if making.exists() and (fresh or _made(making) != mine):
