@@ -347,7 +347,7 @@ def inspect(
         report = inspection.inspect(
             store.items(),
             store.names,
-            store.files.__getitem__,
+            store.where,
             path=str(source),
             kind=store.kind,
             notes=store.notes,

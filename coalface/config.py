@@ -335,6 +335,11 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         raise RecipeError(_fault(error)) from None
     recipe.build_method()
     recipe.build_trouble()
+    if (recipe.build_local().sample_rate or 1) < 1 and recipe.build_loss().rows(2) != 2:
+        raise RecipeError(
+            f"local.sample_rate: the loss {recipe.loss['name']!r} has several class embeddings for a class and cannot "
+            "sample them; leave sample_rate out, or take another loss"
+        )
     _check_parts(recipe)
     if recipe.pretrain is not None:
         recipe.pretraining()

@@ -128,7 +128,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The values of an insightface configuration, from its syntax alone: `config.NAME = VALUE` lines, nothing is run.
 
     Values are numbers, strings, booleans, None, lists, tuples and dictionaries of them, and sums, differences,
-    products, quotients and powers of numbers or of values that were set above. Raises RecipeError naming file and line.
+    products and quotients of numbers or of values that were set above. Raises RecipeError naming file and line.
     """
     path = Path(path)
     try:

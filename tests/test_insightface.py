@@ -183,3 +183,9 @@ def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> No
     tree = yaml.safe_load(text)
     assert tree["name"] == "ms1mv3_r50" and tree["sample_rate"] == 0.2
     assert text.startswith("# From insightface's ms1mv3_r50.py") and "# - warmup_epoch" in text
+
+
+def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
+    with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
+        config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
+    assert config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0

@@ -31,8 +31,6 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
     assert recipe.judge.lists
     if reads_data(recipe) and not os.environ.get("COALFACE_DATA"):
         pytest.skip("COALFACE_DATA is not set: this recipe reads images that do not come along")
-    if recipe.data.source.kind == "synthetic":  # as many people as before, in a twentieth of the images to draw
-        recipe = config.load(path, ["data.size=32", "data.source.images=2"])
     text = dry.describe(recipe)
     assert text.startswith(f"{recipe.name}: {recipe.method} over ") and "bytes a round: down" in text
 

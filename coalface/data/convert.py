@@ -6,6 +6,7 @@ which become PNG images, without loss, when they leave it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import shutil
@@ -23,7 +24,7 @@ from coalface.data.headers import read_header
 from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.rec import write_rec
-from coalface.data.stores import IDENTITIES, Kind, Store
+from coalface.data.stores import IDENTITIES, Kind, Store, check_names
 
 PAIRS = "pairs.txt"
 """Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
@@ -73,6 +74,8 @@ def convert(
     out = Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise FileExistsError(f"{out} is there already: choose another name, or move it away")
+    if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
+        raise ValueError(f"{out} lies in what is converted: choose a place outside {store.path}")
     if kind == "folder":
         return _to_folder(store, out, progress)
     if kind == "rec":
@@ -88,11 +91,11 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     remarks: list[str] = []
     try:
         files = []
-        for i, name in enumerate(_file_names(store)):
+        for i, stem in enumerate(_file_names(store)):
             data = store.encoded(i)
-            if not name.suffix:
-                name = name.with_suffix(_ENDINGS[read_header(data, store.files[i]).kind])
-            (partial / name.parent).mkdir(exist_ok=True)
+            ending = "" if store.kind in _NAMED else _ENDINGS[read_header(data, store.where(i)).kind]
+            name = Path(f"{stem}{ending}")
+            (partial / name.parent).mkdir(parents=True, exist_ok=True)
             with open(partial / name, "xb") as file:
                 file.write(data)
             files.append(name)
@@ -106,31 +109,45 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     return remarks
 
 
-def _file_names(store: Store) -> Iterator[Path]:
-    """Where each image goes; without an ending where its kind must be looked at."""
-    named = store.kind in ("folder", "pack")
+_NAMED = ("folder", "pack")
+"""Forms in which an image has a file name of its own."""
+
+
+def _file_names(store: Store) -> Iterator[str]:
+    """Where each image goes, in order; without an ending where its kind must be looked at.
+
+    Raises ValueError for a name that would lead out of the folder.
+    """
+    check_names(store.names, str(store.path))
+    if store.kind in _NAMED:
+        check_names(store.files, str(store.path))
+    if store.kind == "folder":
+        yield from store.files
+        return
+    if store.kind == "pack":  # all become PNG: x.jpg is x.png, unless x.jpeg is there as well
+        png = [str(Path(file).with_suffix(".png")) for file in store.files]
+        often = collections.Counter(png)
+        yield from (name if often[name] == 1 else f"{file}.png" for name, file in zip(png, store.files, strict=True))
+        return
     counts = [0] * len(store.names)
-    for i, label in enumerate(store.labels.tolist()):
+    for label in store.labels.tolist():
         counts[label] += 1
-        if named:
-            file = Path(store.files[i])
-            yield file.with_suffix(".png") if store.kind == "pack" else file
-        else:
-            name = store.names[label]
-            yield Path(name) / f"{name}_{counts[label]:04d}"
+        name = store.names[label]
+        yield f"{name}/{name.rpartition('/')[2]}_{counts[label]:04d}"
 
 
 def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
     order = np.argsort(store.labels, kind="stable")
     present, labels = np.unique(store.labels, return_inverse=True)
-    first = read_header(store.encoded(int(order[0])), store.files[int(order[0])])
+    check_names(store.names, str(store.path))
+    first = read_header(store.encoded(int(order[0])), store.where(int(order[0])))
     others = 0
 
     def images() -> Iterator[tuple[int, bytes]]:
         nonlocal others
         for done, i in enumerate(order.tolist(), start=1):
             data = bytes(store.encoded(i))
-            header = read_header(data, store.files[i])
+            header = read_header(data, store.where(i))
             others += (header.width, header.height) != (first.width, first.height)
             yield int(labels[i]), data
             progress(done, len(order))

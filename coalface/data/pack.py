@@ -70,6 +70,8 @@ def write_pack(
 
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
+    if not 1 <= size <= 4096:
+        raise ValueError(f"images of {size} × {size} pixels cannot be packed: give a size from 1 to 4096")
     path = Path(path)
     wanted = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
     if _holds(path, wanted):

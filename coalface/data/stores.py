@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.bins import read_bin
+from coalface.data.bins import Bin, read_bin
 from coalface.data.faces import FaceSet
 from coalface.data.folder import Folder, read_folder
 from coalface.data.inspection import Item
@@ -21,7 +21,7 @@ from coalface.data.joined import Joined
 from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList
-from coalface.data.rec import RecFiles, read_rec
+from coalface.data.rec import Rec, RecFiles, read_rec
 from coalface.data.source import Source
 
 Kind = Literal["folder", "rec", "bin", "pack"]
@@ -53,6 +53,12 @@ class Store:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def where(self, i: int) -> str:
+        """What an error calls image i: its file, or the file that holds it and its record."""
+        if isinstance(self.source, Rec):
+            return f"{self.source.records.path}, record {self.source.keys[i]}"
+        return f"{self.path}, image {i:,}" if isinstance(self.source, Bin) else str(self.path / self.files[i])
+
     @property
     def domains(self) -> NDArray[np.int64] | None:
         """(n,) the domain of each image, such as the race in RFW; None where there is one domain."""
@@ -79,7 +85,7 @@ class Store:
             try:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
-                yield Item(label, None, f"{self.files[i]}: {error}")
+                yield Item(label, None, f"{self.where(i)}: {error}")
         yield from (Item(0, None, fault) for fault in self.faults)
 
 
@@ -108,6 +114,16 @@ def open_store(
     return _of_folder(path, part)
 
 
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise ValueError for a name that is no plain name of a folder, or of folders within each other."""
+    for number, name in enumerate(names, start=1):
+        if any(part in ("", ".", "..") or not part.isprintable() or "\\" in part for part in name.split("/")):
+            raise ValueError(
+                f"{where}, identity {number}: {name[:80]!r} is no plain name: files are named after identities, so a "
+                "name is letters that can be printed, without `..`, and does not begin or end with `/`; rename it"
+            )
+
+
 def _of_folder(path: Path, part: str) -> Store:
     """Identity folders, or one of the layouts of the field's data sets."""
     try:
@@ -134,7 +150,8 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
     names, notes = found.names, []
     listed = found.records.path.with_name(IDENTITIES)
     if listed.is_file():
-        names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+        names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n"))
+        check_names(names, str(listed))
         if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
             raise ValueError(
                 f"{listed} names {len(names):,} identities, and the records have {len(found.names):,}: it belongs to "

@@ -89,7 +89,7 @@ def learn(
     class embeddings are to be sampled and the loss has several rows for a class.
     """
     classes = len(party.data.names)
-    if work.sample_rate is not None and loss.rows(classes) != classes:
+    if (work.sample_rate or 1) < 1 and loss.rows(classes) != classes:
         raise ValueError(
             f"local.sample_rate: {type(loss).__name__} has several class embeddings for a class and cannot sample them"
         )

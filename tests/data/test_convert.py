@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -277,3 +278,53 @@ def test_a_data_set_in_a_layout_of_the_field_is_opened_whole_or_in_part(tmp_path
         open_store(tmp_path / "v", part="val")
     with pytest.raises(ValueError, match="no known layout"):
         open_store(tmp_path / "f", part="val")
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", ".", "", "a\tb", "\x1b]0;x\x07", "a\\b", "\u202eabc"])
+def test_names_that_would_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    (tmp_path / "r" / IDENTITIES).write_text(f"{name}\nb\nc\n")
+    with pytest.raises(ValueError, match="identity 1: .* is no plain name"):
+        open_store(tmp_path / "r")
+
+
+def test_files_of_a_pack_that_would_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    store = open_store(faces(tmp_path / "f"))
+    forged = dataclasses.replace(store, kind="pack", files=["../x.jpg", *list(store.files)[1:]])
+    with pytest.raises(ValueError, match="no plain name"):
+        convert(forged, tmp_path / "g", "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+def test_names_that_cannot_stand_in_a_line_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (faces(tmp_path / "f") / "Bo").rename(tmp_path / "f" / "new\nline")
+    with pytest.raises(ValueError, match="no plain name"):
+        convert(open_store(tmp_path / "f"), tmp_path / "r", "rec")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+def test_names_with_a_dot_keep_the_ending_of_their_images(tmp_path: Path) -> None:
+    (faces(tmp_path / "f") / "Bo").rename(tmp_path / "f" / "m.0abc")
+    convert(open_store(tmp_path / "f"), tmp_path / "r", "rec")
+    convert(open_store(tmp_path / "r"), tmp_path / "g", "folder")
+    assert (tmp_path / "g" / "m.0abc" / "m.0abc_0001.jpg").exists()
+    assert content(open_store(tmp_path / "g")) == content(open_store(tmp_path / "f"))
+
+
+def test_images_of_one_stem_in_a_pack_keep_apart(tmp_path: Path) -> None:
+    place = faces(tmp_path / "f") / "Bo"
+    (place / "Bo_0001.jpeg").write_bytes((place / "Bo_0002.jpg").read_bytes())
+    convert(open_store(tmp_path / "f"), tmp_path / "p", "pack", size=32)
+    convert(open_store(tmp_path / "p"), tmp_path / "g", "folder")
+    assert {"Bo_0001.jpg.png", "Bo_0001.jpeg.png", "Bo_0002.png"} <= {p.name for p in (tmp_path / "g" / "Bo").iterdir()}
+
+
+@pytest.mark.parametrize("size", [0, -3, 5000])
+def test_a_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> None:
+    with pytest.raises(ValueError, match="from 1 to 4096"):
+        convert(open_store(faces(tmp_path / "f")), tmp_path / "p", "pack", size=size)
+
+
+def test_nothing_is_written_into_what_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        convert(open_store(faces(tmp_path / "f")), tmp_path / "f" / "sub", "rec")
