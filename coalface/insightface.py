@@ -234,7 +234,12 @@ def translate(config: Mapping[str, Any]) -> Translation:
 
 def as_recipe(path: str | Path) -> str:
     """The recipe of an insightface configuration as YAML text; what it lacks is said in comments at the top."""
-    made = translate(read_config(path))
+    try:
+        made = translate(read_config(path))
+    except RecipeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{path}: a value is not of the kind that its word needs ({error})") from None
     head = [f"# From insightface's {Path(path).name}: pooled training, the bound for every federated method."]
     head += [f"# - {remark}." for remark in made.remarks]
     return "\n".join(head) + "\n" + yaml.safe_dump({"name": Path(path).stem, **made.recipe}, sort_keys=False)

@@ -189,3 +189,10 @@ def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
         config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
     assert config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
+
+
+def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="ms1mv3_r50.py: a value is not of the kind"):
+        insightface.as_recipe(written(tmp_path, "config.lr = 'a'\n"))
+    with pytest.raises(RecipeError, match="^network: 'r1000' is not here"):
+        insightface.as_recipe(written(tmp_path, "config.network = 'r1000'\n"))

@@ -150,7 +150,7 @@ def text(report: Report) -> str:
     lines += (
         ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else ["nothing looks wrong"]
     )
-    return "\n".join(lines)
+    return "\n".join("".join(c if c.isprintable() else "�" for c in line) for line in lines)  # names can be anything
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.inspection import SHOWN, Item, Report, inspect, near_names
+from coalface.data.inspection import SHOWN, Item, Report, inspect, near_names, text
 
 
 def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:
@@ -109,3 +109,10 @@ def test_near_names_stay_fast_for_many_names() -> None:
     rng = np.random.default_rng(0)
     names = ["".join(rng.choice(list(letters), 14)) for _ in range(20_000)]
     assert near_names([*names, names[0][:-1]]) == [sorted([names[0], names[0][:-1]])]
+
+
+def test_control_characters_of_names_do_not_reach_a_terminal() -> None:
+    report = looked([(0, image(1)), (1, image(1))], ["a", "b"])
+    report.doubled_across = [["x\x1b]0;own\x07", "new\nline", "\u202eabc"]]
+    told = text(report)
+    assert "\x1b" not in told and "\x07" not in told and "\u202e" not in told and "new�line" in told
