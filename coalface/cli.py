@@ -258,23 +258,23 @@ def import_config(
     typer.echo(f"wrote {out}; `coalface run {out} --dry-run` shows what it would do")
 
 
-data = typer.Typer(no_args_is_help=True, help="Packs and pictures of face images.", rich_markup_mode=None)
+data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, convert, pack.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 
 
 @data.command()
 def pack(
-    source: Annotated[Path, typer.Argument(help="Identity folders.")],
+    source: Annotated[Path, typer.Argument(help="Identity folders, or records of insightface.")],
     out: Annotated[Path, typer.Argument(help="The pack to make.")],
     size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
     grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
 ) -> None:
-    """Decode identity folders once, into a pack that training reads as a memory map."""
-    from coalface.data.folder import read_folder
+    """Decode a set of images once, into a pack that training reads as a memory map."""
     from coalface.data.pack import read_pack, write_pack
+    from coalface.data.stores import open_store
     from coalface.report.counting import counting
 
-    listed = read_folder(source)
+    listed = open_store(source)
     with counting("packing", len(listed.files)) as count:
         write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(out)
