@@ -72,6 +72,7 @@ class Encoded:
     data: bytearray
     entries: tuple[Entry, ...] = ()
     """Not known of bytes that were received."""
+    _hashing: Hashing | None = dataclasses.field(default=None, repr=False)
     _read: dict[type, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
@@ -80,14 +81,14 @@ class Encoded:
         return hashlib.sha256(self.data).hexdigest()
 
     @functools.cached_property
-    def hashing(self) -> Hashing:
-        """The hashing of the entries, which begins when it is first asked for."""
-        return Hashing(self)
-
-    @property
     def sums(self) -> tuple[str, ...]:
-        """SHA-256 of every entry."""
-        return self.hashing.result()
+        """SHA-256 of every entry; hashing that began with the encoding is waited for."""
+        return (self._hashing or Hashing(self._pieces())).result()
+
+    def _pieces(self) -> list[memoryview]:
+        ends = itertools.accumulate(entry.bytes for entry in self.entries)
+        view = memoryview(self.data)
+        return [view[end - e.bytes : end] for e, end in zip(self.entries, ends, strict=True)]
 
     def message(self, cls: type[T]) -> T:
         """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
@@ -97,15 +98,14 @@ class Encoded:
 
 
 class Hashing:
-    """SHA-256 of the entries of an encoding, most of what a commit costs: a thread begins, the asker joins in."""
+    """SHA-256 of some pieces, most of what a commit costs: a thread begins at once, the asker joins in."""
 
-    def __init__(self, encoded: Encoded) -> None:
-        ends = itertools.accumulate(entry.bytes for entry in encoded.entries)
-        view = memoryview(encoded.data)
-        self._pieces = [view[end - e.bytes : end] for e, end in zip(encoded.entries, ends, strict=True)]
-        self._sums = [""] * len(self._pieces)
-        self._left = sorted(range(len(self._pieces)), key=lambda i: len(self._pieces[i]))  # the largest is taken first
-        self._other = _second.submit(self._share) if len(view) > _WORTH_A_THREAD else None
+    def __init__(self, pieces: Sequence[bytearray | memoryview]) -> None:
+        self._pieces = pieces
+        self._sums = [""] * len(pieces)
+        self._left = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))  # the largest is taken first
+        worth = sum(map(len, pieces)) > _WORTH_A_THREAD
+        self._other = _second.submit(self._share) if worth else None
 
     def _share(self) -> None:
         while self._left:
@@ -127,8 +127,11 @@ def hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def encode(message: Any) -> Encoded:
-    """The bytes of a message. Raises WireError for anything that was not declared with @message."""
+def encode(message: Any, *, hashed: bool = False) -> Encoded:
+    """The bytes of a message. Raises WireError for anything that was not declared with @message.
+
+    With `hashed` the hashing begins beside it; the message's tensors stay as they are until `sums` has been read.
+    """
     if kind_of(message) != "message" or isinstance(message, type):
         what = "private state, which never leaves a party" if kind_of(message) == "private" else "not a message"
         raise WireError(
@@ -141,7 +144,7 @@ def encode(message: Any) -> Encoded:
                 f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "
                 "only what is declared is sent. Convert it, or declare the field as what it holds."
             )
-    return pack(message)
+    return pack(message, hashed=hashed)
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -166,7 +169,7 @@ def size(message: Any) -> int:
     return len(encode(message).data)
 
 
-def pack(value: Any) -> Encoded:
+def pack(value: Any, *, hashed: bool = False) -> Encoded:
     """The bytes of any declared value, private and server state included (for files, never for the wire)."""
     found: dict[str, Tensor] = {}
     skeleton = _flatten(value, "", found)
@@ -186,9 +189,14 @@ def pack(value: Any) -> Encoded:
         offset = end
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
+    start = bytearray(len(text).to_bytes(8, "little") + text)
     first = Entry("header", "header", (), "JSON", len(start))
-    return Encoded(bytearray().join([start, *parts]), (first, *entries))
+    pieces: list[bytearray | memoryview] = [start, *parts]
+    hashing = Hashing(pieces) if hashed else None  # of the tensors themselves, while they are copied
+    data = bytearray(sum(map(len, pieces)))
+    flat = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
+    torch.cat(flat, out=torch.frombuffer(data, dtype=torch.uint8))  # lets the hashing go on, as joining bytes does not
+    return Encoded(data, (first, *entries), hashing)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -243,9 +243,7 @@ class Desk:
             if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
-            encoded = wire.encode(reply)
-            _ = encoded.hashing  # begins here, beside all that comes before the ledger needs it
-            return encoded, kept
+            return wire.encode(reply, hashed=True), kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 
