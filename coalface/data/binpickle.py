@@ -16,6 +16,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from coalface.data.words import several
+
 _STACK = 100_000
 """Values that may wait to be put into a list; picklers put them there 1,000 at a time."""
 _MEMO = 4_000_000
@@ -147,7 +149,7 @@ class Machine:
         if not all(isinstance(value, bool) for value in pack[1]):
             raise Refused("something other than truth values in the second list")
         if not spans or len(spans) != 2 * len(pack[1]):
-            raise Damaged(f"{len(spans):,} images for {len(pack[1]):,} pairs")
+            raise Damaged(f"{several(len(spans), 'image')} for {several(len(pack[1]), 'pair')}")
         return [span for span in spans if span is not None], pack[1]
 
     @staticmethod

@@ -22,6 +22,7 @@ from coalface.data.binpickle import Damaged, Machine, Refused
 from coalface.data.headers import kind_of
 from coalface.data.pairs import PairList
 from coalface.data.source import DECODER, decode, in_order
+from coalface.data.words import several, shown
 
 FOLDS = 10
 """Folds of a verification list by position, as insightface's own judge makes them."""
@@ -83,7 +84,7 @@ class Bin:
         """Each image in turn, (size, size, 1 or 3); ValueError names the file and the number of a damaged image."""
 
         def read(i: int) -> NDArray[np.uint8]:
-            return decode(self.encoded(i), f"{self.path}: image {i:,}", size=size, grey=grey)
+            return decode(self.encoded(i), f"{shown(self.path)}: image {i:,}", size=size, grey=grey)
 
         return in_order(read, len(self))
 
@@ -137,19 +138,20 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: give a verification pack such as lfw.bin")
+        raise FileNotFoundError(f"{shown(path)} is not a file: give a verification pack such as lfw.bin")
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty: fetch it again")
+        raise ValueError(f"{shown(path)} is empty: fetch it again")
     data = np.memmap(path, dtype=np.uint8, mode="r")
     machine = Machine(data.data)
     try:
         spans, same = machine.run()
     except (Refused, Damaged) as error:
-        place = f"{path}, at byte {machine.at:,}, after {machine.images():,} whole images"
+        place = f"{shown(path)}, at byte {machine.at:,}, after {several(machine.images(), 'whole image')}"
         if isinstance(error, Refused):
             raise ValueError(
                 f"{place}: {error}, which no verification pack needs; nothing of it was run. If it came from a source "
-                "that you trust, write it anew with write_bin; otherwise delete it, and load it with nothing else"
+                "that you trust, make it anew from its images and their list, by `coalface data convert FOLDER NEW.bin "
+                "--pairs LIST` (in Python: write_bin); otherwise delete it, and load it with nothing else"
             ) from None
         raise ValueError(f"{place}: the pack is cut short or damaged ({error}); fetch it again") from None
     return Bin(
@@ -179,7 +181,7 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
             for image in images:
                 if not 0 < len(image) < 1 << 32:
                     raise ValueError(
-                        f"image {written:,} has {len(image):,} bytes: a pack holds images of 1 byte to 4 GiB"
+                        f"image {written:,} has {several(len(image), 'byte')}: a pack holds images of 1 byte to 4 GiB"
                     )
                 out.write(b"e(" if written and written % 1000 == 0 else b"")  # as picklers do: lists grow by 1,000
                 out.write(b"C" + bytes([len(image)]) if len(image) < 256 else b"B" + struct.pack("<I", len(image)))
@@ -188,8 +190,8 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
             truths = [b"\x88" if value else b"\x89" for value in same]
             if written == 0 or written != 2 * len(truths):
                 raise ValueError(
-                    f"{written:,} images and {len(truths):,} pairs: a pack needs at least one pair, and the two images "
-                    "of pair k at the places 2k and 2k + 1"
+                    f"{several(written, 'image')} and {several(len(truths), 'pair')}: a pack needs at least one pair, "
+                    "and the two images of pair k at the places 2k and 2k + 1"
                 )
             parts = (b"".join(truths[i : i + 1000]) for i in range(0, len(truths), 1000))
             out.write(b"e](" + b"e(".join(parts) + b"e\x86.")

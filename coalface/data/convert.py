@@ -25,6 +25,7 @@ from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.rec import write_rec
 from coalface.data.stores import IDENTITIES, Kind, Store, check_names
+from coalface.data.words import shown
 
 PAIRS = "pairs.txt"
 """Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
@@ -50,7 +51,8 @@ def kind_of(out: Path, wanted: str | None) -> Kind:
         if kind == wanted or (wanted is None and kind == "bin" and out.suffix == ".bin"):
             return kind
     if wanted is None:
-        raise ValueError(f"{out}: say what to make, by --to {', --to '.join(kinds)}, or by a name that ends in .bin")
+        wanted = f"--to {', --to '.join(kinds)}"
+        raise ValueError(f"{shown(out)}: say what to make, by {wanted}, or by a name that ends in .bin")
     raise ValueError(f"--to {wanted}: there is no such form; known: {', '.join(kinds)}")
 
 
@@ -73,9 +75,9 @@ def convert(
     """
     out = Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{out} is there already: choose another name, or move it away")
+        raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
-        raise ValueError(f"{out} lies in what is converted: choose a place outside {store.path}")
+        raise ValueError(f"{shown(out)} lies in what is converted: choose a place outside {shown(store.path)}")
     if kind == "folder":
         return _to_folder(store, out, progress)
     if kind == "rec":
@@ -118,9 +120,9 @@ def _file_names(store: Store) -> Iterator[str]:
 
     Raises ValueError for a name that would lead out of the folder.
     """
-    check_names(store.names, str(store.path))
+    check_names(store.names, shown(store.path))
     if store.kind in _NAMED:
-        check_names(store.files, str(store.path))
+        check_names(store.files, shown(store.path))
     if store.kind == "folder":
         yield from store.files
         return
@@ -139,7 +141,7 @@ def _file_names(store: Store) -> Iterator[str]:
 def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
     order = np.argsort(store.labels, kind="stable")
     present, labels = np.unique(store.labels, return_inverse=True)
-    check_names(store.names, str(store.path))
+    check_names(store.names, shown(store.path))
     first = read_header(store.encoded(int(order[0])), store.where(int(order[0])))
     others = 0
 
@@ -245,8 +247,8 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
         one, other = files[left], files[right]
         if not same and one.parent == other.parent:
             raise ValueError(
-                f"an impostor pair of {one} and {other} is one identity by other pairs: the .bin contradicts itself, "
-                "and LFW's format cannot say so"
+                f"an impostor pair of {shown(one)} and {shown(other)} is one identity by other pairs: the .bin "
+                "contradicts itself, and LFW's format cannot say so"
             )
         numbers = [int(file.stem.rpartition("_")[2]) for file in (one, other)]
         name, second = one.parent.name, other.parent.name

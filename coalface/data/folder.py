@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.source import DECODER, decode, in_order
+from coalface.data.words import shown
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
 """The endings that make a file an image, in capitals or not."""
@@ -52,14 +53,16 @@ def read_folder(root: str | os.PathLike[str]) -> Folder:
     """
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is not a folder: give the folder that holds one folder of images per identity")
+        raise FileNotFoundError(
+            f"{shown(root)} is not a folder: give the folder that holds one folder of images per identity"
+        )
     found = [(name, f"{name}/{file}") for name in folders_in(root) for file in images_in(root / name)]
     if not found:
         loose = len(images_in(root))
         reason = f"its {loose} images lie in no identity's folder" if loose else "no folder below it holds an image"
         raise ValueError(
-            f"{root} is not a set of identity folders: {reason}. Put the images of each person into a folder of that "
-            f"person's name, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
+            f"{shown(root)} is not a set of identity folders: {reason}. Put the images of each person into a folder of "
+            f"that person's name, as {shown(root.name)}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
         )
     return list_images(root, found)
 

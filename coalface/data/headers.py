@@ -7,6 +7,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coalface.data.words import shown
+
 PIXEL_LIMIT = 40_000_000
 """Width × height of the largest image that is decoded unless told otherwise: 120 MB in three channels. The largest
 photographs of the field's data sets have about half as many."""
@@ -47,7 +49,7 @@ def read_header(encoded: Bytes, where: str) -> Header:
     Raises ValueError, naming `where`, for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual,
     Microsoft's BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
     """
-    kind = kind_of(encoded)
+    kind, where = kind_of(encoded), shown(where)
     if kind is None:
         raise ValueError(
             f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it "
@@ -74,6 +76,7 @@ def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Hea
     Raises ValueError, naming `where`, if the claimed width × height is more than `limit` pixels, or if a PNG's chunk
     claims more bytes than there are (the decoder would set them aside, up to 2 GB), and what `read_header` raises.
     """
+    where = shown(where)
     header = read_header(encoded, where)
     if header.pixels > limit:
         raise ValueError(

@@ -23,6 +23,7 @@ from coalface.data.folder import folders_in, images_in, list_images, read_folder
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList
 from coalface.data.source import Source
+from coalface.data.words import several, shown
 
 RACES = ("African", "Asian", "Caucasian", "Indian")
 """The four groups of RFW and BUPT-Balancedface, as their folders are called."""
@@ -56,14 +57,14 @@ def recognise(root: str | os.PathLike[str]) -> str:
     """
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is not a folder: give the folder of a data set")
+        raise FileNotFoundError(f"{shown(root)} is not a folder: give the folder of a data set")
     for name, layout in LAYOUTS.items():
         if layout.fits(root):
             return name
     known = "; ".join(f"{name}: {layout.shape}" for name, layout in LAYOUTS.items())
     raise ValueError(
-        f"{root} has no known layout: give the folder that holds what is named here, or read it as identity folders. "
-        f"Known are {known}"
+        f"{shown(root)} has no known layout: give the folder that holds what is named here, or read it as identity "
+        f"folders. Known are {known}"
     )
 
 
@@ -79,7 +80,7 @@ def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "
     found = LAYOUTS[layout or recognise(root)]
     if part and part not in found.parts:
         raise ValueError(
-            f"{root} has no part {part!r}: choose from {', '.join(found.parts) or 'none, it is one whole'}"
+            f"{shown(root)} has no part {part!r}: choose from {', '.join(found.parts) or 'none, it is one whole'}"
         )
     return found.read(root, part)
 
@@ -118,8 +119,9 @@ def _pair_list(name: str, pairs: Sequence[_Pair], faces: FaceSet, fold: NDArray[
     missing = [(pair.where, file) for pair in pairs for file in (pair.left, pair.right) if file not in place]
     if missing:
         raise ValueError(
-            f"{missing[0][0]}: {missing[0][1]} is not in the face set (so for {len(missing):,} of {2 * len(pairs):,} "
-            "images of the list): check that the list belongs to these images and that none is missing"
+            f"{missing[0][0]}: {shown(missing[0][1])} is not in the face set (so for {len(missing):,} of "
+            f"{2 * len(pairs):,} images of the list): check that the list belongs to these images and that none is "
+            "missing"
         )
     left = np.array([place[pair.left] for pair in pairs], np.int64)
     right = np.array([place[pair.right] for pair in pairs], np.int64)
@@ -129,14 +131,14 @@ def _pair_list(name: str, pairs: Sequence[_Pair], faces: FaceSet, fold: NDArray[
 def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """File and line number, and the fields, of each line that is not blank."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: fetch the data set's protocol again")
+        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({error}): fetch it again") from None
-    lines = [(f"{path}, line {n}", line.split()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
+    lines = [(f"{shown(path)}, line {n}", line.split()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{path} is empty: fetch it again")
+        raise ValueError(f"{shown(path)} is empty: fetch it again")
     yield from lines
 
 
@@ -216,7 +218,7 @@ def _flat(root: Path) -> list[str]:
         if (root / folder).is_dir() and (found := images_in(root / folder)):
             return [f"{folder}/{file}" if folder else file for file in found]
     raise ValueError(
-        f"{root} holds no images: put them there, or into {', '.join(filter(None, _FLAT_IMAGES))} below it"
+        f"{shown(root)} holds no images: put them there, or into {', '.join(filter(None, _FLAT_IMAGES))} below it"
     )
 
 
@@ -280,8 +282,8 @@ def _read_listed(name: str) -> Callable[[Path, str], Source]:
             pair for pair in pairs if not all(os.path.isfile(root / file) for file in (pair.left, pair.right))
         ]:
             raise ValueError(
-                f"{absent[0].where}: an image is missing, {absent[0].left} or {absent[0].right} (so in {len(absent):,} "
-                f"pairs); put the images below {root}"
+                f"{absent[0].where}: an image is missing, {shown(absent[0].left)} or {shown(absent[0].right)} (so in "
+                f"{several(len(absent), 'pair')}); put the images below {shown(root)}"
             )
         group = linked(len(files), [(place[pair.left], place[pair.right]) for pair in pairs if pair.same])
         return list_images(
@@ -308,7 +310,7 @@ def _agedb_name(file: str) -> str | None:
 def _read_agedb(root: Path, part: str) -> Source:
     found = [(_agedb_name(file), file) for file in images_in(root)]
     if odd := [file for name, file in found if name is None]:
-        raise ValueError(f"{root / odd[0]} has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away")
+        raise ValueError(f"{shown(root / odd[0])} has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away")
     return list_images(root, [(str(name), file) for name, file in found])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.faces import FaceSet
+from coalface.data.words import several, shown
 
 DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
 """`list_sha256` of `devtest_all` over LFW's images and the names in pairsDevTest.txt."""
@@ -63,10 +64,12 @@ def read_pairs(
     kept = [line for line in lines if _stem(line.left) in place and _stem(line.right) in place]
     if len(kept) < len(lines) and missing == "error":
         named = {_stem(image) for line in lines for image in (line.left, line.right)}
+        such = shown(", ".join(stem[:80] for stem in sorted(named - place.keys())[:3]))
         raise ValueError(
-            f"{path}: {len(lines) - len(kept)} of {len(lines)} pairs name images that are not in the face set, such as "
-            f"{', '.join(sorted(named - place.keys())[:3])}: check that list and images belong together, or leave "
-            'these pairs out with missing="skip"'
+            f"{shown(path)}: {len(lines) - len(kept):,} of {several(len(lines), 'pair')} name images that are not in "
+            f"the face set, such as {such}: check that list and images belong together, or take these pairs out of a "
+            "copy of the list, with as many of the other kind, and correct its first line (in Python, "
+            'read_pairs(…, missing="skip") leaves them out)'
         )
     folds = [line.fold for line in kept if line.fold is not None]
     return PairList(
@@ -102,15 +105,21 @@ def _stem(image: _Image) -> str:
 
 def _parse(path: Path) -> list[_Line]:
     """The pairs of a list in LFW's format, of either view."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    raw = path.read_bytes()
+    if path.suffix.lower() == ".mat" or raw.startswith(b"MATLAB "):
+        raise ValueError(
+            f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
+            "AgeDB's protocol of 30 years, take agedb_30.bin"
+        )
+    text = raw.decode("utf-8", "surrogateescape")
     lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise ValueError(f"{path} is empty: an LFW pair list begins with its number of pairs")
+        raise ValueError(f"{shown(path)} is empty: an LFW pair list begins with its number of pairs")
     first, fields = lines[0]
     if len(fields) not in (1, 2) or not all(_counts(field) for field in fields):
         raise ValueError(
-            f"{path}, line {first}: an LFW pair list begins with its number of pairs, as in `500`, or with its numbers "
-            f"of folds and of pairs, as in `10 300`; found {' '.join(fields)!r}"
+            f"{shown(path)}, line {first}: an LFW pair list begins with its number of pairs, as in `500`, or with its "
+            f"numbers of folds and of pairs, as in `10 300`; found {' '.join(fields)[:80]!r}"
         )
     folds, size = (1, int(fields[0])) if len(fields) == 1 else (int(fields[0]), int(fields[1]))
     pairs = []
@@ -120,11 +129,12 @@ def _parse(path: Path) -> list[_Line]:
             left, right = _genuine(fields) if within < size else _impostor(fields)
         except ValueError as error:
             where = f"pair {within % size + 1} of {size} of this kind" + (f" in fold {fold + 1}" if folds > 1 else "")
-            raise ValueError(f"{path}, line {number}: {error} ({where}); found {' '.join(fields)!r}") from None
+            found = " ".join(fields)[:80]
+            raise ValueError(f"{shown(path)}, line {number}: {error} ({where}); found {found!r}") from None
         pairs.append(_Line(left, right, within < size, fold if len(lines[0][1]) == 2 else None))
     if len(pairs) != 2 * folds * size:
         raise ValueError(
-            f"{path}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
+            f"{shown(path)}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
             f"{f' in each of {folds} folds' if folds > 1 else ''}), and {len(pairs)} follow: the file is cut short or "
             "its first line is wrong"
         )
@@ -132,7 +142,7 @@ def _parse(path: Path) -> list[_Line]:
 
 
 def _counts(field: str) -> bool:
-    return field.isascii() and field.isdigit() and int(field) > 0
+    return field.isascii() and field.isdigit() and len(field) < 10 and int(field) > 0
 
 
 def _genuine(fields: list[str]) -> tuple[_Image, _Image]:
@@ -266,7 +276,7 @@ def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.
         if unknown:
             raise ValueError(
                 f"{len(unknown)} of the {len(chosen)} named identities are not in the face set, such as "
-                f"{', '.join(unknown[:3])}: check that names and images belong together"
+                f"{shown(', '.join(unknown[:3]))}: check that names and images belong together"
             )
         wanted = np.array([name in chosen for name in faces.names])
     images = np.flatnonzero(wanted[faces.labels])

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from coalface.data.recordio import RecordFile, Records, header, open_records, write_record
 from coalface.data.source import DECODER, decode, in_order
+from coalface.data.words import shown
 
 EXACT = 1 << 24
 """Up to here a float32, in which the format keeps record numbers and labels, holds every whole number."""
@@ -98,7 +99,7 @@ class Rec:
             records = self.records.read_many(self.keys[start : start + _AHEAD])
 
             def read(i: int, records: Records = records) -> NDArray[np.uint8]:
-                where = f"{self.records.path}, record {records.keys[i]},"
+                where = f"{shown(self.records.path)}, record {records.keys[i]},"
                 return decode(records.payload(i), where, size=size, grey=grey)
 
             yield from in_order(read, len(records))
@@ -124,7 +125,7 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     records = open_records(path, index if index.exists() else None)
     images, identities, exact = _divide(records)
     if not len(images):
-        raise ValueError(f"{path} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
+        raise ValueError(f"{shown(path)} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
     faults = records.faults(images) if damaged == "leave out" else {}
     images = images[~np.isin(images, list(faults))] if faults else images
     raw = np.empty(len(images), np.float32)
@@ -137,9 +138,9 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
         images, raw, empty = images[:kept], raw[:kept], empty[:kept]
     strange = ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))) & ~empty
     for key in images[empty].tolist():
-        faults[key] = f"{path}, record {key}: it has no image; {_FETCH}"
+        faults[key] = f"{shown(path)}, record {key}: it has no image; {_FETCH}"
     for key, label in zip(images[strange].tolist(), raw[strange].tolist(), strict=True):
-        faults[key] = f"{path}, record {key}: its label is {label}, which is no whole number from 0 on; {_FETCH}"
+        faults[key] = f"{shown(path)}, record {key}: its label is {label}, which is no whole number from 0 on; {_FETCH}"
     sound = ~(empty | strange)
     if faults and (damaged == "error" or not np.any(sound)):
         raise ValueError(faults[min(faults)])
@@ -174,7 +175,7 @@ def write_rec(
     """
     folder = Path(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already: choose another folder, or move it away")
+        raise FileExistsError(f"{shown(folder)} is there already: choose another folder, or move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir()
@@ -243,14 +244,14 @@ def _divide(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], 
     border, end = float(zero.label[0]), float(zero.second[0])
     if not (1 <= border <= end < 1 << 62 and border == int(border) and end == int(end)):
         raise ValueError(
-            f"{records.path}, record 0: it should give the first identity's record and one past the last, and gives "
-            f"{border:g} and {end:g}; {_FETCH}"
+            f"{shown(records.path)}, record 0: it should give the first identity's record and one past the last, and "
+            f"gives {border:g} and {end:g}; {_FETCH}"
         )
     images, identities = keys[(keys > 0) & (keys < border)], keys[(keys >= border) & (keys < end)]
     exact = end <= EXACT
     if exact and (missing := int(end) - 1 - len(images) - len(identities)):
         raise ValueError(
-            f"{records.path}, record 0: it announces images up to record {border - 1:.0f} and identities up to "
+            f"{shown(records.path)}, record 0: it announces images up to record {border - 1:.0f} and identities up to "
             f"{end - 1:.0f}, and {missing:,} of these records are missing; {_FETCH}"
         )
     return images, identities, exact
@@ -264,7 +265,7 @@ def _property(path: Path) -> tuple[int, int, int] | None:
     found = re.fullmatch(rb"\s*(\d{1,9}),(\d{1,9}),(\d{1,9})\s*", text)
     if found is None:
         raise ValueError(
-            f"{path} says {text[:40]!r} where a line `identities,height,width` is expected, as 85742,112,112: "
+            f"{shown(path)} says {text[:40]!r} where a line `identities,height,width` is expected, as 85742,112,112: "
             "correct it, or delete it"
         )
     identities, height, width = map(int, found.groups())

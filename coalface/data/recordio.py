@@ -27,6 +27,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
+from coalface.data.words import shown
+
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 LENGTH_BITS = 29
@@ -191,10 +193,10 @@ class RecordFile:
         else:
             rows = np.minimum(np.searchsorted(self.keys, asked), len(self) - 1)
         if np.any(missing := self.keys[rows] != asked):
-            listed = f"the index {self.index}" if self.index else str(self.path)
+            listed = shown(f"the index {self.index}" if self.index else self.path)
             raise ValueError(
-                f"{self.path}, record {asked[missing][0]}: {listed} has no record of this number, only {len(self):,} "
-                f"from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
+                f"{shown(self.path)}, record {asked[missing][0]}: {listed} has no record of this number, only "
+                f"{len(self):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
             )
         return self.offsets[rows]
 
@@ -207,7 +209,7 @@ class RecordFile:
             "parts": f"its parts, from byte {offset:,} on, do not follow one another",
         }[reason]
         remedy = _remedy(self.index) if reason in ("outside", "astray") else _FETCH
-        return f"{self.path}, record {key}: {said}; {remedy}"
+        return f"{shown(self.path)}, record {key}: {said}; {remedy}"
 
 
 _FETCH = "fetch the file again from where it came, or write it anew"
@@ -238,7 +240,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: check the path of the index")
+        raise FileNotFoundError(f"{shown(path)} is not a file: check the path of the index")
     blocks: list[NDArray[np.int64]] = []
     lines = 0
     with open(path, "rb") as file:
@@ -249,13 +251,13 @@ def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray
             blocks.append(block)
             lines += len(block)
     if not lines:
-        raise ValueError(f"{path} is empty: an index has a line a record; {_remedy(path)}")
+        raise ValueError(f"{shown(path)} is empty: an index has a line a record; {_remedy(path)}")
     keys, offsets = (np.concatenate([block[:, column] for block in blocks]) for column in (0, 1))
     if np.any(np.diff(keys) <= 0):
         order = _order(keys)
         keys, offsets = keys[order], offsets[order]
         if np.any(twice := np.diff(keys) == 0):
-            raise ValueError(f"{path} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
+            raise ValueError(f"{shown(path)} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
     return keys, offsets
 
 
@@ -287,9 +289,9 @@ def write_record(out: BinaryIO, record: bytes) -> int:
 
 def _mapped(path: Path) -> memoryview:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: give the path of a record file, as train.rec")
+        raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; {_FETCH}")
+        raise ValueError(f"{shown(path)} is empty; {_FETCH}")
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -303,7 +305,7 @@ def _scan(path: Path, data: memoryview) -> Iterator[int]:
             start, length = _parts(data, offset)[-1]
         except _FaultError as error:
             fault = "is cut short" if str(error) == "cut" else "is damaged"
-            raise ValueError(f"{path}, record {number}, at byte {offset:,}, {fault}; {_FETCH}") from error
+            raise ValueError(f"{shown(path)}, record {number}, at byte {offset:,}, {fault}; {_FETCH}") from error
         offset, number = start + _padded(length), number + 1
 
 
@@ -374,7 +376,7 @@ def _complain(path: Path, chunk: bytes, before: int) -> NoReturn:
     lines = chunk.replace(b"\r\n", b"\n").split(b"\n")
     wrong = next((number for number, line in enumerate(lines) if not _LINE.fullmatch(line)), 0)
     raise ValueError(
-        f"{path}, line {before + wrong + 1}: {lines[wrong][:40]!r} is not a record number, a tab and an offset; "
+        f"{shown(path)}, line {before + wrong + 1}: {lines[wrong][:40]!r} is not a record number, a tab and an offset; "
         f"{_remedy(path)}"
     )
 
@@ -382,7 +384,8 @@ def _complain(path: Path, chunk: bytes, before: int) -> NoReturn:
 def _remedy(index: Path | None) -> str:
     if index is None:
         return _FETCH
-    return f"fetch both files again, or delete {index.name}: the records are then found by reading through the other"
+    name = shown(index.name)
+    return f"fetch both files again, or delete {name}: the records are then found by reading through the other"
 
 
 def _padded(length: Number) -> Number:

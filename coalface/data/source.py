@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.headers import PIXEL_LIMIT, Header, check_header
+from coalface.data.words import shown
 
 
 class Source(Protocol):
@@ -65,7 +66,8 @@ def decode(
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _FLAGS[grey, halved])
     if image is None:
         raise ValueError(
-            f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it"
+            f"{shown(where)} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or "
+            "delete it"
         )
     height, width = image.shape[:2]
     side = min(height, width)

@@ -23,6 +23,7 @@ from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList
 from coalface.data.rec import Rec, RecFiles, read_rec
 from coalface.data.source import Source
+from coalface.data.words import several, shown
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 
@@ -67,7 +68,7 @@ class Store:
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack, which has a size."""
         if isinstance(self.source, FaceSet):
-            raise ValueError(f"{self.path} is a pack already: pack its source anew at another size")
+            raise ValueError(f"{shown(self.path)} is a pack already: pack its source anew at another size")
         return self.source.images(size=size, grey=grey)
 
     def fingerprint(self) -> str:
@@ -108,8 +109,8 @@ def open_store(
         return _of_pack(path)
     if path.is_file():
         raise ValueError(
-            f"{path} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a folder that "
-            "holds one folder of images per identity"
+            f"{shown(path)} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
+            "folder that holds one folder of images per identity"
         )
     return _of_folder(path, part)
 
@@ -151,11 +152,11 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
     listed = found.records.path.with_name(IDENTITIES)
     if listed.is_file():
         names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n"))
-        check_names(names, str(listed))
+        check_names(names, shown(listed))
         if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
             raise ValueError(
-                f"{listed} names {len(names):,} identities, and the records have {len(found.names):,}: it belongs to "
-                "other records; delete it"
+                f"{shown(listed)} names {several(len(names), 'identity', 'identities')}, and the records have "
+                f"{len(found.names):,}: it belongs to other records; delete it"
             )
     if found.announced is not None and found.announced[0] != len(names):
         notes.append(f"`property` announces {found.announced[0]:,} identities, and {len(names):,} occur")

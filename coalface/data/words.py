@@ -1,0 +1,27 @@
+"""How names and counts stand in a sentence."""
+
+from __future__ import annotations
+
+
+def shown(name: object) -> str:
+    r"""A name, path or message as it may reach a terminal: what cannot be printed stands there escaped.
+
+    A file may be called anything but `/` and NUL: a line break in it would forge a line, ESC would command the
+    terminal, and a byte that is no text cannot be written at all. What is escaped already stays as it is.
+
+    >>> print(shown("new\nline, \x1b[31m, José"))
+    new\nline, \x1b[31m, José
+    """
+    text = str(name)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> several(1, "image"), several(2_000, "identity", "identities")
+    ('1 image', '2,000 identities')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
