@@ -104,7 +104,8 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
             progress(i + 1, len(store))
         if store.pairs is not None:
             text, remarks = _pair_lines(store.pairs, files)
-            (partial / PAIRS).write_text(text, encoding="utf-8")
+            if text:
+                (partial / PAIRS).write_text(text, encoding="utf-8")
         _rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -215,6 +216,8 @@ def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress)
     files = [f"{name}.jpg" for name in _file_names(store)]  # called as LFW's, so that a list can name them
     text, remarks = _pair_lines(store.pairs, [Path(file) for file in files])
     write_pack(dataclasses.replace(store, files=files), out, size=size, grey=grey, progress=progress)
+    if not text:
+        return remarks
     beside = out.with_name(f"{out.name}.{PAIRS}")
     beside.write_text(text, encoding="utf-8")
     return [f"its pairs are in {beside}", *remarks]
@@ -224,7 +227,8 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
     """A pair list in LFW's format, of View 2 where every fold has its genuine pairs first, and as many impostor pairs.
 
     Other lists become View 1, which has no folds: all genuine pairs, then all impostor pairs, as many of each; what is
-    more of one kind is left out, with a remark. Raises ValueError where an impostor pair shows one identity.
+    more of one kind is left out, with a remark. Where all pairs are of one kind, which the format has no list for, the
+    text is empty. Raises ValueError where an impostor pair shows one identity.
     """
     half = len(pairs) // 20
     blocks = np.tile(np.repeat([True, False], half), 10)
@@ -235,6 +239,8 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
     else:
         genuine, impostor = np.flatnonzero(pairs.same), np.flatnonzero(~pairs.same)
         count = min(len(genuine), len(impostor))
+        if count == 0:
+            return "", [f"there is no {PAIRS}: the pairs are all of one kind, and LFW's format wants as many of each"]
         order, head = np.concatenate([genuine[:count], impostor[:count]]), str(count)
         if 2 * count < len(pairs):
             remarks.append(f"{len(pairs) - 2 * count:,} pairs are left out: LFW's format wants as many of each kind")

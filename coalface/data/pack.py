@@ -12,22 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.faces import FaceSet
 from coalface.data.source import Source
+from coalface.data.words import shown
 
 FORMAT = "coalface-pack"
 VERSION = 1
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with (images done, images in all) after every image."""
 
@@ -97,20 +101,21 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
     path = Path(path)
     meta = _read_meta(path)
     shape = tuple(meta["shape"])
-    pixels, expected = path / "pixels.u8", int(np.prod(shape))
+    pixels, expected = path / "pixels.u8", math.prod(shape)
     found = pixels.stat().st_size if pixels.is_file() else 0
     if found != expected:
-        raise ValueError(f"{pixels} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}")
+        raise ValueError(
+            f"{shown(pixels)} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}"
+        )
     for name in ("labels.npy", "index.json", *(["pixels.u8"] if verify else [])):
         _check_sha256(path / name, meta["sha256"][name])
-    labels: NDArray[np.int64] = np.load(path / "labels.npy", allow_pickle=False)
-    index = json.loads((path / "index.json").read_text(encoding="ascii"))
+    names, files = _read_index(path / "index.json", shape[0])
     return FaceSet(
         pixels=np.memmap(pixels, dtype=np.uint8, mode="r", shape=shape),
         rows=np.arange(shape[0], dtype=np.int64),
-        labels=labels,
-        names=tuple(index["names"]),
-        files=tuple(index["files"]),
+        labels=_read_labels(path / "labels.npy", shape[0], len(names)),
+        names=names,
+        files=files,
     )
 
 
@@ -126,8 +131,8 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
         for image in _exactly(total, source.images(size=size, grey=grey)):
             if image.shape != shape[1:] or image.dtype != np.uint8:
                 raise ValueError(
-                    f"{source.files[written]}: the source gave {image.dtype} {image.shape} where a pack of size {size} "
-                    f"needs uint8 {shape[1:]}; its images() must return what it is asked for"
+                    f"{shown(source.files[written])}: the source gave {image.dtype} {image.shape} where a pack of size "
+                    f"{size} needs uint8 {shape[1:]}; its images() must return what it is asked for"
                 )
             raw = image.tobytes()
             out.write(raw)
@@ -135,7 +140,7 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
             written += 1
             if progress is not None:
                 progress(written, total)
-    np.save(folder / "labels.npy", np.asarray(source.labels, dtype=np.int64))
+    np.save(folder / "labels.npy", np.asarray(source.labels, dtype="<i8"))
     index = json.dumps({"names": list(source.names), "files": list(source.files)})
     (folder / "index.json").write_text(index, encoding="ascii")
     sha256 = {name: _sha256(folder / name) for name in ("labels.npy", "index.json")} | {"pixels.u8": digest.hexdigest()}
@@ -173,7 +178,7 @@ def _holds(path: Path, wanted: dict[str, Any]) -> bool:
     if not path.exists():
         return False
     if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
-        raise FileExistsError(f"{path} is there and is not a pack: choose another path, or move it away")
+        raise FileExistsError(f"{shown(path)} is there and is not a pack: choose another path, or move it away")
     try:
         read_pack(path)
         meta = _read_meta(path)
@@ -186,25 +191,68 @@ def _read_meta(path: Path) -> dict[str, Any]:
     file = path / "meta.json"
     if not file.is_file():
         raise FileNotFoundError(
-            f"{path} is not a pack: it has no meta.json; check the path, or write a pack there with write_pack"
+            f"{shown(path)} is not a pack: it has no meta.json; check the path, or make a pack there with "
+            "`coalface data pack` (in Python: write_pack)"
         )
+    meta = _read_json(file)
     try:
-        meta = json.loads(file.read_bytes())
         kind, version = meta["format"], meta["version"]
         if kind == FORMAT and version == VERSION:
-            _, _, _, _ = meta["shape"]
+            shape = meta["shape"]
+            if not (_is_list_of(shape, int) and len(shape) == 4 and min(shape) > 0 and shape[3] in (1, 3)):
+                raise ValueError("its shape is not that of images")
             _ = [meta["sha256"][name] for name in _FILES - {"meta.json"}]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
     if kind != FORMAT:
         raise ValueError(
-            f"{path} is not a pack: {file.name} says its format is {kind!r}, not {FORMAT!r}; check the path"
+            f"{shown(path)} is not a pack: {file.name} says its format is {kind!r}, not {FORMAT!r}; check the path"
         )
     if version != VERSION:
         raise ValueError(
-            f"{path} is a pack of version {version}, and this release reads version {VERSION}; {_MAKE_ANEW}"
+            f"{shown(path)} is a pack of version {version}, and this release reads version {VERSION}; {_MAKE_ANEW}"
         )
     return dict(meta)
+
+
+def _read_index(file: Path, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the identities, and the file of each of `count` images."""
+    index = _read_json(file)
+    names, files = (index.get("names"), index.get("files")) if isinstance(index, dict) else (None, None)
+    if not (_is_list_of(names, str) and _is_list_of(files, str)) or len(files) != count:
+        raise ValueError(f"{shown(file)} is damaged: it does not name the identities and {count:,} files; {_MAKE_ANEW}")
+    return tuple(names), tuple(files)
+
+
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '<i8', 'fortran_order': False, 'shape': \((\d{1,18}),\), \} *\n", re.S
+)
+
+
+def _read_labels(file: Path, count: int, identities: int) -> NDArray[np.int64]:
+    """(count,) the labels. `numpy.load` would set aside whatever the header claims, and fail in many ways."""
+    raw = file.read_bytes()
+    found = _NPY.match(raw)
+    whole = found is not None and int(found[2]) == count and len(raw) == found.end() + 8 * count
+    labels = (
+        np.frombuffer(raw, "<i8", count, found.end()).astype(np.int64) if found and whole else np.zeros(0, np.int64)
+    )
+    if not whole or labels.min() < 0 or labels.max() >= identities:
+        raise ValueError(
+            f"{shown(file)} is damaged: it does not hold {count:,} labels from 0 to {identities - 1:,}; {_MAKE_ANEW}"
+        )
+    return labels
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+
+
+def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
+    return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
 def _sha256(file: Path) -> str:
@@ -215,4 +263,4 @@ def _sha256(file: Path) -> str:
 def _check_sha256(file: Path, expected: str) -> None:
     found = _sha256(file) if file.is_file() else "missing"
     if found != expected:
-        raise ValueError(f"{file} is damaged: its SHA-256 is {found}, not {expected} as written; {_MAKE_ANEW}")
+        raise ValueError(f"{shown(file)} is damaged: its SHA-256 is {found}, not {expected} as written; {_MAKE_ANEW}")

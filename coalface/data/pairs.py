@@ -105,13 +105,14 @@ def _stem(image: _Image) -> str:
 
 def _parse(path: Path) -> list[_Line]:
     """The pairs of a list in LFW's format, of either view."""
-    raw = path.read_bytes()
-    if path.suffix.lower() == ".mat" or raw.startswith(b"MATLAB "):
+    with open(path, "rb") as file:
+        matlab = file.read(7) == b"MATLAB "
+    if matlab or path.suffix.lower() == ".mat":
         raise ValueError(
             f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
             "AgeDB's protocol of 30 years, take agedb_30.bin"
         )
-    text = raw.decode("utf-8", "surrogateescape")
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
     lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise ValueError(f"{shown(path)} is empty: an LFW pair list begins with its number of pairs")
