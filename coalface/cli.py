@@ -272,13 +272,15 @@ def pack(
     """Decode a set of images once, into a pack that training reads as a memory map."""
     from coalface.data.pack import read_pack, write_pack
     from coalface.data.stores import open_store
+    from coalface.data.words import several
     from coalface.report.counting import counting
 
     listed = open_store(source)
     with counting("packing", len(listed.files)) as count:
         write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(out)
-    typer.echo(f"{out}: {len(faces):,} images of {len(faces.names):,} identities, {size}×{size}")
+    held = f"{several(len(faces), 'image')} of {several(len(faces.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {held}, {size}×{size}")
 
 
 @data.command()
@@ -311,6 +313,7 @@ def convert(
     from coalface.core import generator
     from coalface.data import convert as converting
     from coalface.data.stores import open_store
+    from coalface.data.words import several
     from coalface.report.counting import counting
 
     kind = converting.kind_of(out, to)
@@ -323,7 +326,8 @@ def convert(
     for remark in remarks:
         typer.echo(f"note: {remark}")
     made = open_store(out)
-    typer.echo(f"{out}: {kind}, {len(made):,} images of {len(made.names):,} identities")
+    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {kind}, {held}")
 
 
 @data.command()
@@ -335,7 +339,10 @@ def inspect(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong."""
+    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong.
+
+    Ends with exit code 1 if an image, a record, a folder or a file is damaged, else with 0.
+    """
     import json
 
     from coalface.data import inspection
@@ -351,10 +358,13 @@ def inspect(
             path=str(source),
             kind=store.kind,
             notes=store.notes,
+            broken=store.broken,
             decode=not headers,
             progress=count,
         )
-    typer.echo(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) if as_json else inspection.text(report))
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.text(report))
+    if not report.sound:
+        raise typer.Exit(1)
 
 
 def _table(rows: list[dict[str, Any]], numbers: Collection[str] = ()) -> None:

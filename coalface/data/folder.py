@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.source import DECODER, decode, in_order
-from coalface.data.words import shown
+from coalface.data.words import several, shown
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
 """The endings that make a file an image, in capitals or not."""
@@ -43,60 +43,110 @@ class Folder:
         return self.stamp
 
 
-def read_folder(root: str | os.PathLike[str]) -> Folder:
+Faults = list[str] | None
+"""Where to note what cannot be read, to go on with the rest; None: that is an error."""
+
+
+def read_folder(root: str | os.PathLike[str], faults: Faults = None) -> Folder:
     """List the identities and images of `root`, both sorted by the bytes of their names.
 
     A folder below `root` is an identity if it holds an image. Names that start with a dot are passed over, and so is
     all that is not an image. Only names, sizes and times of change are read here.
 
-    Raises FileNotFoundError if `root` is not a folder, ValueError if no identity is in it.
+    Raises FileNotFoundError if `root` is not a folder, and ValueError if no identity is in it. A folder or file that
+    cannot be read, and an image's link that leads nowhere, is a ValueError too, unless there are `faults` for it.
     """
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(
             f"{shown(root)} is not a folder: give the folder that holds one folder of images per identity"
         )
-    found = [(name, f"{name}/{file}") for name in folders_in(root) for file in images_in(root / name)]
+    found = [(name, f"{name}/{file}") for name in folders_in(root, faults) for file in images_in(root / name, faults)]
+    if not found and faults:
+        raise ValueError(faults[0])
     if not found:
         loose = len(images_in(root))
-        reason = f"its {loose} images lie in no identity's folder" if loose else "no folder below it holds an image"
+        reason = (
+            f"it has {several(loose, 'image')} in no identity's folder"
+            if loose
+            else "no folder below it holds an image"
+        )
         raise ValueError(
             f"{shown(root)} is not a set of identity folders: {reason}. Put the images of each person into a folder of "
             f"that person's name, as {shown(root.name)}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
         )
-    return list_images(root, found)
+    return list_images(root, found, faults)
 
 
-def list_images(root: Path, found: Iterable[tuple[str, str]]) -> Folder:
+def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = None) -> Folder:
     """The given images as a `Folder`: each an identity and the image's path below `root`, in the order given.
 
-    Identities are numbered as they first come. Only sizes and times of change are read.
+    Identities are numbered as they first come. Only sizes and times of change are read; where that fails, it is a
+    ValueError, or goes into `faults`.
     """
     numbers: dict[str, int] = {}
     files: list[str] = []
     labels: list[int] = []
     stamp = hashlib.sha256(f"decoder {DECODER}\n".encode())
     for name, file in found:
-        status = os.stat(root / file)
+        try:
+            status = os.stat(root / file)
+        except OSError as error:
+            _note(root / file, error, faults)
+            continue
         stamp.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"))
         files.append(file)
         labels.append(numbers.setdefault(name, len(numbers)))
     return Folder(root, tuple(numbers), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
 
 
-def folders_in(folder: Path) -> list[str]:
-    """The names of the folders in `folder` that do not start with a dot, sorted by their bytes."""
-    return sorted((e.name for e in os.scandir(folder) if e.is_dir() and _visible(e)), key=os.fsencode)
+def folders_in(folder: Path, faults: Faults = None) -> list[str]:
+    """The names of the folders in `folder` that do not start with a dot, sorted by their bytes; faults as above."""
+    return _listed(folder, _is_folder, faults)
 
 
-def images_in(folder: Path) -> list[str]:
-    """The names of the image files in `folder`, sorted by their bytes; neither dotted ones nor folders."""
-    return sorted((e.name for e in os.scandir(folder) if _is_image(e)), key=os.fsencode)
+def images_in(folder: Path, faults: Faults = None) -> list[str]:
+    """The names of the image files in `folder`, sorted by their bytes, neither dotted ones nor folders; faults too."""
+    return _listed(folder, _is_image, faults)
+
+
+def _listed(folder: Path, wanted: Callable[[os.DirEntry[str]], bool], faults: Faults) -> list[str]:
+    found = []
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        _note(folder, error, faults)
+        return []
+    for entry in entries:
+        try:
+            if wanted(entry):
+                found.append(entry.name)
+        except OSError as error:
+            _note(Path(entry.path), error, faults)
+    return sorted(found, key=os.fsencode)
+
+
+def _note(path: Path, error: OSError, faults: Faults) -> None:
+    """Note what cannot be read, or raise ValueError of it."""
+    linked = "it is a link that leads nowhere: mend it, or delete it"
+    remedy = linked if path.is_symlink() else "give yourself access to it, or move it away"
+    said = f"{shown(path)} cannot be read ({error.strerror or error}); {remedy}"
+    if faults is None:
+        raise ValueError(said) from error
+    faults.append(said)
 
 
 def _visible(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".")
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return _visible(entry) and entry.is_dir()
+
+
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(SUFFIXES) and _visible(entry) and entry.is_file()
+    if not (entry.name.lower().endswith(SUFFIXES) and _visible(entry)):
+        return False
+    if entry.is_symlink():
+        os.stat(entry.path)  # raises where it leads nowhere, of which is_file() says no more than False
+    return entry.is_file()

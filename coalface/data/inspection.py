@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.headers import check_header
+from coalface.data.source import check_image
+from coalface.data.words import several, shown
 
 SHOWN = 20
 """Examples of each kind that a report names; the counts are of all."""
@@ -54,6 +55,9 @@ class Report:
     formats: dict[str, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     damaged_count: int = 0
+    broken: list[str] = field(default_factory=list)
+    """What else is damaged: folders that cannot be read, records that say who is who and do not fit the images."""
+    broken_count: int = 0
     doubled_within: list[list[str]] = field(default_factory=list)
     """Groups of images of one identity with the same bytes."""
     doubled_within_count: int = 0
@@ -69,6 +73,11 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     """What looks wrong, in sentences."""
 
+    @property
+    def sound(self) -> bool:
+        """Whether no damage was found."""
+        return not (self.damaged_count or self.broken_count)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return dataclasses.asdict(self)
@@ -82,16 +91,19 @@ def inspect(
     path: str,
     kind: str,
     notes: Sequence[str] = (),
+    broken: Sequence[str] = (),
     decode: bool = True,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Report:
     """Look at every image once; `names` are the identities, and `place` says where image i lies.
 
-    `decode` decodes each; without it, damage beyond the header is not found.
+    `decode` decodes each; without it, damage beyond the header is not found. `broken` is what the store already knows
+    to be damaged beside its images.
 
     Images are told apart by 64 bits of a hash of their bytes, so that memory is 24 bytes an image.
     """
     report = Report(path, kind, identities=len(names), notes=list(notes))
+    report.broken, report.broken_count = list(broken[:SHOWN]), len(broken)
     sizes: collections.Counter[tuple[int, int]] = collections.Counter()
     channels: collections.Counter[int] = collections.Counter()
     formats: collections.Counter[str] = collections.Counter()
@@ -100,12 +112,10 @@ def inspect(
         problem = item.problem
         if item.encoded is not None:
             try:
-                header = check_header(item.encoded, place(number))
+                header = (check_image if decode else check_header)(item.encoded, place(number))
                 sizes[header.width, header.height] += 1
                 channels[header.channels] += 1
                 formats[header.kind] += 1
-                if decode and cv2.imdecode(np.frombuffer(item.encoded, np.uint8), cv2.IMREAD_UNCHANGED) is None:
-                    problem = f"{place(number)}: its header is whole, but the image behind it is not"
             except ValueError as error:
                 problem = str(error)
             digest = hashlib.blake2b(item.encoded, digest_size=8).digest()
@@ -134,10 +144,12 @@ def inspect(
 def text(report: Report) -> str:
     """The report for a person to read."""
     spread = report.per_identity
+    single = f"{report.single:,} {'has' if report.single == 1 else 'have'} one"
     lines = [
-        f"{report.path} ({report.kind}): {report.images:,} images of {report.identities:,} identities",
+        f"{report.path} ({report.kind}): {several(report.images, 'image')} of "
+        f"{several(report.identities, 'identity', 'identities')}",
         f"images of an identity: {spread.get('least', 0):,} to {spread.get('most', 0):,}, median "
-        f"{spread.get('median', 0):g}, mean {spread.get('mean', 0):.1f}; {report.single:,} have one",
+        f"{spread.get('median', 0):g}, mean {spread.get('mean', 0):.1f}; {single}",
         f"sizes: {_listed(report.sizes)}{' …' if report.different_sizes > len(report.sizes) else ''}",
         f"channels: {_listed(report.channels)}; kinds: {_listed(report.formats)}",
     ]
@@ -145,12 +157,14 @@ def text(report: Report) -> str:
     groups = [("the same bytes, one identity", g) for g in within]
     groups += [("the same bytes, several identities", g) for g in report.doubled_across]
     groups += [("nearly the same name", g) for g in report.near_names]
-    lines += [f"damaged: {said}" for said in report.damaged]
+    for found, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
+        lines += [f"damaged: {said}" for said in found]
+        lines += [f"damaged: and {count - len(found):,} more"] if count > len(found) else []
     lines += [f"{what}: {', '.join(group)}" for what, group in groups]
     lines += (
         ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else ["nothing looks wrong"]
     )
-    return "\n".join("".join(c if c.isprintable() else "�" for c in line) for line in lines)  # names can be anything
+    return "\n".join(map(shown, lines))  # names can be anything
 
 
 def _listed(counts: dict[str, int]) -> str:
@@ -223,27 +237,48 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
     if report.images == 0:
         yield "it holds no image"
     if report.damaged_count:
-        yield f"{report.damaged_count:,} images are damaged: replace or delete them, since packing stops at the first"
+        yield (
+            f"{_are(report.damaged_count, 'image')} damaged: replace or delete {_them(report.damaged_count)}, since "
+            "packing stops at the first"
+        )
+    if report.broken_count and report.kind == "rec":
+        yield f"{_are(report.broken_count, 'record')} at odds with the images: write the file anew, or fetch it again"
+    elif report.broken_count:
+        yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be read"
     if report.doubled_across_count:
         yield (
-            f"{report.doubled_across_count:,} images are also there under another identity: their labels contradict "
+            f"{_are(report.doubled_across_count, 'image')} also there under another identity: the labels contradict "
             "each other, and one that is judged on may be trained on"
         )
     if report.doubled_within_count and report.kind != "bin":  # where an image stands in several pairs
-        yield f"{report.doubled_within_count:,} images are copies of others of the same identity"
+        yield (
+            "1 image is a copy of another of the same identity"
+            if report.doubled_within_count == 1
+            else f"{report.doubled_within_count:,} images are copies of others of the same identity"
+        )
     empty = report.per_identity.get("least") == 0
     if empty:
         yield "there are identities without an image that can be read"
     if report.identities and report.single and report.kind != "bin":
         share = 100 * report.single / report.identities
-        yield f"{report.single:,} of {report.identities:,} identities ({share:.0f} %) have one image only"
+        whole = several(report.identities, "identity", "identities")
+        yield f"{report.single:,} of {whole} ({share:.0f} %) {'has' if report.single == 1 else 'have'} one image only"
     if len(report.channels) > 1:
         mix = ", ".join(f"{n:,} with {c}" for c, n in report.channels.items())
         yield f"the images differ in their number of channels ({mix})"
     if long := sum(n for (w, h), n in sizes.items() if max(w, h) > 1.5 * min(w, h)):
-        yield f"{long:,} images are far from square: faces are cut to the central square"
+        yield f"{_are(long, 'image')} far from square: faces are cut to the central square"
     if small := sum(n for (w, h), n in sizes.items() if min(w, h) < 32):
-        yield f"{small:,} images are less than 32 pixels wide or high"
+        yield f"{_are(small, 'image')} less than 32 pixels wide or high"
     if report.near_names_count:
-        yield f"{report.near_names_count:,} pairs of identities have nearly the same name: are they one person?"
+        pairs = several(report.near_names_count, "group")
+        yield f"{pairs} of identities with nearly the same name: are they one person?"
     yield from report.notes
+
+
+def _are(count: int, what: str) -> str:
+    return f"{several(count, what)} {'is' if count == 1 else 'are'}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"

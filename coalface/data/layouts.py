@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from coalface.data.bins import folds_by_position, linked
 from coalface.data.faces import FaceSet
-from coalface.data.folder import folders_in, images_in, list_images, read_folder
+from coalface.data.folder import Faults, folders_in, images_in, list_images, read_folder
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList
 from coalface.data.source import Source
@@ -42,8 +42,8 @@ class Layout:
     """What it looks like, for people."""
     fits: Callable[[Path], bool]
     """Whether a folder looks like that."""
-    read: Callable[[Path, str], Source]
-    """The images; the second argument is the part, empty for all that are read by default."""
+    read: Callable[[Path, str, Faults], Source]
+    """The images; of the part, empty for all that are read by default, and with a list for what cannot be read."""
     lists: Callable[[Path, FaceSet], Iterator[PairList]]
     """The pair lists, their images looked up in a face set read from here."""
     parts: tuple[str, ...] = ()
@@ -68,13 +68,14 @@ def recognise(root: str | os.PathLike[str]) -> str:
     )
 
 
-def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "") -> Source:
+def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "", faults: Faults = None) -> Source:
     """The images of a data set in one of the field's layouts, recognised unless `layout` names it.
 
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
     `train` (the default where it is there) or `test`. `files` are paths below `root`, or below the part of a `Joined`.
 
-    Raises ValueError for an unknown part, and where an image lies where the layout has no place for it.
+    Raises ValueError for an unknown part, and where an image lies where the layout has no place for it; and for what
+    cannot be read, unless there are `faults` to note it in.
     """
     root = Path(root)
     found = LAYOUTS[layout or recognise(root)]
@@ -82,7 +83,7 @@ def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "
         raise ValueError(
             f"{shown(root)} has no part {part!r}: choose from {', '.join(found.parts) or 'none, it is one whole'}"
         )
-    return found.read(root, part)
+    return found.read(root, part, faults)
 
 
 def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> dict[str, PairList]:
@@ -159,16 +160,17 @@ def _no_lists(root: Path, faces: FaceSet) -> Iterator[PairList]:
 # CFP: Data/Images/001/{frontal,profile}/01.jpg, and Protocol/ with numbered images and folds of pairs of numbers.
 
 
-def _read_cfp(root: Path, part: str) -> Source:
+def _read_cfp(root: Path, part: str, faults: Faults) -> Source:
     images = root / "Data" / "Images"
     return list_images(
         root,
         [
             (person, f"Data/Images/{person}/{pose}/{file}")
-            for person in folders_in(images)
-            for pose in folders_in(images / person)
-            for file in images_in(images / person / pose)
+            for person in folders_in(images, faults)
+            for pose in folders_in(images / person, faults)
+            for file in images_in(images / person / pose, faults)
         ],
+        faults,
     )
 
 
@@ -212,18 +214,19 @@ def _cfp_images(path: Path) -> dict[int, str]:
 # CALFW and CPLFW: flat images NAME_0001.jpg or NAME_1.jpg, and a list in which two lines make a pair.
 
 
-def _flat(root: Path) -> list[str]:
+def _flat(root: Path, faults: Faults = None) -> list[str]:
     """The flat images beside a list, as paths below `root`."""
     for folder in _FLAT_IMAGES:
-        if (root / folder).is_dir() and (found := images_in(root / folder)):
+        if (root / folder).is_dir() and (found := images_in(root / folder, faults)):
             return [f"{folder}/{file}" if folder else file for file in found]
     raise ValueError(
         f"{shown(root)} holds no images: put them there, or into {', '.join(filter(None, _FLAT_IMAGES))} below it"
     )
 
 
-def _read_lfw_like(root: Path, part: str) -> Source:
-    return list_images(root, [(PurePosixPath(file).stem.rpartition("_")[0] or file, file) for file in _flat(root)])
+def _read_lfw_like(root: Path, part: str, faults: Faults) -> Source:
+    found = [(PurePosixPath(file).stem.rpartition("_")[0] or file, file) for file in _flat(root, faults)]
+    return list_images(root, found, faults)
 
 
 def _two_line_lists(name: str) -> Callable[[Path, FaceSet], Iterator[PairList]]:
@@ -248,11 +251,11 @@ def _two_line_lists(name: str) -> Callable[[Path, FaceSet], Iterator[PairList]]:
 
 
 def _holds_any(files: Sequence[str]) -> Callable[[Path], bool]:
-    return lambda root: any((root / file).is_file() for file in files)
+    return lambda root: any(os.path.isfile(root / file) for file in files)
 
 
 def _three_fields(root: Path, name: str) -> list[_Pair]:
-    path = next(root / file for file in _LISTED[name] if (root / file).is_file())
+    path = next(root / file for file in _LISTED[name] if os.path.isfile(root / file))
     pairs = []
     for where, fields in _lines(path):
         flags = [fields[i] for i in (0, -1) if fields[i] in ("0", "1")]
@@ -273,22 +276,23 @@ def _below(root: Path, file: str) -> str:
     return str(PurePosixPath(file))
 
 
-def _read_listed(name: str) -> Callable[[Path, str], Source]:
-    def read(root: Path, part: str) -> Source:
+def _read_listed(name: str) -> Callable[[Path, str, Faults], Source]:
+    def read(root: Path, part: str, faults: Faults) -> Source:
         pairs = _three_fields(root, name)
         files = sorted({file for pair in pairs for file in (pair.left, pair.right)}, key=os.fsencode)
         place = {file: i for i, file in enumerate(files)}
-        if absent := [
-            pair for pair in pairs if not all(os.path.isfile(root / file) for file in (pair.left, pair.right))
-        ]:
+        gone = {file for file in files if not os.path.isfile(root / file)}
+        absent = [pair for pair in pairs if pair.left in gone or pair.right in gone]
+        if absent and faults is None:
             raise ValueError(
                 f"{absent[0].where}: an image is missing, {shown(absent[0].left)} or {shown(absent[0].right)} (so in "
                 f"{several(len(absent), 'pair')}); put the images below {shown(root)}"
             )
+        if faults is not None:
+            faults += [f"{shown(root / file)} is missing, and the list names it: put it there" for file in sorted(gone)]
         group = linked(len(files), [(place[pair.left], place[pair.right]) for pair in pairs if pair.same])
-        return list_images(
-            root, [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
-        )
+        named = [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
+        return list_images(root, [(name, file) for name, file in named if file not in gone], faults)
 
     return read
 
@@ -307,27 +311,29 @@ def _agedb_name(file: str) -> str | None:
     return found and found[1]
 
 
-def _read_agedb(root: Path, part: str) -> Source:
-    found = [(_agedb_name(file), file) for file in images_in(root)]
+def _read_agedb(root: Path, part: str, faults: Faults) -> Source:
+    found = [(_agedb_name(file), file) for file in images_in(root, faults)]
     if odd := [file for name, file in found if name is None]:
         raise ValueError(f"{shown(root / odd[0])} has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away")
-    return list_images(root, [(str(name), file) for name, file in found])
+    return list_images(root, [(str(name), file) for name, file in found], faults)
 
 
 # RFW and BUPT-Balancedface: a folder per race, in it a folder per identity.
 
 
-def _races(root: Path) -> list[str]:
-    return [race for race in RACES if (root / race).is_dir() and folders_in(root / race)]
+def _races(root: Path, faults: Faults) -> list[str]:
+    return [race for race in RACES if os.path.isdir(root / race) and folders_in(root / race, faults)]
 
 
 def _balanced(root: Path) -> Path:
     """Where the folders of the races lie: here, or one folder down."""
-    return next((folder for folder in (root, root / "race_per_7000", root / "images") if len(_races(folder)) > 1), root)
+    return next(
+        (folder for folder in (root, root / "race_per_7000", root / "images") if len(_races(folder, [])) > 1), root
+    )
 
 
-def _read_races(root: Path, part: str) -> Source:
-    return Joined({race: read_folder(root / race) for race in _races(root) if part in ("", race)})
+def _read_races(root: Path, part: str, faults: Faults) -> Source:
+    return Joined({race: read_folder(root / race, faults) for race in _races(root, faults) if part in ("", race)})
 
 
 def _rfw_lists(root: Path, faces: FaceSet) -> Iterator[PairList]:
@@ -350,7 +356,7 @@ def _rfw_lists(root: Path, faces: FaceSet) -> Iterator[PairList]:
 
 
 def _all_called(folder: Path, pattern: str) -> bool:
-    names = folders_in(folder) if folder.is_dir() else []
+    names = folders_in(folder, []) if os.path.isdir(folder) else []
     return bool(names) and all(re.fullmatch(pattern, name) for name in names)
 
 
@@ -361,19 +367,19 @@ def _vggface2_parts(root: Path) -> list[str]:
 LAYOUTS: dict[str, Layout] = {
     "cfp": Layout(
         "Data/Images/001/frontal/01.jpg, …/profile/01.jpg, Protocol/Pair_list_F.txt, Protocol/Split/FP/01/same.txt",
-        lambda root: (root / "Protocol" / "Pair_list_F.txt").is_file() and (root / "Data" / "Images").is_dir(),
+        lambda root: os.path.isfile(root / "Protocol" / "Pair_list_F.txt") and os.path.isdir(root / "Data" / "Images"),
         _read_cfp,
         _cfp_lists,
     ),
     "calfw": Layout(
         "pairs_CALFW.txt, aligned images/NAME_0001.jpg",
-        lambda root: (root / "pairs_CALFW.txt").is_file(),
+        lambda root: os.path.isfile(root / "pairs_CALFW.txt"),
         _read_lfw_like,
         _two_line_lists("CALFW"),
     ),
     "cplfw": Layout(
         "pairs_CPLFW.txt, aligned images/NAME_1.jpg",
-        lambda root: (root / "pairs_CPLFW.txt").is_file(),
+        lambda root: os.path.isfile(root / "pairs_CPLFW.txt"),
         _read_lfw_like,
         _two_line_lists("CPLFW"),
     ),
@@ -388,34 +394,34 @@ LAYOUTS: dict[str, Layout] = {
     },
     "rfw": Layout(
         "data/African/NAME/NAME_0001.jpg, txts/African/African_pairs.txt, and so for the other races",
-        lambda root: (root / "txts").is_dir() and bool(_races(root / "data")),
-        lambda root, part: _read_races(root / "data", part),
+        lambda root: os.path.isdir(root / "txts") and bool(_races(root / "data", [])),
+        lambda root, part, faults: _read_races(root / "data", part, faults),
         _rfw_lists,
         RACES,
     ),
     "bupt-balancedface": Layout(
         "African/IDENTITY/image.jpg, and so for the other races, perhaps below race_per_7000",
-        lambda root: len(_races(_balanced(root))) > 1,
-        lambda root, part: _read_races(_balanced(root), part),
+        lambda root: len(_races(_balanced(root), [])) > 1,
+        lambda root, part, faults: _read_races(_balanced(root), part, faults),
         _no_lists,
         RACES,
     ),
     "vggface2": Layout(
         "train/n000002/0001_01.jpg, test/n000001/0001_01.jpg",
         lambda root: bool(_vggface2_parts(root)),
-        lambda root, part: read_folder(root / (part or _vggface2_parts(root)[0])),
+        lambda root, part, faults: read_folder(root / (part or _vggface2_parts(root)[0]), faults),
         _no_lists,
         ("train", "test"),
     ),
     "casia-webface": Layout(
         "0000045/001.jpg",
         lambda root: _all_called(root, "[0-9]{7}"),
-        lambda root, part: read_folder(root),
+        lambda root, part, faults: read_folder(root, faults),
         _no_lists,
     ),
     "agedb": Layout(
         "0_MariaCallas_35_f.jpg, all in one folder",
-        lambda root: any(_agedb_name(file) for file in images_in(root)),
+        lambda root: any(_agedb_name(file) for file in images_in(root, [])),
         _read_agedb,
         _no_lists,
     ),

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import cv2
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from coalface.data.headers import PIXEL_LIMIT, Header, check_header
 from coalface.data.words import shown
+
+Read = TypeVar("Read")
 
 
 class Source(Protocol):
@@ -63,7 +65,7 @@ def decode(
     """
     header = check_header(encoded, where, limit=limit)
     halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and _even(header)
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _FLAGS[grey, halved])
+    image = _pixels(encoded, _FLAGS[grey, halved])
     if image is None:
         raise ValueError(
             f"{shown(where)} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or "
@@ -80,9 +82,29 @@ def decode(
     return np.asarray(image[:, :, None] if grey else cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
-def in_order(
-    read: Callable[[int], NDArray[np.uint8]], count: int, *, threads: int | None = None
-) -> Iterator[NDArray[np.uint8]]:
+def check_image(encoded: bytes | memoryview, where: str, *, limit: int = PIXEL_LIMIT) -> Header:
+    """The header of an encoded image that can be decoded; nothing else of the image is kept.
+
+    Raises ValueError, naming `where`, as `decode` does.
+    """
+    header = check_header(encoded, where, limit=limit)
+    if _pixels(encoded, cv2.IMREAD_UNCHANGED) is None:
+        raise ValueError(
+            f"{shown(where)} is damaged: its header is whole, but the image behind it is not ({len(encoded):,} bytes); "
+            "replace it from the original, or delete it"
+        )
+    return header
+
+
+def _pixels(encoded: bytes | memoryview, flags: int) -> cv2.typing.MatLike | None:
+    """What OpenCV makes of an encoded image; None where it is damaged."""
+    try:
+        return cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
+        return None
+
+
+def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = None) -> Iterator[Read]:
     """`read(0)`, `read(1)`, … to `read(count - 1)`, by several threads a little ahead: OpenCV decodes without the GIL.
 
     The threads are as many as the cores that this process may use, four at most, unless `threads` says how many. What
@@ -95,8 +117,8 @@ def in_order(
         yield from map(read, range(count))
         return
 
-    def some(start: int) -> tuple[list[NDArray[np.uint8]], Exception | None]:
-        done: list[NDArray[np.uint8]] = []
+    def some(start: int) -> tuple[list[Read], Exception | None]:
+        done: list[Read] = []
         try:
             for i in range(start, min(start + _CHUNK, count)):
                 done.append(read(i))

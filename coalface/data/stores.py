@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,9 @@ class Store:
     notes: tuple[str, ...] = ()
     """What does not fit in what the store says of itself."""
     faults: tuple[str, ...] = ()
-    """What is wrong with the records that were left out."""
+    """What is wrong with the images that were left out: records, and files that cannot be found."""
+    broken: tuple[str, ...] = ()
+    """What is wrong with the rest of the store: with what says which images belong to whom."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,8 +60,8 @@ class Store:
     def where(self, i: int) -> str:
         """What an error calls image i: its file, or the file that holds it and its record."""
         if isinstance(self.source, Rec):
-            return f"{self.source.records.path}, record {self.source.keys[i]}"
-        return f"{self.path}, image {i:,}" if isinstance(self.source, Bin) else str(self.path / self.files[i])
+            return shown(f"{self.source.records.path}, record {self.source.keys[i]}")
+        return shown(f"{self.path}, image {i:,}" if isinstance(self.source, Bin) else self.path / self.files[i])
 
     @property
     def domains(self) -> NDArray[np.int64] | None:
@@ -86,7 +89,7 @@ class Store:
             try:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
-                yield Item(label, None, f"{self.where(i)}: {error}")
+                yield Item(label, None, shown(f"{self.where(i)}: {error}"))
         yield from (Item(0, None, fault) for fault in self.faults)
 
 
@@ -96,11 +99,14 @@ def open_store(
     """Open folders of images, insightface's records (`train.rec`), a `.bin` pack of pairs, or a pack of ours.
 
     Folders are identity folders, or one of the field's layouts (`LAYOUTS`), of which `part` can pick a part. Records
-    that are damaged can be left out, for an inspection, which then hears of them in `faults`.
+    that are damaged, and folders and files that cannot be read, can be left out, for an inspection, which then hears of
+    them in `faults` and `broken`.
 
     Raises FileNotFoundError if nothing is at the path, and ValueError if it is none of these, or damaged.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(_absent(path))
     if path.is_file() and path.suffix == ".bin":
         return _of_bin(path)
     if (path.is_file() and path.suffix == ".rec") or (path / "train.rec").is_file():
@@ -112,7 +118,25 @@ def open_store(
             f"{shown(path)} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
             "folder that holds one folder of images per identity"
         )
-    return _of_folder(path, part)
+    if path.is_dir() and os.path.isfile(path / "train.idx"):
+        raise FileNotFoundError(f"{shown(path / 'train.rec')} does not exist, and train.idx, its index, does: fetch it")
+    return _of_folder(path, part, damaged)
+
+
+def _absent(path: Path) -> str:
+    """What to say of a path where nothing lies: what lies near it by name."""
+    if path.is_symlink():
+        return f"{shown(path)} is a link that leads nowhere: mend it, or give another path"
+    try:
+        beside = sorted(os.listdir(path.parent))
+    except OSError:
+        return f"{shown(path)} is not a folder or a file, and {shown(path.parent)} is none either: check the path"
+    near = [path.with_name(name) for name in difflib.get_close_matches(path.name, beside, n=3, cutoff=0.6)]
+    near += [place for place in (path.with_name(name) for name in beside) if place.suffix == path.suffix != ""]
+    such = list(dict.fromkeys(shown(place) for place in near))[:3]
+    hint = f"did you mean {' or '.join(such)}?" if such else "check the path"
+    what = "does not exist" if path.suffix else "is not a folder or a file: nothing lies there"
+    return f"{shown(path)} {what}; {hint}"
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -125,7 +149,7 @@ def check_names(names: Sequence[str], where: str) -> None:
             )
 
 
-def _of_folder(path: Path, part: str) -> Store:
+def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
     """Identity folders, or one of the layouts of the field's data sets."""
     try:
         layout = recognise(path)
@@ -133,9 +157,19 @@ def _of_folder(path: Path, part: str) -> Store:
         if part:
             raise
         layout = ""
-    source = read_layout(path, layout=layout, part=part) if layout else read_folder(path)
+    faults: list[str] | None = [] if damaged == "leave out" else None
+    source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
     where = _places(source)
-    return Store("folder", path, source, source.names, source.files, source.labels, lambda i: where[i].read_bytes())
+    return Store(
+        "folder",
+        path,
+        source,
+        source.names,
+        source.files,
+        source.labels,
+        lambda i: where[i].read_bytes(),
+        broken=tuple(dict.fromkeys(faults or ())),
+    )
 
 
 def _places(source: Source) -> list[Path]:

@@ -495,9 +495,7 @@ def test_the_refusal_says_what_it_was_and_what_to_do(tmp_path: Path) -> None:
     ):
         read_bin(path)
     path = put(tmp_path, arrays(SHOWN, SAME, protocol=5))
-    with pytest.raises(
-        ValueError, match=r"convert FOLDER NEW\.bin --pairs LIST` \(in Python: write_bin\)"
-    ):
+    with pytest.raises(ValueError, match=r"convert FOLDER NEW\.bin --pairs LIST` \(in Python: write_bin\)"):
         read_bin(path)
 
 

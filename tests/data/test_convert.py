@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import cv2
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
 from coalface.cli import app
 from coalface.core import generator
 from coalface.data.bins import write_bin
 from coalface.data.convert import PAIRS, Pairs, convert, kind_of
+from coalface.data.faces import FaceSet
 from coalface.data.folder import read_folder
+from coalface.data.layouts import read_lists
 from coalface.data.pack import read_pack
 from coalface.data.pairs import read_pairs
 from coalface.data.rec import read_rec
@@ -232,8 +239,6 @@ def test_what_is_no_set_of_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
     faces(tmp_path / "f")
     run = CliRunner().invoke
     made = run(app, ["data", "convert", str(tmp_path / "f"), str(tmp_path / "r"), "--to", "rec"])
@@ -328,3 +333,144 @@ def test_a_size_that_cannot_be_is_refused(tmp_path: Path, size: int) -> None:
 def test_nothing_is_written_into_what_is_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outside"):
         convert(open_store(faces(tmp_path / "f")), tmp_path / "f" / "sub", "rec")
+
+
+def invoked(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+
+
+def test_an_inspection_goes_on_after_links_that_lead_nowhere(tmp_path: Path) -> None:
+    folder = faces(tmp_path / "f")
+    (folder / "round").symlink_to("round")
+    (folder / "Bo" / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "Bo" / "gone.png").symlink_to("nothing.png")
+    (folder / "Bo" / "folder.jpg").symlink_to(folder / "Ann_Lee")  # leads somewhere, to no image
+    told = invoked("inspect", folder)
+    assert told.exit_code == 1 and "15 images of 3 identities" in told.output
+    for name in ("round", "Bo/loop.jpg", "Bo/gone.png"):
+        assert f"damaged: {folder / name} cannot be read (" in told.output
+    assert told.output.count("damaged:") == 3 and "- 3 folders or files cannot be read" in told.output
+    report = json.loads(invoked("inspect", folder, "--json").stdout)
+    assert (report["broken_count"], report["damaged_count"], report["images"]) == (3, 0, 15)
+    for command in (["pack", folder, tmp_path / "p"], ["convert", folder, tmp_path / "g", "--to", "folder"]):
+        refused = invoked(*command)
+        assert "leads nowhere: mend it, or delete it" in str(refused.exception) and refused.exit_code == 1
+
+
+def test_an_inspection_goes_on_after_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = faces(tmp_path / "f")
+    scan, read = os.scandir, Path.read_bytes
+
+    def refused(path: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda at=".": refused(at) if str(at).endswith("Ann_Lee") else scan(at))
+    monkeypatch.setattr(Path, "read_bytes", lambda at: refused(at) if at.name == "Bo_0002.jpg" else read(at))
+    told = invoked("inspect", folder)
+    assert told.exit_code == 1 and "11 images of 2 identities" in told.output
+    assert f"damaged: {folder / 'Ann_Lee'} cannot be read (Permission denied); give yourself access" in told.output
+    assert f"damaged: {folder / 'Bo' / 'Bo_0002.jpg'}: [Errno 13] Permission denied" in told.output
+    assert "- 1 folder or file cannot be read" in told.output and "- 1 image is damaged: replace" in told.output
+
+
+@pytest.mark.parametrize("race", ["African", "Asian"])
+def test_parts_and_flat_images_that_cannot_be_read_are_noted_too(tmp_path: Path, race: str) -> None:
+    image = next(iter(content(open_store(faces(tmp_path / "f"))).values()))[0]
+    for file in ("African/a/1.jpg", "Asian/b/1.jpg"):
+        (tmp_path / "b" / file).parent.mkdir(parents=True)
+        (tmp_path / "b" / file).write_bytes(image)
+    (tmp_path / "b" / race / "loop").symlink_to("loop")
+    (tmp_path / "l").mkdir()
+    (tmp_path / "l" / "one.jpg").write_bytes(image)
+    (tmp_path / "l" / "two.jpg").symlink_to("two.jpg")
+    (tmp_path / "l" / "agedb_30_pair.txt").write_text("one.jpg two.jpg 1\n")
+    for folder, images, name in (("b", 2, f"{race}/loop"), ("l", 1, "two.jpg")):
+        store = open_store(tmp_path / folder, damaged="leave out")
+        assert len(store) == images and len(store.broken) == 1 and str(tmp_path / folder / name) in store.broken[0]
+        with pytest.raises(ValueError, match=name):
+            open_store(tmp_path / folder)
+
+
+def test_a_sound_set_ends_an_inspection_with_0(tmp_path: Path) -> None:
+    told = invoked("inspect", faces(tmp_path / "f"))
+    assert told.exit_code == 0 and "damaged" not in told.output
+    assert "exit code 1" in " ".join(invoked("inspect", "--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("lfv.bin", r"lfv\.bin does not exist; did you mean .*/lfw\.bin or .*/loop\.bin\?"),
+        ("set/train.rec", r"set/train\.rec does not exist; did you mean .*/set/faces\.rec\?"),
+        ("none.rec", r"none\.rec does not exist; check the path$"),
+        ("sett", r"sett is not a folder or a file: nothing lies there; did you mean .*/set\?"),
+        ("no/such.bin", r"such\.bin is not a folder or a file, and .*/no is none either"),
+        ("loop.bin", r"loop\.bin is a link that leads nowhere: mend it"),
+        ("half", r"half/train\.rec does not exist, and train\.idx, its index, does"),
+    ],
+)
+def test_what_is_not_there_is_said_plainly_with_what_lies_near(tmp_path: Path, asked: str, said: str) -> None:
+    for file in ("lfw.bin", "set/faces.rec", "half/train.idx"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"x")
+    (tmp_path / "loop.bin").symlink_to("loop.bin")
+    with pytest.raises(FileNotFoundError, match=said):
+        open_store(tmp_path / asked)
+
+
+ODD = "new\nline\x1b[31m\u202e\udcff"
+"""A line break, an escape sequence, a change of direction, and a byte that is no text."""
+
+
+def forms(root: Path, image: bytes) -> dict[str, Callable[[], object]]:
+    """A complaint of every reader about something in a folder with an odd name, or with an odd name itself."""
+    for file, data in (
+        ("f/Bo/1.jpg", b"no image"),
+        (f"g/{ODD}/1.jpg", b"no image"),
+        ("loose/1.jpg", image),
+        ("cut/train.rec", b"cut"),
+        ("empty/train.rec", b""),
+        ("x.bin", b"no pickle"),
+        ("pack/meta.json", b"{}"),
+        ("list.txt", b"1\na\n"),
+        ("names/a/a_0001.jpg", image),
+        ("v/train/n000002/1.jpg", image),
+        ("c/pairs_CALFW.txt", b"x\n"),
+        ("c/a_1.jpg", image),
+        ("l/agedb_30_pair.txt", b"a\x1b[31m.jpg b.jpg 1\n"),
+    ):
+        path = root / ODD / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    at = root / ODD
+    few = FaceSet(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64), ("a",), ("a/1.jpg",))
+    named = at / "named.txt"
+    named.write_text("1\na\x1b[31m 1 2\na 1 b 1\n")
+    return {
+        "a damaged file": lambda: list(open_store(at / "f").images(size=8, grey=True)),
+        "a damaged file of an odd identity": lambda: list(open_store(at / "g").images(size=8, grey=True)),
+        "no identity folders": lambda: read_folder(at / "loose"),
+        "a damaged record file": lambda: open_store(at / "cut"),
+        "an empty record file": lambda: open_store(at / "empty"),
+        "a damaged .bin": lambda: open_store(at / "x.bin"),
+        "a damaged pack": lambda: open_store(at / "pack"),
+        "a damaged list": lambda: read_pairs(at / "list.txt", few),
+        "a list of other images": lambda: read_pairs(named, few),
+        "an unknown part": lambda: open_store(at / "v", part="x"),
+        "a damaged list of a layout": lambda: read_lists(at / "c", few),
+        "images missing from a layout": lambda: open_store(at / "l"),
+        "no set of images": lambda: open_store(at / "list.txt"),
+        "nothing there": lambda: open_store(at / "none.bin"),
+        "an occupied place": lambda: convert(open_store(at / "names"), at / "f", "folder"),
+        "a name that cannot be written": lambda: convert(open_store(at / "g"), root / "h", "folder"),
+        "a damaged image to convert": lambda: convert(open_store(at / "f"), root / "h", "rec"),
+    }
+
+
+def test_names_stand_escaped_in_every_complaint(tmp_path: Path) -> None:
+    image = bytes(cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1])
+    for what, complaint in forms(tmp_path, image).items():
+        with pytest.raises((OSError, ValueError)) as caught:
+            complaint()
+        assert str(caught.value).isprintable(), what
+        assert "\\x1b[31m" in str(caught.value), what

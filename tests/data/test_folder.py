@@ -122,7 +122,7 @@ def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no folder below it holds an image. Put the images of each person into a f"):
         read_folder(tmp_path)
     put(tmp_path, "photo.jpg", ramp(4, 4))
-    with pytest.raises(ValueError, match=r"its 1 images lie in no identity's folder.*NAME/photo.jpg"):
+    with pytest.raises(ValueError, match=r"it has 1 image in no identity's folder.*NAME/photo.jpg"):
         read_folder(tmp_path)
 
 
