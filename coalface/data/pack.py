@@ -206,11 +206,13 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
     if kind != FORMAT:
         raise ValueError(
-            f"{shown(path)} is not a pack: {file.name} says its format is {kind!r}, not {FORMAT!r}; check the path"
+            f"{shown(path)} is not a pack: {file.name} says its format is {repr(kind)[:80]}, not {FORMAT!r}; check "
+            "the path"
         )
     if version != VERSION:
         raise ValueError(
-            f"{shown(path)} is a pack of version {version}, and this release reads version {VERSION}; {_MAKE_ANEW}"
+            f"{shown(path)} is a pack of version {repr(version)[:80]}, and this release reads version {VERSION}; "
+            f"{_MAKE_ANEW}"
         )
     return dict(meta)
 
@@ -263,4 +265,6 @@ def _sha256(file: Path) -> str:
 def _check_sha256(file: Path, expected: str) -> None:
     found = _sha256(file) if file.is_file() else "missing"
     if found != expected:
-        raise ValueError(f"{shown(file)} is damaged: its SHA-256 is {found}, not {expected} as written; {_MAKE_ANEW}")
+        raise ValueError(
+            f"{shown(file)} is damaged: its SHA-256 is {found}, not {shown(expected)[:80]} as written; {_MAKE_ANEW}"
+        )

@@ -78,6 +78,7 @@ def read_or_named(pack: Path) -> None:
     except (ValueError, FileNotFoundError) as error:
         assert str(pack) in str(error)
         assert any(word in str(error) for word in ("delete", "check"))
+        assert str(error).isprintable() and len(str(error)) < 1000
     else:
         usable(faces)
 
@@ -129,6 +130,7 @@ JSON = st.recursive(
     | st.integers(-1, 24)
     | st.floats()
     | st.text(max_size=3)
+    | st.just("x" * 2000)
     | st.just(10**30),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
