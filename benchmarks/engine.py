@@ -192,8 +192,7 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
         setup = Setup(method, build_world, Numerics(threads=threads), 0, Path(place), save_replies=per_party)
         transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
         rules = Rules(run="benchmark", checkpoint=1 if per_party else 5)
-        first = world.backbone.shared()
-        server = Server(method, rules, setup.numerics, transport, Path(place), initial=first, policy="average",
+        server = Server(method, rules, setup.numerics, transport, Path(place), backbone=world.backbone,
                         report=report)  # fmt: skip
         server.run()
         if isinstance(transport, Workers):
@@ -252,7 +251,7 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as place:
             setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save_replies)
             server = Server(method, Rules(run="benchmark"), setup.numerics, InProcess(setup, world), Path(place),
-                            initial=world.backbone.shared(), policy="average", report=report)  # fmt: skip
+                            backbone=world.backbone, report=report)  # fmt: skip
             server.run()
     finally:
         desk.Desk.answer = plain_answer  # type: ignore[method-assign]
@@ -293,7 +292,7 @@ def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
         setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
         transport = Workers(setup, world, 2, window)
         server = Server(method, Rules(run="benchmark"), setup.numerics, transport, Path(place),
-                        initial=world.backbone.shared(), policy="average")  # fmt: skip
+                        backbone=world.backbone)  # fmt: skip
         before = resident()
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         server.run()

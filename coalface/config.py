@@ -333,6 +333,13 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(understood(tree))
     except ValidationError as error:
         raise RecipeError(_fault(error)) from None
+    rounds = recipe.build_local().rounds
+    if rounds is not None and rounds != recipe.rounds:
+        if "rounds" in recipe.model_fields_set:
+            raise RecipeError(
+                f"rounds is {recipe.rounds}, but local.steps and local.iterations make {rounds}: leave one of them out"
+            )
+        recipe = recipe.model_copy(update={"rounds": rounds})
     recipe.build_method()
     recipe.build_trouble()
     if (recipe.build_local().sample_rate or 1) < 1 and recipe.build_loss().rows(2) != 2:

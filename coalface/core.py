@@ -130,6 +130,10 @@ class Backbone(Protocol):
 
     @property
     def embedding_size(self) -> int: ...
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]: ...
+    @property
+    def policy(self) -> str: ...
 
     def load(self, shared: Tensors, kept: Tensors | None = None) -> None: ...
     def shared(self) -> Tensors: ...
@@ -185,6 +189,8 @@ class Federation(ABC):
     """The server's public images, if the recipe gives any; else None."""
     initial: Tensors
     """The backbone's first weights, made from the run's seed."""
+    parameters: frozenset[str]
+    """Which of them are trained; the others are BatchNorm's running statistics, which take no momentum and no noise."""
     policy: str
     """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
     rng: np.random.Generator

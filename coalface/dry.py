@@ -42,8 +42,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 def plan(recipe: Recipe, parties: int | None = None) -> Plan:
     """One round's messages, with as many parties as the recipe would deal."""
     names = [f"party-{place:05d}" for place in range(parties or party_count(recipe))]
-    first = world.backbone(recipe).shared()
-    return planning.plan(recipe.build_method(), {"trainer": names}, first, recipe.model.batchnorm)
+    return planning.plan(recipe.build_method(), {"trainer": names}, world.backbone(recipe))
 
 
 def party_count(recipe: Recipe) -> int:

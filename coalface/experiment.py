@@ -131,8 +131,7 @@ def _execute(
             numerics,
             transport,
             out,
-            initial=here.backbone.shared(),
-            policy=recipe.model.batchnorm,
+            backbone=here.backbone,
             observers=[judge],
             report=view.round,
         )
@@ -171,7 +170,7 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
     trouble = recipe.build_trouble()
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
-    return planning.plan(method, by_role, here.backbone.shared(), recipe.model.batchnorm)
+    return planning.plan(method, by_role, here.backbone)
 
 
 @contextlib.contextmanager

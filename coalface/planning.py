@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coalface import wire
-from coalface.core import Answer, Federation, HasSteps, Mean, Method, Tensors, Ticket, generator
+from coalface.core import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.declarations import counterpart, kind_of
 
 IMAGES = 1_000
@@ -61,9 +61,9 @@ class Plan:
         return any(s.about or s.bytes is None for s in self.sent if s.direction == direction)
 
 
-def plan(method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> Plan:
+def plan(method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> Plan:
     """Follow one round of each stage of a method over `parties` (role -> names)."""
-    fed = _Paper(method, parties, initial, policy)
+    fed = _Paper(method, parties, backbone)
     state = None
     for stage in method.stages():
         state = stage.round(fed, stage.begin(fed, state))
@@ -87,8 +87,9 @@ class _Paper(Federation):
 
     round = 1
 
-    def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], initial: Tensors, policy: str) -> None:
-        self.method, self.initial, self.policy, self.data = method, initial, policy, None
+    def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> None:
+        self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, None
+        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 import toys
 from tinyruns import Silent, picture_folders, run, tiny
+from torch import nn
 
 from coalface import dry, experiment, planning, world
 from coalface.methods import METHODS
+from coalface.models import Backbone
 
 
 def plan(**changes: object) -> planning.Plan:
     recipe = tiny(**changes)
     names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pooled else 2)]
-    network = world.backbone(recipe).shared()
-    return planning.plan(recipe.build_method(), {"trainer": names}, network, recipe.model.batchnorm)
+    network = world.backbone(recipe)
+    return planning.plan(recipe.build_method(), {"trainer": names}, network)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "solo", "fedprox", "centralized"])
@@ -31,7 +33,7 @@ def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -
 
 
 def test_a_message_without_plain_numbers_is_planned_to_the_byte() -> None:
-    planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, {}, "average")
+    planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(nn.Identity()))
     headers = {(s.step, s.direction): s for s in planned.sent if s.field == "header"}
     assert not headers["remember", "down"].about and all(not s.about for s in planned.sent if s.field != "header")
 
@@ -62,11 +64,11 @@ def test_every_private_field_stays_and_none_is_sent() -> None:
 
 def test_posts_components_and_own_messages_are_followed() -> None:
     members = {"trainer": ["silo-0", "silo-1"], "validator": ["judge-0"]}
-    planned = planning.plan(toys.Lagged(), members, {}, "average")
+    planned = planning.plan(toys.Lagged(), members, Backbone(nn.Identity()))
     steps = {s.step: s.role for s in planned.sent}
     assert steps["validation.score"] == "validator"
     assert planned.parties["validation.score"] == 1
-    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, {}, "average")
+    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(nn.Identity()))
     notes = {(s.direction, s.field): s for s in toys_moves.sent if s.step == "remember"}
     assert notes["down", "amount"].to == "each its own"
     assert notes["up", "drawn"].bytes is None  # of a shape that only the method knows

@@ -148,8 +148,7 @@ def run(
             numerics,
             carrier,
             folder,
-            initial=build().backbone.shared(),
-            policy=world.backbone.policy,  # type: ignore[attr-defined]
+            backbone=build().backbone,
             observers=tuple(observers),
             report=report,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface import wire
-from coalface.core import Abandoned, Answer, Federation, Mean, Method, Models, Tensors, Ticket, generator
+from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.gathering import Gathering
@@ -74,15 +74,15 @@ class Server(Federation):
         transport: Transport,
         folder: Path,
         *,
-        initial: Tensors,
-        policy: str,
+        backbone: Backbone,
         public: Any = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         self.method, self.rules, self.numerics, self.transport = method, rules, numerics, transport
         self.folder, self.observers, self.report = folder, observers, report
-        self.initial, self.policy, self.data = initial, policy, public
+        self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
+        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.at = Standing({name: Tally() for name in sorted(transport.members)})
         self._stages = method.stages()
         self._now = _Round()

@@ -22,13 +22,15 @@ class Compute:
     autocast: str | None = None
     """None for float32 throughout, or `bfloat16` for the forward pass of the backbone."""
     channels_last: bool = False
+    dtype: torch.dtype = torch.float32
+    """Of the images, and so of the arithmetic of a backbone with such parameters; float64 is for exact comparisons."""
 
     def batch(self, faces: FaceSet, index: NDArray[np.int64], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Augmented images (n, c, h, w) in [−1, 1] and labels (n,) on the device."""
         images = self.augment(to_tensor(faces.take(index)), rng)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return images.to(self.device), torch.from_numpy(faces.labels[index]).to(self.device)
+        return images.to(self.device, self.dtype), torch.from_numpy(faces.labels[index]).to(self.device)
 
     def embed(self, module: nn.Module, images: Tensor) -> Tensor:
         """Embeddings (n, d) of a batch, in float32 or wider."""

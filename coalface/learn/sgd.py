@@ -33,6 +33,8 @@ def sgd_step(
 
     η is `lr`, β `momentum`, λ `weight_decay`; `velocity` v starts at zero. The same as `torch.optim.SGD`.
     """
+    if not parameters:  # of a backbone that is frozen
+        return
     with torch.no_grad():
         steps = list(gradients)
         if weight_decay:
@@ -46,6 +48,12 @@ def sgd_step(
 
 MomentumState = Literal["reset", "keep", "none"]
 """The momentum at the start of a round: zero, the party's own of its last round, or no momentum at all."""
+
+Pull = Callable[[Tensors, Tensor, Tensor], Tensors]
+"""(the trained tensors by name, images (n, c, h, w), labels (n,) of a step) -> gradients to add, by name.
+
+For example the gradient of a proximal term, or a correction of client drift.
+"""
 
 
 @private
@@ -70,7 +78,8 @@ def fresh_head(party: Party, rows: int | None = None) -> Tensor:
     """
     shape = (len(party.data.names) if rows is None else rows, party.backbone.embedding_size)
     drawn = party.stream(party.stage, "head").standard_normal(shape, dtype=np.float32)
-    return torch.from_numpy(drawn).mul_(0.01).to(party.device)
+    dtype = next((p.dtype for p in party.backbone.parameters.values()), torch.float32)
+    return torch.from_numpy(drawn).mul_(0.01).to(party.device, dtype)
 
 
 def learn(
@@ -81,13 +90,16 @@ def learn(
     loss: CosineLoss,
     *,
     momentum: MomentumState,
-    pull: Callable[[Tensors], Tensors] | None = None,
+    head_momentum: MomentumState | None = None,
+    pull: Pull | None = None,
 ) -> tuple[float, Learner]:
     """One round's local training: the party's module goes from `backbone` to the weights after `work`.
 
-    Returns the mean training loss and what the party keeps. `pull` is described at `train`. Raises ValueError where
-    class embeddings are to be sampled and the loss has several rows for a class.
+    Returns the mean training loss and what the party keeps. `momentum` is the backbone's, `head_momentum` that of the
+    class embeddings and of what the loss trains beside them (None: as the backbone's). `pull` gives gradients to add.
+    Raises ValueError where class embeddings are to be sampled and the loss has several rows for a class.
     """
+    head_momentum = head_momentum or momentum
     classes = len(party.data.names)
     if (work.sample_rate or 1) < 1 and loss.rows(classes) != classes:
         raise ValueError(
@@ -103,16 +115,19 @@ def learn(
         extra=learner.extra if learner else loss.extra(classes),
         lr=work.lr_at(party.round, party.rounds),
         momentum=0.0 if momentum == "none" else work.momentum,
+        head_momentum=0.0 if head_momentum == "none" else work.momentum,
         weight_decay=work.weight_decay,
-        velocity=learner.velocity if learner and momentum == "keep" else None,
+        velocity=learner.velocity if learner else {},
         pull=pull,
         sample_rate=work.sample_rate,
     )
+    keeps = {True: momentum == "keep", False: head_momentum == "keep"}
+    in_backbone = {name for name, _ in party.backbone.module.named_parameters()}
     kept = Learner(
         head=trained.head,
         extra=trained.extra,
         kept=party.backbone.kept(),
-        velocity=trained.velocity if momentum == "keep" else {},
+        velocity={name: v for name, v in trained.velocity.items() if keeps[name in in_backbone]},
         cursor=cursor,
     )
     return trained.loss, kept
@@ -153,30 +168,33 @@ def train(
     extra: Tensors | None = None,
     lr: float,
     momentum: float,
+    head_momentum: float | None = None,
     weight_decay: float,
     velocity: Tensors | None = None,
-    pull: Callable[[Tensors], Tensors] | None = None,
+    pull: Pull | None = None,
     sample_rate: float | None = None,
 ) -> Trained:
     """Train the party's module, (k, d) class embeddings and what the loss has beside them on some batches of its data.
 
-    `extra` are the loss's own tensors (`CosineLoss.extra`), with momentum and weight decay as all others. `velocity`
-    carries momentum in (None: from zero). `pull` gives gradients to add, by parameter name, for example that of a
-    proximal term. With `sample_rate` a step sees, and alters, only those class embeddings that `sampled_classes` draws.
-    Raises FloatingPointError when the loss is not finite.
+    `extra` are the loss's own tensors (`CosineLoss.extra`), with the momentum (`head_momentum`; None: as the module's)
+    and weight decay of the class embeddings. `velocity` carries momentum in, by name; what it lacks starts from zero.
+    `pull` gives gradients to add. With `sample_rate` a step sees, and alters, only those class embeddings that
+    `sampled_classes` draws. Raises FloatingPointError when the loss is not finite.
     """
     module = party.backbone.module.train()
     head = head.to(party.device, copy=True).requires_grad_()
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    border = len(named)  # the backbone's parameters are before it, those of the classifier from it on
     own = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
     named |= {f"loss.{name}": tensor for name, tensor in own.items()}
     named[HEAD] = head  # the last of all
     parameters = list(named.values())
-    buffers = (
-        [velocity[n].to(p.device, copy=True) if velocity else torch.zeros_like(p) for n, p in named.items()]
-        if momentum
-        else []
-    )
+    rates = [momentum] * border + [momentum if head_momentum is None else head_momentum] * (len(named) - border)
+    carried = velocity or {}
+    buffers = [
+        (carried[name].to(p.device, copy=True) if name in carried else torch.zeros_like(p)) if rate else p.new_empty(0)
+        for (name, p), rate in zip(named.items(), rates, strict=True)
+    ]
     criterion: Callable[..., Tensor] = loss
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
@@ -186,17 +204,22 @@ def train(
             rows = sampled_classes(labels, len(head), sample_rate, party.rng)
             labels = torch.searchsorted(rows, labels)
             named[HEAD] = parameters[-1] = head.detach()[rows].requires_grad_()
-            if momentum:
+            if rates[-1]:
                 whole, buffers[-1] = buffers[-1], buffers[-1][rows]
         value = criterion(party.compute.embed(module, pixels), named[HEAD], labels, **own)
         gradients = list(torch.autograd.grad(value, parameters))
         if pull is not None:
-            extra = pull(named)
-            gradients = [g + extra[n] if n in extra else g for n, g in zip(named, gradients, strict=True)]
-        sgd_step(parameters, gradients, buffers, lr=lr, momentum=momentum, weight_decay=weight_decay)
+            added = pull(named, pixels, labels)
+            places = [place for place, name in enumerate(named) if name in added]
+            sums = torch._foreach_add([gradients[i] for i in places], [added[n] for n in named if n in added])
+            for place, summed in zip(places, sums, strict=True):
+                gradients[place] = summed
+        for part, rate in ((slice(0, border), momentum), (slice(border, None), rates[-1])):
+            trained = parameters[part], gradients[part], buffers[part]
+            sgd_step(*trained, lr=lr, momentum=rate, weight_decay=weight_decay)
         if rows is not None:
             head.detach()[rows] = parameters[-1].detach()
-            if momentum:
+            if rates[-1]:
                 whole[rows] = buffers[-1]
                 buffers[-1] = whole
         total += value.detach().double() * len(index)
@@ -207,4 +230,5 @@ def train(
             f"the training loss is {mean} at learning rate {lr:g}; lower local.lr or check the images"
         )
     found = {name: tensor.detach() for name, tensor in own.items()}
-    return Trained(head.detach(), found, mean, dict(zip(named, buffers, strict=True)) if momentum else {})
+    moving = {name: v for (name, v), rate in zip(zip(named, buffers, strict=True), rates, strict=True) if rate}
+    return Trained(head.detach(), found, mean, moving)

@@ -28,7 +28,9 @@ class LocalWork:
 
     epochs: int = 1
     iterations: int | None = None
-    """Steps a round; if given, it replaces `epochs`."""
+    """K, steps a round; if given, it replaces `epochs`."""
+    steps: int | None = None
+    """All steps of a party over the stage: with K it says how many rounds there are."""
     batch: int = 32
     lr: float = 0.1
     """η in the first round."""
@@ -36,6 +38,8 @@ class LocalWork:
     """How η falls from round to round; within a round it is constant."""
     milestones: tuple[float, ...] = (0.5, 0.75)
     """For `step`: the shares of the stage's rounds after which η is divided by 10."""
+    decays: tuple[int, ...] = ()
+    """For `step`, in place of `milestones`: the steps after which η is divided by 10. K must divide each."""
     momentum: float = 0.9
     weight_decay: float = 5e-4
     sample_rate: float | None = None
@@ -50,24 +54,60 @@ class LocalWork:
                 f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "
                 f"momentum={self.momentum}, weight_decay={self.weight_decay}"
             )
-
         if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
             raise ValueError(f"local.sample_rate is {self.sample_rate}; give a share above 0 and up to 1")
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Raise ValueError where the steps of a round do not fit those of the schedule or of the whole training."""
+        if self.decays and self.schedule != "step":
+            raise ValueError(f"local.decays are for the schedule 'step', and local.schedule is {self.schedule!r}")
+        marks = [*self.decays, *([self.steps] if self.steps is not None else [])]
+        if not marks:
+            return
+        if self.iterations is None:
+            raise ValueError("local.decays and local.steps count steps: give local.iterations, the steps of a round")
+        if min(marks) < 1 or (self.steps is not None and max(marks) > self.steps):
+            raise ValueError(f"local.decays {list(self.decays)} must lie within 1 to local.steps ({self.steps})")
+        if any(mark % self.iterations for mark in marks):
+            fits = [k for k in range(1, min(marks) + 1) if not any(mark % k for mark in marks)]
+            near = min(fits, key=lambda k: (abs(k - self.iterations), -k))  # type: ignore[operator]
+            raise ValueError(
+                f"local.iterations (K) is {self.iterations}, which does not divide the steps at which the learning "
+                f"rate changes or training ends ({', '.join(map(str, sorted(marks)))}), and within a round the rate is "
+                f"constant; the nearest K that does is {near}"
+            )
+
+    @property
+    def rounds(self) -> int | None:
+        """The rounds that `steps` and K make; None where the recipe gives the rounds."""
+        return None if self.steps is None or self.iterations is None else self.steps // self.iterations
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).
 
-        `step`: η · 10^(−number of milestones m with m·R ≤ r − 1); `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
+        `step`: η · 10^(−number of milestones m with m·R ≤ r − 1), or of decays d with d ≤ (r − 1)·K;
+        `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
 
         >>> LocalWork(lr=0.1, schedule="step", milestones=(0.5,)).lr_at(6, 10)
         0.01
         """
         done = (round_ - 1) / max(1, rounds)
+        if self.decays and self.iterations is not None:
+            return self.lr / 10 ** bisect_right(sorted(self.decays), (round_ - 1) * self.iterations)
         if self.schedule == "step":
             return self.lr / 10 ** bisect_right(sorted(self.milestones), done + 1e-9)
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * done)) / 2
         return self.lr
+
+    def count(self, images: int) -> int:
+        """The local steps of a round at a party with so many images.
+
+        >>> LocalWork(epochs=2, batch=4).count(9), LocalWork(iterations=7).count(9)
+        (4, 7)
+        """
+        return self.iterations if self.iterations is not None else self.epochs * (len(_cuts(images, self.batch)) + 1)
 
     def batches(self, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
         """Batches of this round at a party, as indices into its data, and where the next round goes on."""
@@ -90,11 +130,15 @@ def by_epochs(
     """Whole epochs. A last batch of one image joins the batch before it, since BatchNorm cannot train on one image."""
     found = []
     for epoch in range(cursor.epoch, cursor.epoch + epochs):
-        cuts = list(range(batch, images, batch))
-        if cuts and images - cuts[-1] == 1:
-            cuts.pop()
-        found += np.split(order(epoch), cuts)
+        found += np.split(order(epoch), _cuts(images, batch))
     return found, Cursor(epoch=cursor.epoch + epochs, offset=0)
+
+
+def _cuts(images: int, batch: int) -> list[int]:
+    cuts = list(range(batch, images, batch))
+    if cuts and images - cuts[-1] == 1:
+        cuts.pop()
+    return cuts
 
 
 def by_iterations(

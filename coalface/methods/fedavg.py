@@ -57,6 +57,8 @@ class FedAvg(Method):
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
     """What a round's local training starts from: see `MomentumState`."""
+    head_momentum: MomentumState | None = None
+    """The same of the class embeddings; None: as the backbone's."""
 
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
@@ -71,7 +73,9 @@ class FedAvg(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum=self.momentum)
+        loss, kept = learn(
+            party, common.backbone, own, self.local, self.loss, momentum=self.momentum, head_momentum=self.head_momentum
+        )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
     @step(role="trainer", stays=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.learn.margins import CosFace, CosineLoss
 from coalface.learn.sgd import Learner, MomentumState, learn
@@ -60,6 +62,8 @@ class FedProx(Method):
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
     """What a round's local training starts from: see `MomentumState`."""
+    head_momentum: MomentumState | None = None
+    """The same of the class embeddings; None: as the backbone's."""
 
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
@@ -76,10 +80,19 @@ class FedProx(Method):
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
         anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
 
-        def pull(now: Tensors) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
+        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
             return {n: self.mu * (w.detach() - anchor[n]) for n, w in now.items() if n in anchor}
 
-        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum=self.momentum, pull=pull)
+        loss, kept = learn(
+            party,
+            common.backbone,
+            own,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            pull=pull,
+        )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
     @step(role="trainer", stays=True)

@@ -169,7 +169,7 @@ def test_a_pull_is_added_to_the_gradient() -> None:
     here, target = party(), {"up.bias": torch.full((8,), 3.0)}
     strength, seen = 0.7, []
 
-    def pull(now: Tensors) -> Tensors:
+    def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
         seen.append(sorted(now))
         return {n: strength * (now[n].detach() - t) for n, t in target.items()}
 

@@ -32,11 +32,11 @@ def test_the_pull_is_the_gradient_of_the_proximal_term(
     mu, seen = 0.3, []
 
     def watched(party: Any, backbone: Tensors, *arguments: Any, pull: Any, **named: Any) -> Any:
-        def check(now: Tensors) -> Tensors:
+        def check(now: Tensors, images: torch.Tensor, labels: torch.Tensor) -> Tensors:
             held = {n: w.detach().double().requires_grad_() for n, w in now.items() if n in backbone}
             term = mu / 2 * sum((w - backbone[n].double()).square().sum() for n, w in held.items())
             expected = dict(zip(held, torch.autograd.grad(term, list(held.values())), strict=True))
-            pulled = pull(now)
+            pulled = pull(now, images, labels)
             assert set(pulled) == set(expected)
             assert HEAD in now
             assert HEAD not in pulled

@@ -1,0 +1,106 @@
+"""PFM: the momentum of the backbone is federated, spread over the local steps; that of the class embeddings is local.
+
+Bai et al., "Federated Face Recognition", 2021, equations 1 to 6 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.sgd import Learner, learn
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """Θ_{r−1}."""
+    momentum: Tensors
+    """M_{r−1}, of the parameters alone, in units of a gradient: a lower learning rate shrinks its step at once."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_{i,r,K}."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """Θ_r."""
+    momentum: Tensors
+    """M_r."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFM(Method):
+    """Partially Federated Momentum: M_r = (Θ_{r−1} − Θ_r) / η_r, of which each of K local steps applies β M_{r−1} / K.
+
+    Class embeddings have SGD's momentum at their party, which no round resets. With one trainer and K = 1 it is SGD
+    with momentum. K is `local.iterations`, or with `local.epochs` the steps that a trainer's epochs have; β is
+    `local.momentum`; the weights w_i are the shares of the images.
+    """
+
+    title: ClassVar[str] = "spreads a momentum of the global backbone over the local steps (PFM)"
+    paper: ClassVar[str] = "Bai et al. 2021"
+    setting: ClassVar[str] = "cross-silo"
+
+    rounds: int = 20
+    sample: int | None = None
+    """Trainers a round, drawn anew each round; None: all."""
+    local: LocalWork = LocalWork()
+    loss: CosineLoss = CosFace(scale=64.0, margin=0.35)
+
+    def init(self, fed: Federation) -> State:
+        zero = {name: w.new_zeros(w.shape) for name, w in fed.initial.items() if name in fed.parameters}
+        return State(backbone=fed.initial, momentum=zero)
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
+        sent = Global(backbone=state.backbone, momentum=state.momentum)
+        answer = fed.ask(self.train, to=chosen, common=sent, folds=[Mean("backbone", by="images")])
+        fed.log(loss=answer.mean("loss", by="images"))
+        backbone = answer.folded["backbone"]  # (4)
+        lr = self.local.lr_at(fed.round, self.rounds)
+        return State(
+            backbone=backbone,
+            momentum={name: (state.backbone[name] - backbone[name]) / lr for name in state.momentum},  # (6)
+        )
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        share = self.local.momentum / self.local.count(len(party.data))  # β / K
+        push = {name: (share * m).to(party.device) for name, m in common.momentum.items()}
+
+        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # (3)
+            return push
+
+        loss, kept = learn(
+            party, common.backbone, own, self.local, self.loss, momentum="none", head_momentum="keep", pull=pull
+        )  # (1), (2) for the class embeddings
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, own.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone)
+        return Models(at_party=self.own_model, common=Global(backbone=state.backbone, momentum=state.momentum))
