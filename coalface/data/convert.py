@@ -12,7 +12,7 @@ import os
 import shutil
 import typing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ import numpy as np
 
 from coalface.data.bins import write_bin
 from coalface.data.faces import FaceSet
-from coalface.data.headers import read_header
+from coalface.data.headers import Header, read_header
 from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.rec import write_rec
+from coalface.data.source import check_image, in_order
 from coalface.data.stores import IDENTITIES, Kind, Store, check_names
-from coalface.data.words import shown
+from coalface.data.words import several, shown
 
 PAIRS = "pairs.txt"
 """Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
@@ -71,7 +72,8 @@ def convert(
     `size` and `grey` are for our pack. A `.bin` takes its pairs from `pairs`, or from the store if that is one.
     Everything is written beside `out` and renamed when it is whole.
 
-    Raises FileExistsError if something is at `out`, and ValueError for a form that the images do not fit.
+    Raises FileExistsError if something is at `out`, and ValueError for a form that the images do not fit, and for the
+    first image that is damaged: each is decoded once, so that no damage is handed on as if it were an image.
     """
     out = Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -93,9 +95,9 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     remarks: list[str] = []
     try:
         files = []
-        for i, stem in enumerate(_file_names(store)):
-            data = store.encoded(i)
-            ending = "" if store.kind in _NAMED else _ENDINGS[read_header(data, store.where(i)).kind]
+        sound = _sound(store, range(len(store)))
+        for i, (stem, (data, header)) in enumerate(zip(_file_names(store), sound, strict=True)):
+            ending = "" if store.kind in _NAMED else _ENDINGS[header.kind]
             name = Path(f"{stem}{ending}")
             (partial / name.parent).mkdir(parents=True, exist_ok=True)
             with open(partial / name, "xb") as file:
@@ -148,11 +150,9 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
 
     def images() -> Iterator[tuple[int, bytes]]:
         nonlocal others
-        for done, i in enumerate(order.tolist(), start=1):
-            data = bytes(store.encoded(i))
-            header = read_header(data, store.where(i))
+        for done, (i, (data, header)) in enumerate(zip(order, _sound(store, order.tolist()), strict=True), start=1):
             others += (header.width, header.height) != (first.width, first.height)
-            yield int(labels[i]), data
+            yield int(labels[i]), bytes(data)
             progress(done, len(order))
 
     partial = _beside(out)
@@ -166,7 +166,8 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
         shutil.rmtree(partial, ignore_errors=True)
     remarks = []
     if others or (first.width, first.height) != (112, 112):
-        sizes = f"{first.width}×{first.height}" + (f", and {others:,} images are of other sizes" if others else "")
+        more = f", and {several(others, 'image')} {'is of another size' if others == 1 else 'are of other sizes'}"
+        sizes = f"{first.width}×{first.height}" + (more if others else "")
         remarks.append(f"the images are {sizes}: insightface's loader wants all of them to be 112×112")
     if store.pairs is not None:
         remarks.append("records hold no pairs: those of the .bin are left out")
@@ -178,15 +179,18 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
     places = np.stack([listed.left, listed.right], axis=1).reshape(-1)
 
     def images() -> Iterator[bytes | memoryview]:
-        for done, i in enumerate(places.tolist(), start=1):
-            yield store.encoded(i)
+        for done, (data, _) in enumerate(_sound(store, places.tolist()), start=1):
+            yield data
             progress(done, len(places))
 
     write_bin(out, images(), listed.same.tolist())
     remarks = []
     left = len(store) - len(np.unique(places))
     if left:
-        remarks.append(f"{left:,} images are in no pair, so a .bin has no place for them")
+        remarks.append(
+            f"{several(left, 'image')} {'is' if left == 1 else 'are'} in no pair, so a .bin has no place for "
+            f"{'it' if left == 1 else 'them'}"
+        )
     if listed.fold is not None and not np.array_equal(listed.fold, np.sort(listed.fold)):
         remarks.append("the pairs are not in the order of their folds, and a .bin cuts folds by position")
     return remarks
@@ -206,7 +210,10 @@ def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
         return read_pairs(wanted.path, faces)
     if wanted.draw is None or wanted.rng is None:
         raise ValueError("drawn pairs need their number and a generator")
-    return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+    try:
+        return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+    except ValueError as error:
+        raise ValueError(f"--draw {wanted.draw}: {error}") from None
 
 
 def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
@@ -243,7 +250,9 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
             return "", [f"there is no {PAIRS}: the pairs are all of one kind, and LFW's format wants as many of each"]
         order, head = np.concatenate([genuine[:count], impostor[:count]]), str(count)
         if 2 * count < len(pairs):
-            remarks.append(f"{len(pairs) - 2 * count:,} pairs are left out: LFW's format wants as many of each kind")
+            left = len(pairs) - 2 * count
+            said = f"{several(left, 'pair')} {'is' if left == 1 else 'are'} left out"
+            remarks.append(f"{said}: LFW's format wants as many of each kind")
         if not np.array_equal(order, np.arange(len(pairs))):
             remarks.append(
                 "the pairs are in another order than in the .bin, without folds: LFW's format has no such mix"
@@ -260,6 +269,23 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
         name, second = one.parent.name, other.parent.name
         lines.append(f"{name}\t{numbers[0]}\t{numbers[1]}" if same else f"{name}\t{numbers[0]}\t{second}\t{numbers[1]}")
     return "\n".join(lines) + "\n", remarks
+
+
+def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memoryview, Header]]:
+    """These images in turn, encoded, and their headers; ValueError names the first that is damaged.
+
+    Each is decoded to see that, but for a pack's, which were encoded a moment ago.
+    """
+    check = read_header if store.kind == "pack" else check_image
+
+    def read(k: int) -> tuple[bytes | memoryview, Header]:
+        data = store.encoded(places[k])
+        try:
+            return data, check(data, store.where(places[k]))
+        except ValueError as error:
+            raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
+
+    return in_order(read, len(places))
 
 
 def _beside(out: Path) -> Path:

@@ -73,8 +73,9 @@ def read_header(encoded: Bytes, where: str) -> Header:
 def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Header:
     """The header of a whole encoded image, as `read_header` gives it, if the image may be decoded.
 
-    Raises ValueError, naming `where`, if the claimed width × height is more than `limit` pixels, or if a PNG's chunk
-    claims more bytes than there are (the decoder would set them aside, up to 2 GB), and what `read_header` raises.
+    Raises ValueError, naming `where`, if the claimed width × height is more than `limit` pixels, if a PNG's chunk
+    claims more bytes than there are (the decoder would set them aside, up to 2 GB), or if a JPEG has no end (OpenCV 4
+    would fill what is missing with grey), and what `read_header` raises.
     """
     where = shown(where)
     header = read_header(encoded, where)
@@ -86,6 +87,11 @@ def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Hea
         )
     if header.kind == "png":
         _check_chunks(encoded, where)
+    if header.kind == "jpeg" and bytes(encoded[-2:]) != _END and not _ends(bytes(encoded)):
+        raise ValueError(
+            f"{where} is damaged or not an image ({len(encoded):,} bytes): it is cut short, without an end-of-image "
+            "marker; replace it from the original, or delete it"
+        )
     return header
 
 
@@ -126,6 +132,26 @@ _STANDALONE = {0x01, *range(0xD0, 0xD8)}
 """JPEG markers without a length after them: TEM and the restarts."""
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """JPEG markers that begin a frame of any coding: SOF0 to SOF15, without DHT, JPG and DAC, which lie among them."""
+
+
+_END = b"\xff\xd9"
+"""JPEG's EOI. Within the coded image a byte FF is followed by 00 or a restart, so it cannot stand there by chance."""
+
+
+def _ends(encoded: bytes) -> bool:
+    """Whether a JPEG's end is anywhere after its first scan begins: the end before may be a thumbnail's."""
+    at = 2
+    while at + 4 <= len(encoded):
+        marker = encoded[at + 1]
+        if encoded[at] != 0xFF:
+            return False
+        if marker == 0xDA:
+            return encoded.find(_END, at) >= 0
+        if marker == 0xFF or marker in _STANDALONE:
+            at += 1 if marker == 0xFF else 2
+            continue
+        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+    return False
 
 
 def _jpeg(encoded: Bytes) -> tuple[int, int, int]:

@@ -105,13 +105,7 @@ def _stem(image: _Image) -> str:
 
 def _parse(path: Path) -> list[_Line]:
     """The pairs of a list in LFW's format, of either view."""
-    with open(path, "rb") as file:
-        matlab = file.read(7) == b"MATLAB "
-    if matlab or path.suffix.lower() == ".mat":
-        raise ValueError(
-            f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
-            "AgeDB's protocol of 30 years, take agedb_30.bin"
-        )
+    refuse_matlab(path)
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
@@ -140,6 +134,17 @@ def _parse(path: Path) -> list[_Line]:
             "its first line is wrong"
         )
     return pairs
+
+
+def refuse_matlab(path: Path) -> None:
+    """Raise ValueError if a file is MATLAB's, by its ending or its first bytes, as AgeDB's protocols are."""
+    with open(path, "rb") as file:
+        begins = file.read(7)
+    if begins == b"MATLAB " or path.suffix.lower() == ".mat":
+        raise ValueError(
+            f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
+            "AgeDB's protocol of 30 years, take agedb_30.bin"
+        )
 
 
 def _counts(field: str) -> bool:
@@ -223,7 +228,12 @@ def balanced_pairs(
     Raises ValueError if the whole set cannot make so many pairs.
     """
     if not 1 <= folds <= pairs:
-        raise ValueError(f"{pairs} pairs cannot be put into {folds} folds: choose between 1 and {pairs} folds")
+        most = min(_capacity(faces.labels))
+        enough = f"ask for {folds:,} to {most:,} of each kind" if folds <= most else f"they make no more than {most:,}"
+        raise ValueError(
+            f"{pairs:,} genuine and as many impostor pairs of these images cannot be dealt to {folds} folds, of which "
+            f"each needs one of each kind: {enough}"
+        )
     order = _sorted_images(faces, None)
     present = rng.permutation(np.flatnonzero(faces.counts()))
     by_size = present[np.argsort(-faces.counts()[present], kind="stable")]

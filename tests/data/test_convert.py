@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -25,7 +26,7 @@ from coalface.data.folder import read_folder
 from coalface.data.layouts import read_lists
 from coalface.data.pack import read_pack
 from coalface.data.pairs import read_pairs
-from coalface.data.rec import read_rec
+from coalface.data.rec import read_rec, write_rec
 from coalface.data.stores import IDENTITIES, Store, open_store
 from coalface.data.synthetic import SyntheticFaces
 
@@ -169,7 +170,7 @@ def test_a_mixed_order_of_pairs_becomes_view_1_with_a_remark(tmp_path: Path) -> 
     )
     remarks = convert(open_store(tmp_path / "x.bin"), tmp_path / "g", "folder")
     assert [said.split(":")[0] for said in remarks] == [
-        "1 pairs are left out",
+        "1 pair is left out",
         "the pairs are in another order than in the .bin, without folds",
     ]
     assert (tmp_path / "g" / PAIRS).read_text().startswith("1\n")
@@ -213,13 +214,54 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "f").rglob("*.jpg")} == before
 
 
-@pytest.mark.parametrize("kind", ["rec", "pack"])
-def test_a_damaged_image_leaves_nothing_half_written(tmp_path: Path, kind: str) -> None:
-    faces(tmp_path / "f")
-    (tmp_path / "f" / "Bo" / "Bo_0002.jpg").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="Bo_0002"):
-        convert(open_store(tmp_path / "f"), tmp_path / "out", kind)  # type: ignore[arg-type]
+def damaged(way: str, image: bytes) -> bytes:
+    """No image; a header and nothing behind it; an image cut off; one whose header alone is whole."""
+    png = bytes(cv2.imencode(".png", cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR))[1])
+    scan = image.index(b"\xff\xda")
+    hollow = png[:60] + bytes(len(png) - 80) + png[-20:]
+    return {"text": b"no image", "header": image[:scan], "cut": image[:-60], "hollow": hollow}[way]
+
+
+@pytest.mark.parametrize("way", ["text", "header", "cut", "hollow"])
+@pytest.mark.parametrize("kind", ["folder", "rec", "bin", "pack"])
+def test_a_damaged_image_is_not_handed_on_and_leaves_nothing_half_written(tmp_path: Path, kind: str, way: str) -> None:
+    image = faces(tmp_path / "f") / "Bo" / "Bo_0002.jpg"
+    image.write_bytes(damaged(way, image.read_bytes()))
+    pairs = Pairs(draw=30, rng=generator(0))
+    with pytest.raises(ValueError, match=r"Bo_0002\.jpg is damaged.*replace it from the original, or delete it"):
+        convert(open_store(tmp_path / "f"), tmp_path / "out", kind, size=32, pairs=pairs)  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+@pytest.mark.parametrize("form", ["rec", "bin"])
+def test_damage_in_records_and_pairs_is_not_handed_on_either(tmp_path: Path, form: str) -> None:
+    image = next((faces(tmp_path / "f") / "Bo").iterdir()).read_bytes()
+    bad = damaged("header", image)
+    if form == "rec":
+        write_rec([(0, image), (0, bad)], tmp_path / "x.rec")
+    else:
+        write_bin(tmp_path / "x.rec", [image, bad], [True])
+        (tmp_path / "x.rec").rename(tmp_path / "x.bin")
+    store = open_store(tmp_path / ("x.rec" if form == "rec" else "x.bin"))
+    with pytest.raises(ValueError, match=r"(record 2|image 1) is damaged.*`coalface data inspect` lists all"):
+        convert(store, tmp_path / "out", "folder")
+
+
+@pytest.mark.parametrize("draw", [-1, 0, 9, 10_000])
+def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path, draw: int) -> None:
+    told = invoked("convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
+    wanted = "31 genuine pairs, and 10,000 are wanted" if draw > 31 else "ask for 10 to 31 of each kind"
+    assert str(told.exception).startswith(f"--draw {draw}: ") and wanted in str(told.exception)
+
+
+def test_too_few_images_for_drawn_pairs_are_told_so(tmp_path: Path) -> None:
+    made = convert(open_store(faces(tmp_path / "f", images=2)), tmp_path / "g", "folder")
+    assert made == []
+    shutil.rmtree(tmp_path / "g" / "Bo")
+    told = invoked("convert", tmp_path / "g", tmp_path / "x.bin", "--draw", 3)
+    assert str(told.exception).endswith(
+        "of these images cannot be dealt to 10 folds, of which each needs one of each kind: they make no more than 4"
+    )
 
 
 def test_the_form_is_known_from_the_name_or_is_asked_for() -> None:

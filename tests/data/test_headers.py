@@ -213,6 +213,20 @@ def test_a_truncated_image_claims_its_size_or_nothing(kind: str, data: st.DataOb
     assert header in (None, read_header(whole, "x"))
 
 
+@pytest.mark.parametrize("progressive", [0, 1])
+def test_a_jpeg_that_is_cut_short_is_damaged(progressive: int) -> None:
+    """OpenCV 4 fills what is missing with grey, and says nothing."""
+    whole = encoded(40, 40, 3, ".jpg", cv2.IMWRITE_JPEG_PROGRESSIVE, progressive)
+    thumbnail = WHOLE["jpeg"]
+    with_one = whole[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(thumbnail)) + thumbnail + whole[2:]
+    filled = whole[:2] + b"\xff" * 3 + whole[2:]
+    for sound in (whole, whole + b"\0\0", whole + b"after", with_one, filled):
+        assert check_header(sound, "x").width == 40
+        for left in (len(sound) * 2 // 3, sound.rindex(b"\xff\xd9") + 1):
+            with pytest.raises(ValueError, match=r"^x is damaged .* cut short, without an end-of-image .*; replace it"):
+                check_header(sound[:left], "x")
+
+
 @settings(deadline=None)  # a busy machine is no defect
 @given(st.sampled_from(sorted(WHOLE)), st.integers(0, 60), st.integers(1, 255))
 def test_what_decodes_after_a_flipped_byte_has_the_size_that_was_claimed(kind: str, place: int, flip: int) -> None:
