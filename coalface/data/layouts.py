@@ -21,7 +21,7 @@ from coalface.data.bins import folds_by_position, linked
 from coalface.data.faces import FaceSet
 from coalface.data.folder import Faults, folders_in, images_in, list_images, read_folder
 from coalface.data.joined import Joined
-from coalface.data.pairs import PairList
+from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.source import Source
 from coalface.data.words import several, shown
 
@@ -74,16 +74,19 @@ def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
     `train` (the default where it is there) or `test`. `files` are paths below `root`, or below the part of a `Joined`.
 
-    Raises ValueError for an unknown part, and where an image lies where the layout has no place for it; and for what
-    cannot be read, unless there are `faults` to note it in.
+    Raises ValueError for an unknown part, where `root` has not the layout named, where an image lies where the layout
+    has no place for it, and where there is none; and for what cannot be read, unless there are `faults` to note it in.
     """
     root = Path(root)
-    found = LAYOUTS[layout or recognise(root)]
+    found = _layout(root, layout)
     if part and part not in found.parts:
         raise ValueError(
             f"{shown(root)} has no part {part!r}: choose from {', '.join(found.parts) or 'none, it is one whole'}"
         )
-    return found.read(root, part, faults)
+    source = found.read(root, part, faults)
+    if not len(source.files):
+        raise ValueError(f"{shown(root)} holds no image where one is expected: {found.shape}; put the images there")
+    return source
 
 
 def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> dict[str, PairList]:
@@ -95,7 +98,17 @@ def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = ""
     root = Path(root)
     if faces.files is None:
         raise ValueError("this face set does not know its files, so no pair list can be looked up in it: read a folder")
-    return {pairs.name: pairs for pairs in LAYOUTS[layout or recognise(root)].lists(root, faces)}
+    return {pairs.name: pairs for pairs in _layout(root, layout).lists(root, faces)}
+
+
+def _layout(root: Path, name: str) -> Layout:
+    """The layout of that name, or the one that is recognised."""
+    found = LAYOUTS.get(name or recognise(root))
+    if found is None:
+        raise ValueError(f"{shown(root)}: there is no layout {name[:80]!r}; known: {', '.join(LAYOUTS)}")
+    if name and not found.fits(root):
+        raise ValueError(f"{shown(root)} has not the layout {name}: {found.shape}; give the folder that holds these")
+    return found
 
 
 # What a line of a list says, and where.
@@ -318,6 +331,13 @@ def _read_agedb(root: Path, part: str, faults: Faults) -> Source:
     return list_images(root, [(str(name), file) for name, file in found], faults)
 
 
+def _agedb_lists(root: Path, faces: FaceSet) -> Iterator[PairList]:
+    """None are read: AgeDB's protocols are MATLAB files. Whoever asks for a list while they lie there is told so."""
+    for file in sorted(root.glob("*.[mM][aA][tT]")):
+        refuse_matlab(file)
+    return iter(())
+
+
 # RFW and BUPT-Balancedface: a folder per race, in it a folder per identity.
 
 
@@ -333,7 +353,10 @@ def _balanced(root: Path) -> Path:
 
 
 def _read_races(root: Path, part: str, faults: Faults) -> Source:
-    return Joined({race: read_folder(root / race, faults) for race in _races(root, faults) if part in ("", race)})
+    races = [race for race in _races(root, faults) if part in ("", race)]
+    if not races:
+        raise ValueError(f"{shown(root / part)} holds no folder of an identity: check that the data set is whole")
+    return Joined({race: read_folder(root / race, faults) for race in races})
 
 
 def _rfw_lists(root: Path, faces: FaceSet) -> Iterator[PairList]:
@@ -423,7 +446,7 @@ LAYOUTS: dict[str, Layout] = {
         "0_MariaCallas_35_f.jpg, all in one folder",
         lambda root: any(_agedb_name(file) for file in images_in(root, [])),
         _read_agedb,
-        _no_lists,
+        _agedb_lists,
     ),
 }
 """The layouts by name, in the order in which they are tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import hashlib
 import os
@@ -21,7 +22,7 @@ from coalface.data.inspection import Item
 from coalface.data.joined import Joined
 from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
-from coalface.data.pairs import PairList
+from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.rec import Rec, RecFiles, read_rec
 from coalface.data.source import Source
 from coalface.data.words import several, shown
@@ -114,6 +115,7 @@ def open_store(
     if (path / "meta.json").is_file():
         return _of_pack(path)
     if path.is_file():
+        refuse_matlab(path)
         raise ValueError(
             f"{shown(path)} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
             "folder that holds one folder of images per identity"
@@ -142,11 +144,21 @@ def _absent(path: Path) -> str:
 def check_names(names: Sequence[str], where: str) -> None:
     """Raise ValueError for a name that is no plain name of a folder, or of folders within each other."""
     for number, name in enumerate(names, start=1):
-        if any(part in ("", ".", "..") or not part.isprintable() or "\\" in part for part in name.split("/")):
+        if not all(_is_plain(part) for part in name.split("/")):
             raise ValueError(
                 f"{where}, identity {number}: {name[:80]!r} is no plain name: files are named after identities, so a "
-                "name is letters that can be printed, without `..`, and does not begin or end with `/`; rename it"
+                f"name is letters that can be printed, at most {_LONGEST} bytes, does not begin with a dot (such files "
+                "are hidden), and does not begin or end with `/`; rename it"
             )
+
+
+_LONGEST = 240
+"""Bytes of a name, so that a number and an ending after it still make a file's name."""
+
+
+def _is_plain(part: str) -> bool:
+    plain = part != "" and part[0] != "." and part.isprintable() and "\\" not in part
+    return plain and len(os.fsencode(part)) <= _LONGEST
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -191,6 +203,11 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
             raise ValueError(
                 f"{shown(listed)} names {several(len(names), 'identity', 'identities')}, and the records have "
                 f"{len(found.names):,}: it belongs to other records; delete it"
+            )
+        often, times = collections.Counter(names).most_common(1)[0]
+        if times > 1:
+            raise ValueError(
+                f"{shown(listed)} names {often[:80]!r} twice: each identity has a name of its own; correct it"
             )
     if found.announced is not None and found.announced[0] != len(names):
         notes.append(f"`property` announces {found.announced[0]:,} identities, and {len(names):,} occur")
