@@ -242,7 +242,8 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
             "packing stops at the first"
         )
     if report.broken_count and report.kind == "rec":
-        yield f"{_are(report.broken_count, 'record')} at odds with the images: write the file anew, or fetch it again"
+        beside = several(report.broken_count, "record or file", "records or files")
+        yield f"{beside} beside the images do not fit them: write the set anew, or fetch it again"
     elif report.broken_count:
         yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be read"
     if report.doubled_across_count:

@@ -76,6 +76,8 @@ class Rec:
     stamp: str
     faults: dict[int, str]
     """What is wrong with the records that were left out, by record; empty unless that was asked for."""
+    broken: tuple[str, ...] = ()
+    """What is wrong with the header record and the file `property`, likewise."""
 
     @property
     def files(self) -> RecFiles:
@@ -117,13 +119,15 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
 
     Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
     damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
-    to be left out, what is wrong with each is in `faults`, and an error is only what concerns the whole file.
+    to be left out, what is wrong with each is in `faults`, and with the header in `broken`: then a record of two
+    labels and no image is taken for an identity's, and an error is only what makes the whole file unreadable.
     """
     path = Path(path)
     path = path / "train.rec" if path.is_dir() else path
     index = path.with_suffix(".idx")
     records = open_records(path, index if index.exists() else None)
-    images, identities, exact = _divide(records)
+    broken: list[str] = []
+    images, identities, exact = _divide(records, broken if damaged == "leave out" else None)
     if not len(images):
         raise ValueError(f"{shown(path)} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
     faults = records.faults(images) if damaged == "leave out" else {}
@@ -153,8 +157,15 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
         if file is not None:
             status = file.stat()
             stamp.update(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    said = _property(path.with_name("property"))
-    return Rec(records, names, labels.astype(np.int64), images, identities, said, stamp.hexdigest(), faults)
+    try:
+        said = _property(path.with_name("property"))
+    except ValueError as error:
+        if damaged == "error":
+            raise
+        said = None
+        broken.append(str(error))
+    labels = labels.astype(np.int64)
+    return Rec(records, names, labels, images, identities, said, stamp.hexdigest(), faults, tuple(broken))
 
 
 def write_rec(
@@ -230,14 +241,35 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
     return len(first)
 
 
-def _divide(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+def _divide(records: RecordFile, broken: list[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
     """The images' records, the identities' records, and whether the border between them is exact.
 
-    A header record has labels and no payload. Any other record 0, or none, means that all records are images.
+    A header record has labels and no payload. Any other record 0, or none, means that all records are images. What is
+    wrong with the header goes into `broken`, and those with two labels and no payload are identities'; or it is raised.
     """
     keys = records.keys
     if keys[0] != 0:
         return keys, keys[:0], True
+    try:
+        return _by_header(records)
+    except ValueError as error:
+        if broken is None:
+            raise
+        broken.append(str(error))
+    keys = keys[1:]
+    faults = list(records.faults(keys))
+    sound = keys[~np.isin(keys, faults)]
+    ranges = [sound[:0]]
+    for rows in _blocks(sound):
+        found = records.read_many(rows)
+        ranges.append(rows[(found.lengths == 0) & (found.flags == 2)])
+    identities = np.concatenate(ranges)
+    return keys[~np.isin(keys, identities)], identities, True
+
+
+def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """The division that record 0 announces; ValueError where it cannot be."""
+    keys = records.keys
     zero = records.read_many([0])
     if zero.flags[0] == 0 or zero.lengths[0] > 0:
         return keys, keys[:0], True

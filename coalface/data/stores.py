@@ -24,6 +24,7 @@ from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.rec import Rec, RecFiles, read_rec
+from coalface.data.recranges import misfits
 from coalface.data.source import Source
 from coalface.data.words import several, shown
 
@@ -194,25 +195,19 @@ def _places(source: Source) -> list[Path]:
 
 def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
     found = read_rec(path, damaged=damaged)
-    names, notes = found.names, []
-    listed = found.records.path.with_name(IDENTITIES)
-    if listed.is_file():
-        names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n"))
-        check_names(names, shown(listed))
-        if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
-            raise ValueError(
-                f"{shown(listed)} names {several(len(names), 'identity', 'identities')}, and the records have "
-                f"{len(found.names):,}: it belongs to other records; delete it"
-            )
-        often, times = collections.Counter(names).most_common(1)[0]
-        if times > 1:
-            raise ValueError(
-                f"{shown(listed)} names {often[:80]!r} twice: each identity has a name of its own; correct it"
-            )
+    names, notes, broken = found.names, [], list(found.broken)
+    try:
+        names = _listed_names(found)
+    except ValueError as error:
+        if damaged == "error":
+            raise
+        broken.append(str(error))
+    if damaged == "leave out":
+        broken += misfits(found)
     if found.announced is not None and found.announced[0] != len(names):
-        notes.append(f"`property` announces {found.announced[0]:,} identities, and {len(names):,} occur")
+        notes.append(f"`property` announces {_identities(found.announced[0])}, and {len(names):,} occur")
     if len(found.identities) and len(found.identities) != len(names):
-        notes.append(f"{len(found.identities):,} identities have a range record, and {len(names):,} occur")
+        notes.append(f"there are ranges of {_identities(len(found.identities))}, and images of {len(names):,}")
     return Store(
         "rec",
         path,
@@ -223,7 +218,33 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
         lambda i: found.read_many([i]).payload(0),
         notes=tuple(notes),
         faults=tuple(found.faults.values()),
+        broken=tuple(broken),
     )
+
+
+def _identities(count: int) -> str:
+    return several(count, "identity", "identities")
+
+
+def _listed_names(found: Rec) -> tuple[str, ...]:
+    """The identities' names beside a record file; their numbers where there are none. ValueError if they do not fit."""
+    listed = found.records.path.with_name(IDENTITIES)
+    if not listed.is_file():
+        return found.names
+    names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n"))
+    check_names(names, shown(listed))
+    numbers = [int(number) for number in found.names]
+    if found.faults and len(numbers) < len(names) > numbers[-1]:  # all records of an identity may have been left out
+        return tuple(names[number] for number in numbers)
+    if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
+        raise ValueError(
+            f"{shown(listed)} names {_identities(len(names))}, and the records have "
+            f"{len(found.names):,}: it belongs to other records; delete it"
+        )
+    often, times = collections.Counter(names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{shown(listed)} names {often[:80]!r} twice: each identity has a name of its own; correct it")
+    return names
 
 
 def _of_bin(path: Path) -> Store:
@@ -231,9 +252,8 @@ def _of_bin(path: Path) -> Store:
     pairs, notes = found.pairs(), []
     genuine = int(pairs.same.sum())
     if 2 * genuine != len(pairs):
-        notes.append(
-            f"{genuine:,} of its {len(pairs):,} pairs are genuine: lists of the field have as many of each kind"
-        )
+        are = f"{genuine:,} of {several(len(pairs), 'pair')} {'is' if genuine == 1 else 'are'}"
+        notes.append(f"{are} genuine: lists of the field have as many of each kind")
     return Store(
         "bin", path, found, found.names, found.files, found.labels, found.encoded, pairs=pairs, notes=tuple(notes)
     )

@@ -433,6 +433,44 @@ def test_parts_and_flat_images_that_cannot_be_read_are_noted_too(tmp_path: Path,
             open_store(tmp_path / folder)
 
 
+def test_an_inspection_of_records_finds_ranges_that_do_not_fit(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    assert invoked("inspect", tmp_path / "r").exit_code == 0
+    rec = read_rec(tmp_path / "r")
+    data = bytearray((tmp_path / "r" / "train.rec").read_bytes())
+    first, second = (int(rec.records.offsets[key]) + 32 for key in rec.identities[:2])  # the labels of a whole record
+    data[first : first + 8], data[second : second + 8] = data[second : second + 8], data[first : first + 8]
+    (tmp_path / "r" / "train.rec").write_bytes(data)
+    told = invoked("inspect", tmp_path / "r")
+    assert told.exit_code == 1 and "15 images of 3 identities" in told.output
+    assert "damaged: " in told.output and "and its images have the label" in told.output
+    assert "beside the images do not fit them: write the set anew" in told.output
+    looked = invoked("inspect", tmp_path / "r", "--json")
+    report = json.loads(looked.stdout)
+    assert looked.exit_code == 1 and report["damaged_count"] == 0
+    assert len(report["broken"]) == report["broken_count"] > 0
+
+
+def test_a_damaged_list_of_names_does_not_end_an_inspection(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    (tmp_path / "r" / IDENTITIES).write_text("only\n")
+    told = invoked("inspect", tmp_path / "r")
+    assert told.exit_code == 1 and "belongs to other records" in told.output and "15 images of 3" in told.output
+
+
+def test_names_stay_with_their_identities_where_all_images_of_one_are_damaged(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    rec = read_rec(tmp_path / "r")
+    data = bytearray((tmp_path / "r" / "train.rec").read_bytes())
+    for key in rec.keys[rec.labels == 1].tolist():
+        offset = int(rec.records.offsets[key])
+        data[offset : offset + 4] = b"XXXX"
+    (tmp_path / "r" / "train.rec").write_bytes(data)
+    store = open_store(tmp_path / "r", damaged="leave out")
+    assert store.names == ("Ann_Lee", "José_Núñez") and len(store.faults) == int(np.sum(rec.labels == 1))
+    assert content(store)["José_Núñez"] == content(open_store(tmp_path / "f"))["José_Núñez"]
+
+
 def test_a_sound_set_ends_an_inspection_with_0(tmp_path: Path) -> None:
     told = invoked("inspect", faces(tmp_path / "f"))
     assert told.exit_code == 0 and "damaged" not in told.output

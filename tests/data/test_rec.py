@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -20,6 +21,7 @@ from coalface.data import rec
 from coalface.data.pack import cached_pack, read_pack, write_pack
 from coalface.data.rec import Rec, read_rec, write_rec
 from coalface.data.recordio import header, write_record
+from coalface.data.recranges import misfits
 from coalface.data.source import decode
 
 GOLDEN = Path(os.environ.get("COALFACE_DATA", "")) / "golden"
@@ -376,3 +378,100 @@ def test_any_damage_is_read_or_refused_by_name(data: st.DataObject) -> None:
         except ValueError as error:
             assert str(root) in str(error)
             assert any(word in str(error) for word in ("fetch", "delete", "replace"))
+
+
+def ranged(labels: list[float], ranges: list[Sequence[float]], *, border: float | None = None) -> list[bytes]:
+    """Header record, an image to a label, and a record to a range."""
+    last = len(labels) + 1
+    images = [header(label) + face(i) for i, label in enumerate(labels)]
+    zero = header([last if border is None else border, last + len(ranges)])
+    return [zero, *images, *(header(list(found)) for found in ranges)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "ranges", "said"),
+    [
+        ([0, 0, 1, 2], [(1, 3), (3, 4), (4, 5)], []),
+        ([4, 4, 9, 120], [(1, 3), (3, 4), (4, 5)], []),  # a part of a set keeps its numbers
+        ([2, 0, 0, 1], [(2, 4), (4, 5), (1, 2)], []),  # the ranges need not lie in order
+        ([0, 0, 1, 2], [(3, 1), (3, 4), (4, 5)], ["record 5: its range is from 3 to 1, which is none"]),
+        ([0, 0, 1, 2], [(1, 3), (3, 3), (4, 5)], ["record 6: its range is from 3 to 3, which is none"]),
+        ([0, 0, 1, 2], [(1, 3), (3, 4), (4, float("nan"))], ["record 7: its range is from 4 to nan, which is none"]),
+        ([0, 0, 1, 2], [(1, 3), (3, 4.5), (4, 5)], ["record 6: its range is from 3 to 4.5, which is none"]),
+        (
+            [0, 0, 1, 2],
+            [(0, 3), (3, 4), (4, 5)],
+            ["record 5: its range, 0 to 2, reaches beyond the images, rec"],
+        ),
+        ([0, 0, 1, 2], [(1, 3), (3, 4), (4, 6)], ["record 7: its range, 4 to 5, reaches beyond .*, records 1 to 4$"]),
+        (
+            [0, 0, 1, 2],
+            [(1, 4), (3, 4), (4, 5)],
+            [
+                "record 6: its range, 3 to 3, overlaps that of record 5",
+                "record 5: .* several labels: record 1 has 0 and record 3 has 1",
+            ],
+        ),
+        ([0, 0, 1, 2], [(1, 2), (3, 4), (4, 5)], ["record 2: no identity's range holds it .for 1 image of 4"]),
+        ([0, 0, 1, 2], [(3, 4), (1, 3), (4, 5)], ["identity 0, and its images have the label 1"]),
+        ([0, 1], [(2, 3), (1, 2)], ["identity 0, and its images have the label 1"]),
+        ([0, 0, 3, 2], [(1, 3), (3, 4), (4, 5)], ["record 6: it is identity 1, and its images have the label 3"]),
+        ([0, 0, 1, 1], [(1, 3), (3, 4), (4, 5)], ["record 7: it is identity 2, and its images have the label 1"]),
+        (
+            [0, 0, 1, 2],
+            [(1, 3), (3, 4), (4, 5, 6)],
+            ["record 7: it should be an identity's range, two labels without an image, and is something else"],
+        ),
+    ],
+)
+def test_ranges_of_identities_fit_the_images_that_they_name(
+    tmp_path: Path, labels: list[float], ranges: list[Sequence[float]], said: list[str]
+) -> None:
+    found = list(misfits(read_rec(put(tmp_path, ranged(labels, ranges)))))
+    assert len(found) >= len(said) and bool(found) == bool(said)
+    for wanted in said:
+        assert any(re.search(wanted.replace(" .for", r" \(so for"), each) for each in found), found
+    assert all(each.startswith(f"{tmp_path}/train.rec, record ") for each in found)
+
+
+def test_one_wrong_label_is_not_taken_for_many(tmp_path: Path) -> None:
+    """Not even where labels have gaps, and what is out of order must be told from what follows it."""
+    for labels in (list(range(20)), [3 * i + 7 for i in range(20)]):
+        labels[4] = 1000
+        ranges = [(i, i + 1) for i in range(1, 21)]
+        (found,) = misfits(read_rec(put(tmp_path, ranged(labels, ranges))))
+        assert "record 25: it is identity 4, and its images have the label 1000" in found
+
+
+def test_records_after_those_announced_are_found(tmp_path: Path) -> None:
+    records = [*ranged([0, 1], [(1, 2), (2, 3)]), header([1, 2])]
+    (found,) = misfits(read_rec(put(tmp_path, records)))
+    assert "record 0: it announces records up to 4, and the file has 1 record more" in found
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_what_is_written_has_no_misfits(tmp_path: Path, aligned: bool) -> None:
+    write_rec(faces(), tmp_path / "set", aligned=aligned)
+    assert list(misfits(read_rec(tmp_path / "set"))) == []
+    assert list(misfits(read_rec(put(tmp_path / "plain", [header(0) + b"x"])))) == [], "a file of images alone"
+
+
+@needs_golden
+def test_files_that_mxnet_wrote_have_no_misfits() -> None:
+    assert list(misfits(read_rec(GOLDEN))) == []
+
+
+@pytest.mark.parametrize("zero", [header([float("nan"), 9]), header([5, 50]), header([9, 4]), None])
+def test_a_damaged_header_does_not_end_an_inspection(tmp_path: Path, zero: bytes | None) -> None:
+    records = ranged([0, 0, 1, 2], [(1, 3), (3, 4), (4, 5)])
+    put(tmp_path, [zero or records[0], *records[1:]], said="nonsense")
+    if zero is None:
+        data = bytearray((tmp_path / "train.rec").read_bytes())
+        data[:4] = b"XXXX"
+        (tmp_path / "train.rec").write_bytes(data)
+    with pytest.raises(ValueError, match="record 0"):
+        read_rec(tmp_path)
+    found = read_rec(tmp_path, damaged="leave out")
+    assert found.keys.tolist() == [1, 2, 3, 4] and found.identities.tolist() == [5, 6, 7] and not found.faults
+    assert len(found.broken) == 2 and "record 0" in found.broken[0] and "property says" in found.broken[1]
+    assert list(misfits(found)) == []
