@@ -23,7 +23,7 @@ from coalface.data.faces import FaceSet
 from coalface.data.headers import Header, read_header
 from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
-from coalface.data.rec import write_rec
+from coalface.data.rec import check_room, write_rec
 from coalface.data.source import check_image, in_order
 from coalface.data.stores import IDENTITIES, Kind, Store, check_names
 from coalface.data.words import several, shown
@@ -144,6 +144,7 @@ def _file_names(store: Store) -> Iterator[str]:
 def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
     order = np.argsort(store.labels, kind="stable")
     present, labels = np.unique(store.labels, return_inverse=True)
+    check_room(len(order), len(present))
     check_names(store.names, shown(store.path))
     first = read_header(store.encoded(int(order[0])), store.where(int(order[0])))
     others = 0

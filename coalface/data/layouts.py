@@ -133,7 +133,7 @@ def _pair_list(name: str, pairs: Sequence[_Pair], faces: FaceSet, fold: NDArray[
     missing = [(pair.where, file) for pair in pairs for file in (pair.left, pair.right) if file not in place]
     if missing:
         raise ValueError(
-            f"{missing[0][0]}: {shown(missing[0][1])} is not in the face set (so for {len(missing):,} of "
+            f"{missing[0][0]}: {shown(missing[0][1][:200])} is not in the face set (so for {len(missing):,} of "
             f"{2 * len(pairs):,} images of the list): check that the list belongs to these images and that none is "
             "missing"
         )
@@ -158,7 +158,7 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _number(text: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"{where}: {text!r} is where a number belongs; fetch the list again")
+        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; fetch the list again")
     return int(text)
 
 
@@ -297,9 +297,10 @@ def _read_listed(name: str) -> Callable[[Path, str, Faults], Source]:
         gone = {file for file in files if not os.path.isfile(root / file)}
         absent = [pair for pair in pairs if pair.left in gone or pair.right in gone]
         if absent and faults is None:
+            either = shown(f"{absent[0].left[:200]} or {absent[0].right[:200]}")
             raise ValueError(
-                f"{absent[0].where}: an image is missing, {shown(absent[0].left)} or {shown(absent[0].right)} (so in "
-                f"{several(len(absent), 'pair')}); put the images below {shown(root)}"
+                f"{absent[0].where}: an image is missing, {either} (so in {several(len(absent), 'pair')}); "
+                f"put the images below {shown(root)}"
             )
         if faults is not None:
             faults += [f"{shown(root / file)} is missing, and the list names it: put it there" for file in sorted(gone)]

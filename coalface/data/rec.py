@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO, overload
@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from coalface.data.recordio import RecordFile, Records, header, open_records, write_record
 from coalface.data.source import DECODER, decode, in_order
-from coalface.data.words import shown
+from coalface.data.words import several, shown
 
 EXACT = 1 << 24
 """Up to here a float32, in which the format keeps record numbers and labels, holds every whole number."""
@@ -182,8 +182,11 @@ def write_rec(
     the labels [label, 0]. The bytes go into the file as they are. The folder is written beside its place and renamed.
 
     Raises FileExistsError if something is at `folder`, and ValueError for labels in another order, for an image
-    without bytes or too long for a record, without any image, and where float32 cannot hold the record numbers.
+    without bytes or too long for a record, without any image, and where `check_room` does: before anything is written
+    if `images` has a length that says so, else at the first image that is too many.
     """
+    if isinstance(images, Sized):
+        check_room(len(images), 1)
     folder = Path(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise FileExistsError(f"{shown(folder)} is there already: choose another folder, or move it away")
@@ -197,6 +200,20 @@ def write_rec(
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_room(images: int, identities: int) -> None:
+    """Raise ValueError if one record file cannot hold so many images of so many identities.
+
+    They are the records 1 to images + identities, and record 0 says in float32 which comes after the last; float32
+    holds every whole number up to 2²⁴. The labels, 0 to identities − 1, are smaller and so are held as well.
+    """
+    if images + identities + 1 > EXACT:
+        raise ValueError(
+            f"{several(images, 'image')} of {several(identities, 'identity', 'identities')} are too many for one file: "
+            f"record numbers and labels are kept as float32, which holds whole numbers up to {EXACT:,}; split the set "
+            "into several files"
+        )
 
 
 def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, aligned: bool) -> int:
@@ -220,6 +237,7 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
                 f"image {key - 1} has label {label} where {expected} was expected: records are written identity by "
                 "identity, with the labels 0, 1, 2, …; number the identities without gaps and sort the images by them"
             )
+        check_room(key, len(first))
         if not image:
             raise ValueError(f"image {key - 1} (label {label}) has no bytes: replace it from the original")
         try:
@@ -229,11 +247,6 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
     if not first:
         raise ValueError("there is no image to write: check where they are read from")
     border, end = key, key + len(first)
-    if end > EXACT:
-        raise ValueError(
-            f"{border - 1:,} images of {len(first):,} identities are too many for one file: record numbers are kept as "
-            f"float32, which holds whole numbers up to {EXACT:,}; split the set into several files"
-        )
     for a, b in zip(first, [*first[1:], border], strict=True):
         put(header([a, b], id=key))
     out.seek(0)

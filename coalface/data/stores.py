@@ -23,7 +23,7 @@ from coalface.data.joined import Joined
 from coalface.data.layouts import read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList, refuse_matlab
-from coalface.data.rec import Rec, RecFiles, read_rec
+from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
 from coalface.data.recranges import misfits
 from coalface.data.source import Source
 from coalface.data.words import several, shown
@@ -204,6 +204,11 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
         broken.append(str(error))
     if damaged == "leave out":
         broken += misfits(found)
+    if (largest := int(found.names[-1])) >= EXACT:
+        notes.append(
+            f"labels go up to {largest:,}, and float32, in which they are kept, tells whole numbers apart only up to "
+            f"{EXACT:,}: two identities may have become one; number them from 0 on"
+        )
     if found.announced is not None and found.announced[0] != len(names):
         notes.append(f"`property` announces {_identities(found.announced[0])}, and {len(names):,} occur")
     if len(found.identities) and len(found.identities) != len(names):

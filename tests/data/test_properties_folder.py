@@ -17,8 +17,8 @@ from coalface.data.folder import SUFFIXES, read_folder
 from coalface.data.source import decode
 from coalface.data.stores import open_store
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=100)
-FAST = settings(deadline=None, derandomize=True, max_examples=50)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+FAST = settings(deadline=None, derandomize=True, max_examples=30)
 
 names = (
     st.binary(min_size=1, max_size=12)

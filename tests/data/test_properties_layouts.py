@@ -17,7 +17,7 @@ from coalface.data.faces import FaceSet
 from coalface.data.layouts import LAYOUTS, read_layout, read_lists, recognise
 from coalface.data.source import Source
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=20)
 
 
 @pytest.fixture(scope="module", params=sorted(MADE))

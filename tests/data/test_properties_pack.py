@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coalface.data.faces import FaceSet
 from coalface.data.pack import read_pack, write_pack
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=100)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
 LETTERS = st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
 TEXT = st.text(LETTERS, max_size=6)  # among them what stands for a byte that is no UTF-8 in a file's name
 
