@@ -108,9 +108,13 @@ def models(
     threads: Annotated[int, typer.Option(help="Threads where measured.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """List the backbones: parameters, multiply-adds, message size, and images per second when asked."""
+    """List the backbones: parameters, multiply-adds, message size, and images per second when asked.
+
+    Ends with exit code 1 if none of them can take images of this size, else with 0.
+    """
     import json
 
+    from coalface.data.words import several
     from coalface.models.catalogue import catalogue
     from coalface.models.measuring import processor
     from coalface.report.runs import size as in_bytes
@@ -127,9 +131,18 @@ def models(
     if as_json:
         asked = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
         typer.echo(json.dumps({**asked, "models": entries}, indent=1))
+    cannot = [str(entry["cannot"]) for entry in entries if "cannot" in entry]
+    if len(cannot) == len(entries):
+        for said in cannot:
+            typer.echo(f"coalface: {said}", err=True)
+        raise typer.Exit(1)
+    if as_json:
         return
     rows = []
-    for entry in (e for e in entries if "cannot" not in e):
+    for entry in entries:
+        if "cannot" in entry:
+            rows.append({"model": entry["name"], "embedding": f"not at {size}×{size}"})
+            continue
         row = {
             "model": entry["name"],
             "embedding": entry["embedding_size"],
@@ -142,15 +155,13 @@ def models(
             row["inference/s"] = f"{entry['speed']['inference']:.3g}"
             row["training/s"] = f"{entry['speed']['training']:.3g}"
         rows.append(row)
-    if rows:
-        _table(rows, numbers=[key for key in rows[0] if key not in ("model", "BatchNorm")])
-    for entry in entries:
-        if "cannot" in entry:
-            typer.echo(entry["cannot"])
+    keys = max(rows, key=len)
+    _table([{key: row.get(key, "") for key in keys} for row in rows], numbers=set(keys) - {"model", "BatchNorm"})
+    for said in cannot:
+        typer.echo(said)
     typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
     if measure:
-        counted = f"{threads} thread{'s' * (threads > 1)}"
-        typer.echo(f"Images per second: batches of {batch}, float32, {counted}, {processor()}.")
+        typer.echo(f"Images per second: batches of {batch}, float32, {several(threads, 'thread')}, {processor()}.")
 
 
 @app.command()

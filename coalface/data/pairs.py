@@ -325,7 +325,8 @@ def _draw_impostors(labels: NDArray[np.int64], wanted: int, rng: np.random.Gener
     """
     n, available = len(labels), _capacity(labels)[1]
     if wanted > available:
-        raise ValueError(f"the images make {available:,} impostor pairs, and {wanted:,} are wanted: ask for no more")
+        made = several(available, "impostor pair")
+        raise ValueError(f"the images make {made}, and {wanted:,} are wanted: ask for no more")
     if 2 * wanted > available:
         every = np.stack(np.triu_indices(n, 1), axis=1)
         every = every[labels[every[:, 0]] != labels[every[:, 1]]]
@@ -345,7 +346,8 @@ def _draw_both(
     """So many genuine and so many impostor pairs of images in identity order, each (wanted, 2)."""
     available = _capacity(labels)[0]
     if wanted > available:
-        raise ValueError(f"the images make {available:,} genuine pairs, and {wanted:,} are wanted: ask for no more")
+        made = several(available, "genuine pair")
+        raise ValueError(f"the images make {made}, and {wanted:,} are wanted: ask for no more")
     starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
     counts = np.diff(np.r_[starts, len(labels)])
     genuine = _genuine_pairs(starts, counts, rng.choice(available, wanted, replace=False))

@@ -60,13 +60,29 @@ def test_as_json_at_another_size():
     assert ir18["batchnorm"] is True and len(found["models"]) == 2
 
 
-def test_a_backbone_that_cannot_take_the_size_says_so_beneath_the_others():
-    text = said("ir18", "vit-tiny", "--size", "100")
-    assert re.search(r"^ir18 ", text, re.M) and not re.search(r"^vit-tiny ", text, re.M)
+@pytest.mark.parametrize("names", [("ir18", "vit-tiny"), ("vit-tiny", "ir18")])
+def test_a_backbone_that_cannot_take_the_size_says_so_in_its_row_and_beneath(names):
+    text = said(*names, "--size", "100")
+    rows = [line.split()[0] for line in text.splitlines() if line.split()[:1]]
+    assert [row for row in rows if row in names] == list(names)
+    assert re.search(r"^ir18 .*\d MB", text, re.M) and re.search(r"^vit-tiny +not at 100×100 *$", text, re.M)
     assert "'vit-tiny': images of 100×100 cannot be cut into patches of 8×8" in text
-    cannot = json.loads(said("vit-tiny", "--size", "100", "--json"))["models"]
-    assert [sorted(entry) for entry in cannot] == [["cannot", "name"]]
-    assert said("vit-tiny", "--size", "100").startswith("backbone 'vit-tiny'"), "a table of no rows is left out"
+    found = json.loads(said(*names, "--size", "100", "--json"))["models"]
+    assert {entry["name"]: "cannot" in entry for entry in found} == {"ir18": False, "vit-tiny": True}
+
+
+@pytest.mark.parametrize("names", [("ir18",), ("cnn-small", "ir18")])
+@pytest.mark.parametrize("size", [8, 0, -1])
+def test_where_nothing_can_be_listed_the_command_fails_and_says_why(names, size):
+    arguments = ["models", *names, "--size", str(size)]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert [line.split("; ")[0] for line in result.stderr.splitlines()] == [
+        f"coalface: backbone {name!r}: images of {size}×{size} are too small" for name in names
+    ]
+    as_json = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    assert as_json.exit_code == 1
+    assert [sorted(entry) for entry in json.loads(as_json.stdout)["models"]] == [["cannot", "name"]] * len(names)
 
 
 def test_measured_figures_name_batch_threads_and_processor(hasty):
