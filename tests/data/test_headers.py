@@ -213,6 +213,13 @@ def test_a_truncated_image_claims_its_size_or_nothing(kind: str, data: st.DataOb
     assert header in (None, read_header(whole, "x"))
 
 
+@pytest.mark.parametrize("data", [b"text", WHOLE["png"][:20], WHOLE["png"][:16] + bytes(8) + WHOLE["png"][24:]])
+def test_the_place_stands_escaped_in_a_complaint(data: bytes) -> None:
+    for check in (read_header, check_header):
+        with pytest.raises(ValueError, match=r"^a\\nb\\x1b\[31m is damaged"):
+            check(data, "a\nb\x1b[31m")
+
+
 @pytest.mark.parametrize("progressive", [0, 1])
 def test_a_jpeg_that_is_cut_short_is_damaged(progressive: int) -> None:
     """OpenCV 4 fills what is missing with grey, and says nothing."""

@@ -417,6 +417,7 @@ def ranged(labels: list[float], ranges: list[Sequence[float]], *, border: float 
         ([0, 1], [(2, 3), (1, 2)], ["identity 0, and its images have the label 1"]),
         ([0, 0, 3, 2], [(1, 3), (3, 4), (4, 5)], ["record 6: it is identity 1, and its images have the label 3"]),
         ([0, 0, 1, 1], [(1, 3), (3, 4), (4, 5)], ["record 7: it is identity 2, and its images have the label 1"]),
+        ([4, 4, 9, 9], [(1, 3), (3, 4), (4, 5)], ["record [67]: it is identity [12], and its images have the label 9"]),
         (
             [0, 0, 1, 2],
             [(1, 3), (3, 4), (4, 5, 6)],
