@@ -149,6 +149,15 @@ def listed_one() -> FaceSet:
     return FaceSet(np.zeros((1, 1, 1, 1), np.uint8), np.arange(1), np.zeros(1, np.int64), ("a",), ("a/1.jpg",))
 
 
+def test_a_layout_without_images_is_named(tmp_path: Path) -> None:
+    MADE["cfp"](tmp_path)
+    shutil.rmtree(tmp_path / "Data" / "Images")
+    (tmp_path / "Data" / "Images").mkdir()
+    assert recognise(tmp_path) == "cfp"
+    with pytest.raises(ValueError, match=rf"{tmp_path.name} holds no image where one is expected: Data/Images/001"):
+        read_layout(tmp_path)
+
+
 def test_a_race_that_is_not_there_is_named(tmp_path: Path) -> None:
     MADE["rfw"](tmp_path)
     shutil.rmtree(tmp_path / "data" / "Indian")

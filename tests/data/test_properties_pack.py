@@ -176,6 +176,23 @@ def test_any_labels_are_read_or_named(
         read_or_named(folder)
 
 
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 1, -1], [2**63 - 1] * 6, [-(2**63)] * 6])
+def test_labels_of_nobody_are_named(sound: dict[str, bytes], tmp_path: Path, labels: list[int]) -> None:
+    raw = sound["labels.npy"][: -8 * 6] + np.array(labels, "<i8").tobytes()
+    forge(tmp_path, sound | {"labels.npy": raw}, json.loads(sound["meta.json"]))
+    with pytest.raises(ValueError, match=r"labels\.npy is damaged: it does not hold 6 labels from 0 to 2; delete"):
+        read_pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shape", [[-6, -2, 2, 1], [6, 2, 2], [6, 2, 2, 1, 1], [3, 2, 2, 2], [6, 2.0, 2, 1], [0, 0, 0, 3], "6221"]
+)
+def test_shapes_that_no_images_have_are_named(sound: dict[str, bytes], tmp_path: Path, shape: object) -> None:
+    forge(tmp_path, sound, json.loads(sound["meta.json"]) | {"shape": shape})
+    with pytest.raises(ValueError, match=r"meta\.json is damaged \(ValueError: its shape is not that of images\)"):
+        read_pack(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["meta.json", "index.json"])
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", "\ud800", "null", "NaN", "[]"])
 def test_texts_that_parsers_fail_on_are_named(sound: dict[str, bytes], tmp_path: Path, name: str, text: str) -> None:

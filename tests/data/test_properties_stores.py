@@ -130,6 +130,17 @@ def test_two_identities_of_one_name_beside_records_are_refused(forms: dict[str, 
         open_store(tmp_path / "set")
 
 
+@pytest.mark.parametrize("name", ["x" * 240, "é" * 120])
+def test_the_longest_names_beside_records(forms: dict[str, Path], tmp_path: Path, name: str) -> None:
+    shutil.copytree(forms["rec"], tmp_path / "set")
+    (tmp_path / "set" / IDENTITIES).write_text(f"{name}\nBo\nJosé\n", encoding="utf-8")
+    convert(open_store(tmp_path / "set"), tmp_path / "out", "folder")
+    assert name in open_store(tmp_path / "out").names
+    (tmp_path / "set" / IDENTITIES).write_text(f"{name}x\nBo\nJosé\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"identity 1: .* is no plain name: .* at most 240 bytes"):
+        open_store(tmp_path / "set")
+
+
 FILES = st.sampled_from(
     ["train.rec", "train.idx", "property", IDENTITIES, "meta.json", "pixels.u8", "x.bin", "a/1.png", "a.mat", "1.jpg"]
 )
