@@ -97,7 +97,10 @@ def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = ""
     """
     root = Path(root)
     if faces.files is None:
-        raise ValueError("this face set does not know its files, so no pair list can be looked up in it: read a folder")
+        raise ValueError(
+            "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
+            "recipe, give the list a source of kind folder)"
+        )
     return {pairs.name: pairs for pairs in _layout(root, layout).lists(root, faces)}
 
 

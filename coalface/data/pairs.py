@@ -56,7 +56,10 @@ def read_pairs(
     are not in the face set.
     """
     if faces.files is None:
-        raise ValueError("this face set does not know its files, so no pair list can be looked up in it: read a folder")
+        raise ValueError(
+            "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
+            "recipe, give the list a source of kind folder)"
+        )
     place: dict[str, int] = {}
     for image, row in enumerate(faces.rows):
         place.setdefault(faces.files[row].rpartition(".")[0], image)
