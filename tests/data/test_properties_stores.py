@@ -17,7 +17,7 @@ from coalface.data.convert import Pairs, convert
 from coalface.data.inspection import inspect
 from coalface.data.stores import IDENTITIES, Store, open_store
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=30)
 PEOPLE = {"Ann_Lee": 3, "Bo": 2, "José": 2}
 
 
