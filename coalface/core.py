@@ -165,6 +165,9 @@ class Party:
     """The shared part of the backbone's first weights, which every party makes from the run's seed."""
     compute: Any
     """How images become embeddings here: `coalface.learn.compute.Compute` (augmentation, autocast, memory layout)."""
+    shards: Any = None
+    """Where several processes play the party, this one's place among them: `coalface.learn.sharded.Shards`, which local
+    training alone looks at. All of them run a step with the same messages and the same `rng`."""
 
     def stream(self, *names: str | int) -> np.random.Generator:
         """A stream of this party's that does not change from round to round, for example for the order of an epoch."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from coalface.data.augment import Augment, to_tensor
+from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.faces import FaceSet
 
 
@@ -25,9 +25,21 @@ class Compute:
     dtype: torch.dtype = torch.float32
     """Of the images, and so of the arithmetic of a backbone with such parameters; float64 is for exact comparisons."""
 
-    def batch(self, faces: FaceSet, index: NDArray[np.int64], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Augmented images (n, c, h, w) in [−1, 1] and labels (n,) on the device."""
+    def batch(
+        self, faces: FaceSet, index: NDArray[np.int64], rng: np.random.Generator, part: slice | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Augmented images (n, c, h, w) in [−1, 1] and labels (n,) on the device.
+
+        With `part`, a slice with both ends, only so many of the n, changed as they would be among all of them; `rng` is
+        left as after all.
+        """
+        whole = len(index)
+        if part is not None:
+            rng.random((part.start, DRAWS))
+            index = index[part]
         images = self.augment(to_tensor(faces.take(index)), rng)
+        if part is not None:
+            rng.random((whole - part.stop, DRAWS))
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return images.to(self.device, self.dtype), torch.from_numpy(faces.labels[index]).to(self.device)

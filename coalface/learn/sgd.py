@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core import Party, Tensors, private
+from coalface.learn import sharded
+from coalface.learn.batchnorm import synchronised
 from coalface.learn.cosines import CosineLoss
 from coalface.learn.work import Cursor, LocalWork
 
+_DRAWN = 1 << 14  # rows that are drawn at a time where they are not kept
 HEAD = "class_embeddings"
 """The name of the class embeddings among the trained tensors."""
 
@@ -61,7 +64,8 @@ class Learner:
     """What a party keeps of its training from round to round; none of it is ever sent."""
 
     head: Tensor
-    """(k, d) class embeddings of its identities; with a loss of several rows a class, all of them."""
+    """(k, d) class embeddings of its identities; with a loss of several rows a class, all of them. Where several
+    processes play the party, this one's block."""
     extra: Tensors
     """What the loss trains beside them, such as the bias of SphereFace2; empty for most."""
     kept: Tensors
@@ -74,10 +78,15 @@ class Learner:
 def fresh_head(party: Party, rows: int | None = None) -> Tensor:
     """(k, d) class embeddings for the party's identities, drawn from N(0, 0.01²) by a stream of its own.
 
-    `rows` in place of k is for a loss that has several rows for a class.
+    `rows` in place of k is for a loss that has several rows for a class. Where several processes play the party, each
+    gets its block of the one draw.
     """
-    shape = (len(party.data.names) if rows is None else rows, party.backbone.embedding_size)
-    drawn = party.stream(party.stage, "head").standard_normal(shape, dtype=np.float32)
+    rows = len(party.data.names) if rows is None else rows
+    block = party.shards.span(rows) if party.shards is not None else slice(0, rows)
+    rng, size = party.stream(party.stage, "head"), party.backbone.embedding_size
+    for at in range(0, block.start, _DRAWN):  # numbers of the blocks before it
+        rng.standard_normal((min(_DRAWN, block.start - at), size), dtype=np.float32)
+    drawn = rng.standard_normal((block.stop - block.start, size), dtype=np.float32)
     dtype = next((p.dtype for p in party.backbone.parameters.values()), torch.float32)
     return torch.from_numpy(drawn).mul_(0.01).to(party.device, dtype)
 
@@ -97,7 +106,8 @@ def learn(
 
     Returns the mean training loss and what the party keeps. `momentum` is the backbone's, `head_momentum` that of the
     class embeddings and of what the loss trains beside them (None: as the backbone's). `pull` gives gradients to add.
-    Raises ValueError where class embeddings are to be sampled and the loss has several rows for a class.
+    Raises ValueError where class embeddings are to be sampled and the loss has several rows for a class, and where
+    several processes play the party and the loss cannot be split among them.
     """
     head_momentum = head_momentum or momentum
     classes = len(party.data.names)
@@ -138,7 +148,7 @@ class Trained:
     """What local training gives, beside the module that it leaves trained."""
 
     head: Tensor
-    """(k, d) class embeddings."""
+    """(k, d) class embeddings, or this process's block of them."""
     extra: Tensors
     loss: float
     """The mean over the images."""
@@ -179,8 +189,15 @@ def train(
     `extra` are the loss's own tensors (`CosineLoss.extra`), with the momentum (`head_momentum`; None: as the module's)
     and weight decay of the class embeddings. `velocity` carries momentum in, by name; what it lacks starts from zero.
     `pull` gives gradients to add. With `sample_rate` a step sees, and alters, only those class embeddings that
-    `sampled_classes` draws. Raises FloatingPointError when the loss is not finite.
+    `sampled_classes` draws. Where several processes play the party, `head` and its momentum are this one's block, and
+    `pull` gets its part of the images with the labels of them all. Raises FloatingPointError when the loss is not
+    finite, and ValueError as `learn`.
     """
+    shards, classes = party.shards, len(head)
+    if shards is not None:
+        sharded.check_shardable(loss)
+        classes = len(party.data.names)
+    block = shards.span(classes) if shards is not None else slice(0, classes)
     module = party.backbone.module.train()
     head = head.to(party.device, copy=True).requires_grad_()
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -198,16 +215,27 @@ def train(
     criterion: Callable[..., Tensor] = loss
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
-        pixels, labels = party.compute.batch(party.data, index, party.rng)
-        rows = None
+        pixels, labels = sharded.batch(party, index, party.rng)
+        rows, first, of = None, block.start, classes
         if sample_rate is not None and sample_rate < 1:
-            rows = sampled_classes(labels, len(head), sample_rate, party.rng)
-            labels = torch.searchsorted(rows, labels)
+            rows = sampled_classes(labels, classes, sample_rate, party.rng)
+            labels, of = torch.searchsorted(rows, labels), len(rows)
+            if shards is not None:
+                first, beyond = (int((rows < end).sum()) for end in (block.start, block.stop))
+                rows = rows[first:beyond] - block.start  # those of this block
             named[HEAD] = parameters[-1] = head.detach()[rows].requires_grad_()
             if rates[-1]:
                 whole, buffers[-1] = buffers[-1], buffers[-1][rows]
-        value = criterion(party.compute.embed(module, pixels), named[HEAD], labels, **own)
-        gradients = list(torch.autograd.grad(value, parameters))
+        with synchronised(module, shards, len(index)):
+            embeddings = party.compute.embed(module, pixels)
+            if shards is None:
+                value = criterion(embeddings, named[HEAD], labels, **own)
+                gradients = list(torch.autograd.grad(value, parameters))
+            else:
+                value, gradients, by_head = sharded.gradients(
+                    shards, loss, embeddings, parameters[:-1], named[HEAD], labels, first=first, classes=of
+                )
+                gradients.append(by_head)
         if pull is not None:
             added = pull(named, pixels, labels)
             places = [place for place, name in enumerate(named) if name in added]
