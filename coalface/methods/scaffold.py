@@ -1,0 +1,146 @@
+"""SCAFFOLD: control variates correct the drift of local training.
+
+Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, Algorithm 1 with
+option II of line 12; the class embeddings stay with their party and are not corrected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.sgd import Learner, MomentumState, learn
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """x."""
+    control: Tensors
+    """c, of the parameters alone, in units of a gradient."""
+
+
+@message
+class Update:
+    """Up. Algorithm 1 sends Δc_i as well, but it follows from y_i: what is sent is half of that."""
+
+    backbone: Tensors
+    """y_i."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@private
+class Controlled:
+    """What stays at a party."""
+
+    learner: Learner
+    control: Tensors
+    """c_i, zero before the first round."""
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """x."""
+    control: Tensors
+    """c."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Local steps y_i ← y_i − η (g − c_i + c), where c = Σ w_i c_i over all trainers, present or not.
+
+    A party that took part has c_i⁺ = c_i − c + (x − y_i) / (K_i η), its mean gradient along the way (weight decay
+    included); the others keep theirs. So Δc_i = (x − y_i) / (K_i η) − c, and the server takes Σ w_i Δc_i from the
+    differences y_i − x, in which an absent party counts as zero. Backbones have no local momentum, with which c_i would
+    not be a gradient. K_i is `local.iterations`, or the steps that the party's epochs have.
+    """
+
+    title: ClassVar[str] = "corrects the drift of local steps by control variates"
+    paper: ClassVar[str] = "Karimireddy et al. 2020"
+    setting: ClassVar[str] = "any"
+
+    rounds: int = 20
+    sample: int | None = None
+    """Parties a round, drawn anew each round; None: all."""
+    server_lr: float = 1.0
+    """η_g."""
+    weights: Literal["images", "equal"] = "images"
+    """w_i: shares of the images, or equal as in the paper."""
+    local: LocalWork = LocalWork()
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
+    head_momentum: MomentumState = "keep"
+    """Of the class embeddings: see `MomentumState`."""
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr}; give a number above 0 (1: the mean of the backbones)")
+
+    def init(self, fed: Federation) -> State:
+        zero = {name: torch.zeros_like(w) for name, w in fed.initial.items() if name in fed.parameters}
+        return State(backbone=fed.initial, control=zero)
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
+        images = {party: fed.images(party) for party in fed.parties("trainer")}
+        weight = {party: float(n) if self.weights == "images" else 1.0 for party, n in images.items()}
+        slowed = {party: w / self.local.count(images[party]) for party, w in weight.items()}  # w_i / K_i
+        mean = Mean("backbone", by=weight)
+        drift = Mean("backbone", by=slowed, over="all", of="differences", name="drift")
+        sent = Global(backbone=state.backbone, control=state.control)
+        answer = fed.ask(self.train, to=chosen, common=sent, folds=[mean, drift])
+        fed.log(loss=answer.mean("loss", by="images"))
+        x, y, moved, c = state.backbone, answer.folded["backbone"], answer.folded["drift"], state.control
+        there = sum(weight[party] for party in answer.arrived) / sum(weight.values())  # Σ w_i of those that arrived
+        rate = sum(slowed.values()) / (sum(weight.values()) * self.local.lr_at(fed.round, self.rounds))
+        return State(
+            backbone={n: torch.lerp(x[n], y[n], self.server_lr) if n in c else y[n] for n in x},  # lines 16, 17
+            control={n: c[n] - there * c[n] - rate * moved[n] for n in c},  # c + Σ w_i Δc_i
+        )
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Controlled | None, common: Global) -> tuple[Update, Controlled]:
+        x, c = ({n: w.to(party.device) for n, w in t.items()} for t in (common.backbone, common.control))
+        mine = own.control if own else {n: torch.zeros_like(w) for n, w in c.items()}  # c_i
+        excess = {n: mine[n].to(party.device) - w for n, w in c.items()}  # c_i − c
+        correction = {n: -w for n, w in excess.items()}
+
+        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+            return correction
+
+        loss, learner = learn(
+            party,
+            common.backbone,
+            own.learner if own else None,
+            self.local,
+            self.loss,
+            momentum="none",
+            head_momentum=self.head_momentum,
+            pull=pull,
+        )  # line 10
+        y = party.backbone.shared()
+        rate = 1 / (self.local.count(len(party.data)) * self.local.lr_at(party.round, party.rounds))
+        control = {n: excess[n] + rate * (x[n] - y[n]) for n in c}  # line 12 (ii)
+        return Update(backbone=y, images=len(party.data), loss=loss), Controlled(learner=learner, control=control)
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Controlled | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, own.learner.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone)
+        return Models(at_party=self.own_model, common=Global(backbone=state.backbone, control=state.control))
