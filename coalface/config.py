@@ -121,6 +121,16 @@ class PairsFrom(_Section):
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
 
 
+class Validator(PairsFrom):
+    """A party of its own that holds pairs for Federated Validation; only the scores of its pairs leave it."""
+
+    identities: int | None = Field(None, ge=2)
+    """`balanced` without a source: so many trainable identities are set aside for it, drawn by a fixed seed. No trainer
+    holds them, whatever the method."""
+    half_of: str | None = None
+    """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
+
+
 class Judge(_Section):
     """What is judged, and when."""
 
@@ -177,6 +187,11 @@ class Recipe(_Section):
     data: Data = Data()
     model: Model = Model()
     judge: Judge = Judge()
+    validators: dict[str, Validator] = {}
+    """Party name -> its pairs. They take part where the method has a step for validators."""
+    half_split: Literal["first", "second"] | None = None
+    """Which half of the folds the validators `half_of` a list hold. The list is then judged on the folds of the other
+    half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
     trouble: dict[str, Any] = {}
     """`coalface.engines.trouble.Trouble`."""
@@ -348,9 +363,28 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             "sample them; leave sample_rate out, or take another loss"
         )
     _check_parts(recipe)
+    _check_validators(recipe)
     if recipe.pretrain is not None:
         recipe.pretraining()
     return recipe
+
+
+def _check_validators(recipe: Recipe) -> None:
+    halves = {name: v.half_of for name, v in recipe.validators.items() if v.half_of is not None}
+    for name, validator in recipe.validators.items():
+        where = f"validators.{name}"
+        if not NAME.fullmatch(name):
+            raise RecipeError(f"{where}: a party's name becomes a folder; use letters, digits, - and _")
+        if validator.half_of is not None:
+            nearest(validator.half_of, recipe.judge.lists, f"{where}.half_of")
+            if recipe.half_split is None:
+                raise RecipeError(f"{where}.half_of: say which half with half_split=first or half_split=second")
+        elif validator.kind == "balanced" and (validator.source is None) != (validator.identities is not None):
+            raise RecipeError(
+                f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
+            )
+    if recipe.half_split is not None and not halves:
+        raise RecipeError("half_split: no validator is `half_of` a list, so there is nothing to split")
 
 
 def _fault(error: ValidationError) -> str:

@@ -156,6 +156,8 @@ class Party:
     """A stream of its own for (run seed, party, stage, round, call)."""
     data: Any
     """The party's own images, a `coalface.data.faces.FaceSet`."""
+    pairs: Any
+    """A validator's own pairs of its images, a `coalface.data.pairs.PairList`; None at others."""
     public: Any
     """The public images that every party holds, where the paper shares some; else None."""
     device: torch.device
@@ -241,8 +243,14 @@ class Federation(ABC):
         """Start a step beside the coming rounds; time is counted in rounds, so collecting is what waits."""
 
     @abstractmethod
-    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
-        """Wait for what was posted."""
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
+        """Wait for what was posted. With `optional` the round does without: the answer may be of no party at all."""
+
+    @abstractmethod
+    def stream(self, *names: str | int) -> np.random.Generator:
+        """A stream of its own for (run seed, server, stage, round, names), which leaves `rng` as it is."""
 
     @abstractmethod
     def log(self, **metrics: float) -> None:

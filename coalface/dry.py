@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from coalface import planning, world
+from coalface import pairlists, planning, sources, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.data.faces import FaceSet
@@ -28,10 +28,11 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
             check(recipe.pretraining())
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
-    train, held = world.training_faces(recipe, world.unseen)
+    train, held = world.training_faces(recipe, sources.unseen)
     parties = world.deal(recipe, train)
     World(parties, world.backbone(recipe), None)
-    world.judged(recipe, train, held, world.unseen)
+    pairlists.judged(recipe, train, held, sources.unseen)
+    world.validating(recipe, train, held, sources.unseen)
     trouble = recipe.build_trouble()
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
     for party in named:
@@ -42,7 +43,8 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 def plan(recipe: Recipe, parties: int | None = None) -> Plan:
     """One round's messages, with as many parties as the recipe would deal."""
     names = [f"party-{place:05d}" for place in range(parties or party_count(recipe))]
-    return planning.plan(recipe.build_method(), {"trainer": names}, world.backbone(recipe))
+    validators = tuple(recipe.validators) or ("validator-0",)
+    return planning.plan(recipe.build_method(), {"trainer": names, world.VALIDATOR: validators}, world.backbone(recipe))
 
 
 def party_count(recipe: Recipe) -> int:
@@ -51,7 +53,7 @@ def party_count(recipe: Recipe) -> int:
         return 1
     if recipe.data.partition.kind in ("equal", "dirichlet"):
         return recipe.data.partition.parties
-    faces, _ = world.training_faces(recipe, world.unseen)
+    faces, _ = world.training_faces(recipe, sources.unseen)
     return len(world.deal(recipe, faces))
 
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from coalface import config, judging, planning, world
+from coalface import config, judging, pairlists, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
@@ -108,7 +108,7 @@ def _execute(
     here = build()
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
-        world.judged(recipe, train, held, _packing(view)),
+        pairlists.judged(recipe, train, held, _packing(view)),
         here.backbone,
         recipe.judge.flip,
         recipe.engine.device,

@@ -17,7 +17,7 @@ from coalface.engines.server import Server
 from coalface.evaluate.features import embed, images_needed
 from coalface.evaluate.paired import PairIdentities, accuracy_evidence, tar_evidence
 from coalface.evaluate.verification import histogram, judge, roc, score_pairs
-from coalface.world import Lists
+from coalface.pairlists import Lists
 
 Figures = dict[str, dict[str, float]]
 """List name -> figure name -> percent."""
@@ -56,7 +56,11 @@ class Judge:
             for tensors in models:
                 features, left, right = self._features(tensors, chosen)
                 pairs = chosen.pairs
-                each.append(judge(features, left, right, pairs.same, pairs.fold, pairs.headline).figures())
+                each.append(
+                    judge(
+                        features, left, right, pairs.same, pairs.fold, pairs.headline, folds=chosen.judged_folds
+                    ).figures()
+                )
                 self.last_scores.setdefault(chosen.name, []).append(score_pairs(features, left, right))
             found[chosen.name] = {name: float(np.mean([f[name] for f in each])) for name in each[0]}
         return found
@@ -73,7 +77,7 @@ class Judge:
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
         """What a paired comparison needs of the last judgement: list name -> model by model."""
         return {
-            chosen.name: [_evidence(scores, chosen.identities) for scores in self.last_scores[chosen.name]]
+            chosen.name: [_evidence(scores, chosen) for scores in self.last_scores[chosen.name]]
             for chosen in self.lists
         }
 
@@ -84,6 +88,8 @@ class Judge:
             models = self.last_scores[chosen.name]
             scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
             counted = np.ones(len(same), dtype=bool)
+            if chosen.judged_folds is not None and chosen.pairs.fold is not None:
+                counted = np.tile(np.isin(chosen.pairs.fold, chosen.judged_folds), len(models))
             if chosen.pairs.headline is not None:
                 counted = np.tile(chosen.pairs.headline, len(models)) | ~same
             curve, bars = roc(scores[counted], same[counted]), histogram(scores[counted], same[counted])
@@ -98,10 +104,10 @@ class Judge:
         return found
 
 
-def _evidence(scores: NDArray[np.float64], identities: PairIdentities) -> dict[str, Any]:
-    if identities.headline is not None:
-        return tar_evidence(scores, identities)
-    return accuracy_evidence(scores, identities)
+def _evidence(scores: NDArray[np.float64], chosen: Lists) -> dict[str, Any]:
+    if chosen.identities.headline is not None:
+        return tar_evidence(scores, chosen.identities)
+    return accuracy_evidence(scores, chosen.identities, folds=chosen.judged_folds)
 
 
 def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +103,9 @@ class _Paper(Federation):
     def images(self, party: str) -> int:
         return IMAGES
 
+    def stream(self, *names: str | int) -> np.random.Generator:
+        return generator(0, "plan", *names)
+
     def log(self, **metrics: float) -> None:
         """Numbers of a plan mean nothing."""
 
@@ -143,7 +147,9 @@ class _Paper(Federation):
         self._posted[ticket](())
         return ticket
 
-    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
         return self._posted.pop(ticket)(folds)
 
     def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:

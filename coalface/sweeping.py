@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from coalface import config, experiment, world
+from coalface import config, experiment, pairlists, world
 from coalface.comparing import bootstrap_of, paired
 from coalface.config import Recipe, RecipeError
 from coalface.engines.transport import RunFailed
@@ -26,6 +26,9 @@ from coalface.experiment import View
 from coalface.judging import read_lists, write_json, write_text
 from coalface.report.runs import clean, figure_name, size, start_name
 from coalface.yamltext import parse_yaml
+
+AVERAGED = ("seed", "half_split")
+"""Keys over which a setting's cells are averaged."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """What was swept besides the seed; cells of one setting are averaged."""
-        swept = ", ".join(f"{key}={_shown(value)}" for key, value in self.chosen.items() if key != "seed")
+        """What was swept besides the seed and the half of the folds; cells of one setting are averaged."""
+        swept = ", ".join(f"{key}={_shown(value)}" for key, value in self.chosen.items() if key not in AVERAGED)
         return swept or self.recipe.method
 
 
@@ -265,7 +268,7 @@ def _differences(recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]
         "",
     ]
     rows = [["setting", "figure", "difference", "interval", "verdict"]]
-    for chosen in world.judged(recipe, train, held):
+    for chosen in pairlists.judged(recipe, train, held):
         bootstrap = bootstrap_of(chosen.identities)
         base = [cell["evidence"][chosen.name] for cell in groups[first]]
         for label, group in groups.items():

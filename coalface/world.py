@@ -1,136 +1,41 @@
-"""From a recipe to who takes part and what is judged: sources, packs, partitions, pair lists."""
+"""From a recipe to who takes part: the identities that are trained on, their deal to parties, network, arithmetic."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from coalface import config
-from coalface.checking import nearest
-from coalface.config import PairsFrom, Recipe, RecipeError
+from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
-from coalface.data.joined import Joined
-from coalface.data.layouts import read_lists
-from coalface.data.pack import cached_pack, read_pack
-from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
-from coalface.data.partition import (
-    by_domain,
-    check_disjoint,
-    dirichlet,
-    equal,
-    hold_out,
-    minimum_images,
-    one_identity,
-    shares,
-    without,
-)
-from coalface.data.source import Source
-from coalface.data.stores import Store, open_store
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.pairs import PairList, named_identities
+from coalface.data.partition import by_domain, dirichlet, equal, hold_out, minimum_images, one_identity, shares, without
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
-from coalface.evaluate.paired import PairIdentities
 from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
+from coalface.pairlists import SPLIT_SEED, judged, validator
+from coalface.sources import Packing, below_root, folder, listed, open_source
 
-SPLIT_SEED = 2048
-"""Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
+VALIDATOR = "validator"
+"""The role of the parties that score models."""
 
 POOLED = "pooled"
 """The name of the one party that holds everybody's data."""
-
-Packing = Callable[[int, int], None]
-"""Called with (images packed, images in all)."""
-
-
-def unseen(done: int, total: int) -> None:
-    """Given as `packing`: images are listed and not decoded, for checks; every pixel is black and takes no memory."""
-
-
-@dataclass(frozen=True)
-class Lists:
-    """One thing to judge on."""
-
-    name: str
-    faces: FaceSet
-    pairs: PairList
-
-    @functools.cached_property
-    def identities(self) -> PairIdentities:
-        """Who is in each pair, as the paired comparison wants it."""
-        labels, pairs = self.faces.labels, self.pairs
-        sha256 = list_sha256(pairs, self.faces)
-        return PairIdentities(labels[pairs.left], labels[pairs.right], sha256, pairs.headline, pairs.fold)
-
-
-def open_source(recipe: Recipe, source: config.Source, packing: Packing | None = None) -> FaceSet:
-    """The images of a source at the recipe's size and colour, from the cache of packs."""
-    size, grey = recipe.data.size, recipe.data.grey
-    if source.kind != "pack":
-        made = listed(recipe, source)
-        faces = _pixels(recipe, made, packing)
-        if isinstance(made, Store):
-            return replace(faces, domains=made.domains)
-        if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
-            return replace(faces, domains=made.domain_numbers)
-        return faces
-    faces = read_pack(_folder(recipe, source))
-    if faces.shape != (size, size, 1 if grey else 3):
-        height, width, channels = faces.shape
-        raise RecipeError(
-            f"{source.path} holds images of {height}×{width}×{channels}, the recipe wants "
-            f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
-        )
-    return faces
-
-
-def _pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
-    size, grey = recipe.data.size, recipe.data.grey
-    if packing is not unseen:
-        return cached_pack(source, size=size, grey=grey, progress=packing)
-    count = len(source.files)
-    black = np.broadcast_to(np.zeros(1, np.uint8), (count, size, size, 1 if grey else 3))
-    return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)
-
-
-def listed(recipe: Recipe, source: config.Source) -> Source:
-    """A source other than a pack, of which no image has been read yet."""
-    if source.kind == "joined":
-        return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
-    if source.kind in ("folder", "rec"):
-        return open_store(_folder(recipe, source), part=source.part or "")
-    return SyntheticFaces(
-        source.identities,
-        source.images,
-        source.seed,
-        size=recipe.data.size,
-        grey=recipe.data.grey,
-        domains=source.domains,
-        first=source.first,
-    )
-
-
-def _folder(recipe: Recipe, source: config.Source) -> Path:
-    if source.path is None:
-        raise RecipeError(f"data.source.path: a source of kind {source.kind!r} needs the folder it lies in")
-    return _below_root(recipe, source.path)
 
 
 def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
     """What names the images that a recipe trains on: the source's fingerprint, and the identities that are taken."""
     source = recipe.data.source
     if source.kind == "pack":
-        fingerprint = hashlib.sha256((_folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
+        fingerprint = hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
     else:
         fingerprint = listed(recipe, source).fingerprint()
     train, _ = training_faces(recipe, packing)
@@ -146,12 +51,14 @@ def check_device(recipe: Recipe) -> None:
         raise RecipeError(f"engine.device: {recipe.engine.device!r} is not there ({reason}); take cpu") from None
 
 
-def _below_root(recipe: Recipe, path: str) -> Path:
-    return Path(path) if Path(path).is_absolute() else recipe.root() / path
-
-
 def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
     """(the identities that may be trained on, those held out for judging), disjoint by identity."""
+    train, held, _ = _split(recipe, packing)
+    return train, held
+
+
+def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, dict[str, FaceSet]]:
+    """(for training, held out for judging, set aside for each validator), disjoint by identity."""
     data = recipe.data
     faces = open_source(recipe, data.source, packing)
     faces = without(faces, _excluded(recipe))
@@ -159,12 +66,30 @@ def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[Face
     held = faces.only([])
     if data.hold_out:
         faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
+    aside = {}
+    for name, wanted in recipe.validators.items():
+        if wanted.identities is not None:
+            rng = generator(SPLIT_SEED, "validator", name)
+            faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
     if len(faces) == 0:
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
-    return faces, held
+    return faces, held, aside
+
+
+def validating(
+    recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None
+) -> dict[str, tuple[FaceSet, PairList]]:
+    """Each validator's images and pairs, if the method has a step for validators.
+
+    Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged.
+    """
+    if not any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values()):
+        return {}
+    aside, lists = _split(recipe, packing)[2], judged(recipe, train, held, packing)
+    return {name: validator(recipe, name, aside.get(name), train, lists, packing) for name in recipe.validators}
 
 
 def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
@@ -190,7 +115,7 @@ def _excluded(recipe: Recipe) -> set[str]:
         prefix + name
         for prefix, paths in by_prefix.items()
         for path in paths
-        for name in named_identities(_below_root(recipe, path))
+        for name in named_identities(below_root(recipe, path))
     }
 
 
@@ -224,90 +149,6 @@ def _domain_names(faces: FaceSet) -> tuple[str, ...]:
     return tuple(faces.names[faces.labels[i]].partition("/")[0] for i in firsts)
 
 
-def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
-    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on."""
-    found = []
-    for name, wanted in recipe.judge.lists.items():
-        faces, pairs = _list(recipe, name, wanted, held, packing)
-        shown = faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])]))
-        try:
-            for prefix in _prefixes(recipe, wanted):
-                check_disjoint(train, replace(shown, names=tuple(prefix + known for known in shown.names)))
-        except ValueError as error:
-            shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
-            raise RecipeError(
-                f"judge.lists.{name}: {shared} would be trained on as well, so that its figures would say nothing of "
-                "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
-            ) from None
-        found.append(Lists(name, faces, pairs))
-    return found
-
-
-def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
-    """What the training source may put before the names of a list's identities.
-
-    A list with images of its own is held against every part of a joined source that may show the same people: of the
-    same folder, or synthetic of the same seed.
-    """
-    parts = recipe.data.source.parts
-    if wanted.source is None or not parts:
-        return [""]
-
-    def origin(source: config.Source) -> tuple[str, object]:
-        return source.kind, source.seed if source.kind == "synthetic" else _folder(recipe, source).resolve()
-
-    mine = origin(wanted.source)
-    return [f"{name}/" for name, part in parts.items() if origin(part) == mine]
-
-
-def _list(
-    recipe: Recipe, name: str, wanted: PairsFrom, held: FaceSet, packing: Packing | None
-) -> tuple[FaceSet, PairList]:
-    """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
-    prefix = f"{wanted.part}/" if wanted.part else ""
-    if wanted.kind == "balanced":
-        faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
-        if prefix:
-            faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
-        if len(faces) == 0:
-            of_part = f" of part {wanted.part}" if wanted.part else ""
-            raise RecipeError(
-                f"judge.lists.{name}: no identity{of_part} is held out: set data.hold_out, or give "
-                f"judge.lists.{name}.source"
-            )
-        try:
-            rng = generator(SPLIT_SEED, "pairs", name)
-            return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=rng, title=name)
-        except ValueError as error:
-            raise RecipeError(f"judge.lists.{name}: {error}") from None
-    if wanted.path is None:
-        raise RecipeError(f"judge.lists.{name}.path: a list of kind {wanted.kind!r} needs the file of pairs")
-    if wanted.kind == "bin":
-        return _of_bin(recipe, name, wanted.path, packing)
-    if wanted.kind == "layout":
-        own = wanted.source or config.Source(kind="folder", path=wanted.path)
-        faces = open_source(recipe, own, packing)
-        lists = read_lists(_below_root(recipe, wanted.path), faces)
-        if wanted.list is None and len(lists) != 1:
-            known = ", ".join(lists) or "none: this data set has no lists"
-            raise RecipeError(f"judge.lists.{name}.list: say which list of {wanted.path}; it has {known}")
-        chosen = nearest(wanted.list, lists, f"judge.lists.{name}.list") if wanted.list else next(iter(lists))
-        return faces, lists[chosen]
-    source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
-    faces, path = open_source(recipe, source, packing), _below_root(recipe, wanted.path)
-    pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
-    return replace(faces, names=tuple(prefix + known for known in faces.names)), pairs
-
-
-def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None) -> tuple[FaceSet, PairList]:
-    """The images and pairs of a `.bin`. Who is in them is not known, so its identities are named after the list."""
-    store = open_store(_below_root(recipe, path))
-    if store.pairs is None:
-        raise RecipeError(f"judge.lists.{name}.path: {path} is no .bin of pairs")
-    faces = _pixels(recipe, store, packing)
-    return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs
-
-
 def backbone(recipe: Recipe) -> Backbone:
     """The network with its first weights, which follow from the seed."""
     channels, model = 1 if recipe.data.grey else 3, recipe.model
@@ -326,7 +167,7 @@ def backbone(recipe: Recipe) -> Backbone:
 def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> World:
     """The world of a resolved recipe: what each worker process makes for itself."""
     recipe = config.parse(tree)
-    train, _ = training_faces(recipe)
+    train, held = training_faces(recipe)
     network = backbone(recipe)
     if initial is not None:
         network.load(initial)
@@ -337,7 +178,14 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
         autocast=engine.autocast,
         channels_last=engine.channels_last,
     )
-    return World(data=deal(recipe, train), backbone=network, compute=compute)
+    validators = validating(recipe, train, held)
+    return World(
+        data=deal(recipe, train) | {name: faces for name, (faces, _) in validators.items()},
+        pairs={name: pairs for name, (_, pairs) in validators.items()},
+        roles=dict.fromkeys(validators, VALIDATOR),
+        backbone=network,
+        compute=compute,
+    )
 
 
 def numerics(recipe: Recipe) -> Numerics:

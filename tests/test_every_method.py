@@ -32,7 +32,10 @@ from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, State
 
-SETTINGS: dict[str, dict[str, Any]] = {}
+STILL = LocalWork(epochs=2, batch=4, lr=0.005)
+"""For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""
+
+SETTINGS: dict[str, dict[str, Any]] = {"mime": {"local": STILL}, "mimelite": {"local": STILL}}
 """Settings of a method for tiny worlds, by its name."""
 
 GAINS: dict[str, float] = {}
@@ -49,10 +52,10 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
 
 
 def variants(name: str) -> tuple[Method, Tiny]:
-    """The method with BatchNorm kept at the parties and, where it can, only some parties a round."""
+    """The method with BatchNorm, kept at the parties but where validators need it, and, where it can, partly asked."""
     fields = {f.name for f in METHODS[name].__dataclass_fields__.values()}  # type: ignore[attr-defined]
     method, build = recipe(name, **({"sample": 2} if "sample" in fields else {}))
-    return method, replace(build, norm=True, policy="local")
+    return method, replace(build, norm=True, policy="average" if build.validators else "local")
 
 
 @dataclass

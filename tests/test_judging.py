@@ -10,17 +10,17 @@ import pytest
 import torch
 from tinyruns import tiny
 
-from coalface import world
+from coalface import pairlists, world
 from coalface.core import Models, Tensors
 from coalface.engines.server import Server
 from coalface.evaluate.paired import PairIdentities
 from coalface.judging import Judge, keep_lists, read_lists, write_json
-from coalface.world import Lists
+from coalface.pairlists import Lists
 
 
 def lists(**changes: Any) -> list[Lists]:
     recipe = tiny(**changes)
-    return world.judged(recipe, *world.training_faces(recipe))
+    return pairlists.judged(recipe, *world.training_faces(recipe))
 
 
 def judge(**changes: Any) -> Judge:

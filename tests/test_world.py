@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tinyruns import picture_folders, tiny
 
-from coalface import config, world
+from coalface import config, pairlists, world
 from coalface.config import RecipeError
 from coalface.data.folder import read_folder
 from coalface.data.pack import write_pack
@@ -52,7 +52,7 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
     for seed in (0, 1):
         recipe = tiny(seed=seed)
         train, held = world.training_faces(recipe)
-        (chosen,) = world.judged(recipe, train, held)
+        (chosen,) = pairlists.judged(recipe, train, held)
         shas.add(chosen.identities.sha256)
     assert len(shas) == 1
 
@@ -130,19 +130,19 @@ def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     train, held = world.training_faces(recipe)
     said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
     with pytest.raises(RecipeError, match=said):
-        world.judged(recipe, train, held)
+        pairlists.judged(recipe, train, held)
     recipe = config.parse(config.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
-    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
     assert chosen.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:
     recipe = tiny(data={"hold_out": 0})
     with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
-        world.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *world.training_faces(recipe))
     recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
     with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
-        world.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *world.training_faces(recipe))
 
 
 def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
@@ -161,12 +161,12 @@ def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
 def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
     recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
-    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     apart = config.parse(config.merged(alone, {"judge": {"lists": whole}}))
-    (same,) = world.judged(apart, *world.training_faces(apart))
+    (same,) = pairlists.judged(apart, *world.training_faces(apart))
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
 
@@ -199,11 +199,11 @@ def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:
 def test_held_out_identities_of_one_part(root: Path) -> None:
     lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
     recipe = joined(root, lists, hold_out=6)
-    (chosen,) = world.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
     assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
     recipe = joined(root, lists)
     with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
-        world.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *world.training_faces(recipe))
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     train, held = world.training_faces(recipe)
     if shared:
         with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
-            world.judged(recipe, train, held)
+            pairlists.judged(recipe, train, held)
     else:
-        assert len(world.judged(recipe, train, held)) == 1
+        assert len(pairlists.judged(recipe, train, held)) == 1
 
 
 def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -> None:

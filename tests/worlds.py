@@ -20,6 +20,7 @@ from coalface import wire
 from coalface.core import Method, Models, Tensors
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
+from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.desk import REPLY, Commit, Request
 from coalface.engines.local import InProcess, Setup, Workers, World
@@ -72,6 +73,19 @@ class Tiny:
     each: int = 6
     """Images of an identity, at most."""
     flip: bool = True
+    double: bool = False
+    """All arithmetic in float64, for exact comparisons."""
+    validators: int = 0
+    """Parties that hold four identities and 20 pairs of them each."""
+
+    def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
+        """Each validator's images and pairs."""
+        whole, found = faces(2 * self.parties + 4 * self.validators, self.each), {}
+        for i in range(self.validators):
+            first = 2 * self.parties + 4 * i
+            view = whole.only(list(range(first, first + 4)))
+            found[f"judge-{i}"] = view, balanced_pairs(view, pairs=20, rng=np.random.default_rng(i))
+        return found
 
     def data(self) -> dict[str, FaceSet]:
         """Each party's images."""
@@ -87,8 +101,17 @@ class Tiny:
     def __call__(self) -> World:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
-            backbone = Backbone(Net(norm=self.norm), self.policy)
-        return World(self.data(), backbone, Compute(augment=Augment(flip=self.flip)), roles=dict(self.roles))
+            net = Net(norm=self.norm)
+        backbone = Backbone(net.double() if self.double else net, self.policy)
+        dtype = torch.float64 if self.double else torch.float32
+        held = self.validating()
+        return World(
+            self.data() | {name: faces for name, (faces, _) in held.items()},
+            backbone,
+            Compute(augment=Augment(flip=self.flip), dtype=dtype),
+            roles=dict(self.roles) | dict.fromkeys(held, "validator"),
+            pairs={name: pairs for name, (_, pairs) in held.items()},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +217,9 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     common = {"rounds": 3, "local": WORK, "loss": LOSS}
     settings = {k: v for k, v in common.items() if k in known} | changes
-    return cls(**settings), Tiny(pooled=cls.pooled)
+    method = cls(**settings)
+    validated = any(declared.role == "validator" for _, declared in method.steps.values())
+    return method, Tiny(pooled=cls.pooled, validators=2 if validated else 0)
 
 
 def killed_in(folder: Path, delays: Iterable[float]) -> None:

@@ -47,6 +47,8 @@ class World:
     roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The role of each party; `trainer` where it is not named."""
     public: FaceSet | None = None
+    pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
 
     def __post_init__(self) -> None:
         if bad := [name for name in self.data if not _NAME.fullmatch(name)]:
@@ -86,6 +88,7 @@ class Setup:
                 seed=self.seed,
                 rng=generator(self.seed, "party", request.party, *when),
                 data=world.data[request.party],
+                pairs=world.pairs.get(request.party),
                 public=world.public,
                 device=device,
                 backbone=world.backbone,

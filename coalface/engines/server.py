@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coalface import wire
 from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
@@ -100,6 +102,9 @@ class Server(Federation):
     def images(self, party: str) -> int:
         return self.transport.members[party].images
 
+    def stream(self, *names: str | int) -> np.random.Generator:
+        return generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+
     def log(self, **metrics: float) -> None:
         self._now.metrics |= metrics
 
@@ -115,7 +120,10 @@ class Server(Federation):
     ) -> Answer:
         call = self._idle(self._call(step, to, common, each))
         failed: dict[str, str] = {}
-        return self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
+        self._event("asks", call)
+        answer = self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
+        self._event("answered", call)
+        return answer
 
     def post(
         self,
@@ -128,15 +136,20 @@ class Server(Federation):
         call = self._idle(self._call(step, to, common, each))
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
+        self._event("posts", call)
         self.transport.post(ticket, list(self._requests(call, {})))
         return ticket
 
-    def collect(self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None) -> Answer:
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
         if ticket not in self.at.posted:
             raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
         call, failed = self.at.posted[ticket], dict[str, str]()
         requests = list(self._requests(call, failed))
-        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least)
+        self._event("collects", call)
+        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least, optional)
+        self._event("collected", call)
         del self.at.posted[ticket]
         return answer
 
@@ -205,6 +218,7 @@ class Server(Federation):
         failed: dict[str, str],
         folds: Sequence[Mean],
         at_least: int | None,
+        optional: bool = False,
     ) -> Answer:
         declaration, now = self.method.steps[call.step][1], self._now
         everyone, block = self.parties(declaration.role), self.numerics.block
@@ -219,12 +233,12 @@ class Server(Federation):
         for party in failed:
             self.at.tallies[party].failed += 1
         share = self.rules.quorum * len(call.to)
-        need = max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is a little more than 55 in floats
+        need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
         if len(got.accepted) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(got.accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
         try:
-            folded = got.folded()
+            folded = got.folded() if got.accepted else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         now.accepted |= got.accepted
@@ -358,6 +372,11 @@ class Server(Federation):
     @property
     def _row_rules(self) -> dict[str, float]:
         return {"quorum": self.rules.quorum, "patience": self.rules.patience}
+
+    def _event(self, what: str, call: Call) -> None:
+        """What the server does, about which call: `asks` till it is `answered`; `posts`, `collects` till `collected`."""
+        about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
+        self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
 
     def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
         with open(self.folder / name, "a", encoding="utf-8") as file:

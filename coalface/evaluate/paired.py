@@ -169,18 +169,25 @@ def draw_identities(pairs: PairIdentities, rng: np.random.Generator, draws: int 
 
 
 def accuracy_evidence(
-    scores: NDArray[np.float64], pairs: PairIdentities, fars: Sequence[float] = (0.01, 0.001)
+    scores: NDArray[np.float64],
+    pairs: PairIdentities,
+    fars: Sequence[float] = (0.01, 0.001),
+    folds: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """What `resample` needs for the cross-validated accuracy, and for EER and TAR at some FARs: the rank of each score.
 
     Equal scores have one rank. FARs that the list is too short to carry are left out, as among the figures of a run.
+    `folds` are those judged, as in `judge`; None: all.
     """
     check_scores(scores, pairs.same)
     if pairs.headline is not None:
         raise ValueError("a list with a headline mask is not judged by accuracy: keep tar_evidence of it")
     _, ranks = np.unique(scores, return_inverse=True)
-    carried = [float(far) for far in fars if allowed(far, len(pairs.impostor))]
-    return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, "data": _packed([ranks])}
+    fold = np.zeros(len(pairs.left), dtype=np.int64) if pairs.fold is None else pairs.fold
+    judged = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(fold, folds))
+    carried = [float(far) for far in fars if allowed(far, len(judged))]
+    half = {} if folds is None else {"folds": list(folds)}
+    return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, **half, "data": _packed([ranks])}
 
 
 def tar_evidence(
@@ -307,7 +314,9 @@ def _from_ranks(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
         found |= {"eer": np.empty(draws), **{f"tar@far={far:g}": np.empty(draws) for far in evidence["fars"]}}
     for block, counts in bootstrap.blocks():
         weights = np.where(same[:, None], counts[left], counts[left] * counts[right]).T.copy()
-        found["accuracy"][block] = _accuracies(weights, same, ranks, fold, starts)
+        found["accuracy"][block] = _accuracies(weights, same, ranks, fold, starts, evidence.get("folds"))
+        if "folds" in evidence:
+            weights[:, ~np.isin(fold, evidence["folds"])] = 0
         if "fars" in evidence:
             genuine, impostor = _below(weights, same, starts), _below(weights, ~same, starts)
             found["eer"][block] = _eers(genuine, impostor)
@@ -322,9 +331,10 @@ def _accuracies(
     ranks: NDArray[np.int64],
     fold: NDArray[np.int64],
     starts: NDArray[np.int64],
+    folds: Sequence[int] | None,
 ) -> NDArray[np.float64]:
     rates, present = np.zeros(len(weights)), np.zeros(len(weights))
-    for number in np.unique(fold):
+    for number in np.unique(fold) if folds is None else folds:
         own = np.flatnonzero(fold == number)
         cut = _best_cuts(weights, same, own, starts)
         right_weight = (weights[:, own] * ((ranks[own] >= cut[:, None]) == same[own])).sum(axis=1)

@@ -97,18 +97,23 @@ def judge(
     fold: NDArray[np.int64] | None = None,
     headline: NDArray[np.bool_] | None = None,
     fars: Sequence[float] = (0.01, 0.001),
+    folds: Sequence[int] | None = None,
 ) -> Judgement:
     """Judge unit embeddings (images, d) on pairs (n,) of them.
 
     `headline` (n,) marks the genuine pairs that count (impostor pairs all count); a list that has it is judged by
-    TAR and EER alone. `fold` is as in `ten_fold_accuracy`.
+    TAR and EER alone. `fold` is as in `ten_fold_accuracy`. With `folds` only the pairs of these are judged, while the
+    others still choose thresholds of the accuracy.
     """
     if headline is not None and headline.shape != same.shape:
         raise ValueError(f"the headline mask has {headline.shape} entries for {same.shape} pairs: give one per pair")
     counted = np.ones(len(same), dtype=bool) if headline is None else headline | ~same
     scores, kept = score_pairs(features, left[counted], right[counted]), same[counted]
+    accuracy = ten_fold_accuracy(scores, kept, fold, folds=folds) if headline is None else None
+    if folds is not None and fold is not None:
+        scores, kept = scores[np.isin(fold, folds)], kept[np.isin(fold, folds)]
     return Judgement(
-        accuracy=ten_fold_accuracy(scores, kept, fold) if headline is None else None,
+        accuracy=accuracy,
         tars=tuple(tar_at_far(scores, kept, fars)),
         eer=eer(scores, kept),
         genuine=int(kept.sum()),
@@ -149,13 +154,15 @@ def ten_fold_accuracy(
     same: NDArray[np.bool_],
     fold: NDArray[np.int64] | None = None,
     mode: Literal["exact", "grid"] = "exact",
+    folds: Sequence[int] | None = None,
 ) -> Accuracy:
     """The field's cross-validated accuracy: each fold is decided by the threshold that is best on all the others.
 
     `fold` (n,) numbers the fold of each pair; None means `tenths`. The error is s / √F over the F folds, s² with F − 1.
     Mode "exact" chooses among the scores of the other folds, as `best_threshold` does. Mode "grid" is that of the
     field's scripts: a pair is accepted iff its squared distance 2 − 2·score is less than a threshold of `GRID`, and of
-    equally good thresholds the smallest distance is taken.
+    equally good thresholds the smallest distance is taken. `folds` are those whose mean is taken (None: all); each
+    still has its threshold chosen on all other folds of the list.
     """
     check_scores(scores, same)
     fold = tenths(same) if fold is None else fold
@@ -165,7 +172,7 @@ def ten_fold_accuracy(
     order = np.argsort(scores, kind="stable")
     ordered, genuine, places = scores[order], same[order], fold[order]
     rates, thresholds = [], []
-    for number in numbers:
+    for number in numbers if folds is None else folds:
         others = places != number
         if mode == "grid":
             distance = _best_distance(2 - 2 * ordered[others], genuine[others])
@@ -264,6 +271,16 @@ def tar_at_far(scores: NDArray[np.float64], same: NDArray[np.bool_], fars: Seque
             )
         )
     return results
+
+
+def pair_loss(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    """The mean over pairs of 1 − s where genuine and max(0, s) where impostor: the cosine embedding loss, margin 0.
+
+    >>> pair_loss(np.array([0.5, 0.2, -1.0]), np.array([True, False, False]))
+    0.2333333333333333
+    """
+    check_scores(scores, same)
+    return float(np.where(same, 1 - scores, np.maximum(scores, 0)).mean())
 
 
 def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:

@@ -5,14 +5,26 @@ from __future__ import annotations
 from coalface.core import Method
 from coalface.methods.centralized import Centralized
 from coalface.methods.fedavg import FedAvg
+from coalface.methods.fedavg_fv import FedAvgFV
 from coalface.methods.fedprox import FedProx
+from coalface.methods.mime import Mime
+from coalface.methods.mimelite import MimeLite
 from coalface.methods.pfm import PFM
+from coalface.methods.pfm_fv import PFMFV
+from coalface.methods.scaffold import Scaffold
+from coalface.methods.slowmo import SlowMo
 from coalface.methods.solo import Solo
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
+    "fedavg-fv": FedAvgFV,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "mime": Mime,
+    "mimelite": MimeLite,
+    "slowmo": SlowMo,
     "pfm": PFM,
+    "pfm-fv": PFMFV,
     "solo": Solo,
     "centralized": Centralized,
 }

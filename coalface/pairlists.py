@@ -1,0 +1,184 @@
+"""The pair lists that a recipe judges on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface import config
+from coalface.checking import nearest
+from coalface.config import PairsFrom, Recipe, RecipeError
+from coalface.core import generator
+from coalface.data.faces import FaceSet
+from coalface.data.layouts import read_lists
+from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
+from coalface.data.partition import check_disjoint
+from coalface.data.stores import open_store
+from coalface.evaluate.features import images_needed
+from coalface.evaluate.paired import PairIdentities
+from coalface.evaluate.verification import tenths
+from coalface.sources import Packing, below_root, folder, open_source, pixels
+
+SPLIT_SEED = 2048
+"""Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """One thing to judge on."""
+
+    name: str
+    faces: FaceSet
+    pairs: PairList
+    judged_folds: tuple[int, ...] | None = None
+    """The folds whose pairs are judged; None: all."""
+
+    @functools.cached_property
+    def identities(self) -> PairIdentities:
+        """Who is in each pair, as the paired comparison wants it."""
+        labels, pairs = self.faces.labels, self.pairs
+        who = labels[pairs.left], labels[pairs.right]
+        sha256 = list_sha256(pairs, self.faces)
+        return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+
+
+def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
+    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on."""
+    found = []
+    for name, wanted in recipe.judge.lists.items():
+        faces, pairs = _list(recipe, name, wanted, held, packing, f"judge.lists.{name}")
+        shown = _shown(Lists(name, faces, pairs))
+        try:
+            for prefix in _prefixes(recipe, wanted):
+                check_disjoint(train, replace(shown, names=tuple(prefix + known for known in shown.names)))
+        except ValueError as error:
+            shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
+            raise RecipeError(
+                f"judge.lists.{name}: {shared} would be trained on as well, so that its figures would say nothing of "
+                "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
+            ) from None
+        if any(one.half_of == name for one in recipe.validators.values()):
+            if pairs.headline is not None:
+                raise RecipeError(f"judge.lists.{name}: a list without accuracy over folds cannot be split in halves")
+            fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
+            found.append(Lists(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first")))
+        else:
+            found.append(Lists(name, faces, pairs))
+    return found
+
+
+def _half(fold: NDArray[np.int64], first: bool) -> tuple[int, ...]:
+    """The lower half of a list's folds, or the upper one."""
+    folds = [int(number) for number in np.unique(fold)]
+    return tuple(folds[: len(folds) // 2] if first else folds[len(folds) // 2 :])
+
+
+def validator(
+    recipe: Recipe,
+    name: str,
+    aside: FaceSet | None,
+    train: FaceSet,
+    lists: Sequence[Lists],
+    packing: Packing | None = None,
+) -> tuple[FaceSet, PairList]:
+    """The images and pairs of a validator; `aside` are the identities that were set aside for it.
+
+    Raises RecipeError where it would share an identity with the trainers or, but for half of a judged list, the judge.
+    """
+    wanted, where = recipe.validators[name], f"validators.{name}"
+    if wanted.half_of is not None:
+        whole = next(one for one in lists if one.name == wanted.half_of)
+        assert whole.pairs.fold is not None  # made when the list was split
+        mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.half_split == "first"))
+        return _held(whole.faces, whole.pairs, mine)
+    if aside is not None:
+        wanted = wanted.model_copy(update={"source": None})
+    faces, pairs = _list(recipe, name, wanted, train.only([]) if aside is None else aside, packing, where)
+    faces, pairs = _held(faces, pairs, np.ones(len(pairs), dtype=bool))
+    for what, others in (("the trainers", train), *((f"judge.lists.{one.name}", _shown(one)) for one in lists)):
+        try:
+            check_disjoint(others, faces)
+        except ValueError as error:
+            raise RecipeError(f"{where}: it would hold people of {what}: {error}") from None
+    return faces, pairs
+
+
+def _shown(chosen: Lists) -> FaceSet:
+    """The identities that a list's pairs show."""
+    faces, pairs = chosen.faces, chosen.pairs
+    return faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])]))
+
+
+def _held(faces: FaceSet, pairs: PairList, chosen: NDArray[np.bool_]) -> tuple[FaceSet, PairList]:
+    """Some pairs and only the images that they name: what a validator holds."""
+    images, left, right = images_needed(pairs.left[chosen], pairs.right[chosen])
+    fold = None if pairs.fold is None else pairs.fold[chosen]
+    view = faces.select(images)
+    mine = view.only(np.flatnonzero(view.counts()))  # the images stay in their order
+    return mine, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
+
+
+def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+    """What the training source may put before the names of a list's identities.
+
+    A list with images of its own is held against every part of a joined source that may show the same people: of the
+    same folder, or synthetic of the same seed.
+    """
+    parts = recipe.data.source.parts
+    if wanted.source is None or not parts:
+        return [""]
+
+    def origin(source: config.Source) -> tuple[str, object]:
+        return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
+
+    mine = origin(wanted.source)
+    return [f"{name}/" for name, part in parts.items() if origin(part) == mine]
+
+
+def _list(
+    recipe: Recipe, name: str, wanted: PairsFrom, held: FaceSet, packing: Packing | None, where: str
+) -> tuple[FaceSet, PairList]:
+    """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
+    prefix = f"{wanted.part}/" if wanted.part else ""
+    if wanted.kind == "balanced":
+        faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
+        if prefix:
+            faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
+        if len(faces) == 0:
+            of_part = f" of part {wanted.part}" if wanted.part else ""
+            raise RecipeError(f"{where}: no identity{of_part} is held out: set data.hold_out, or give {where}.source")
+        try:
+            rng = generator(SPLIT_SEED, "pairs", name)
+            return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=rng, title=name)
+        except ValueError as error:
+            raise RecipeError(f"{where}: {error}") from None
+    if wanted.path is None:
+        raise RecipeError(f"{where}.path: a list of kind {wanted.kind!r} needs the file of pairs")
+    if wanted.kind == "bin":
+        return _of_bin(recipe, name, wanted.path, packing, where)
+    if wanted.kind == "layout":
+        own = wanted.source or config.Source(kind="folder", path=wanted.path)
+        faces = open_source(recipe, own, packing)
+        lists = read_lists(below_root(recipe, wanted.path), faces)
+        if wanted.list is None and len(lists) != 1:
+            known = ", ".join(lists) or "none: this data set has no lists"
+            raise RecipeError(f"{where}.list: say which list of {wanted.path}; it has {known}")
+        chosen = nearest(wanted.list, lists, f"{where}.list") if wanted.list else next(iter(lists))
+        return faces, lists[chosen]
+    source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
+    faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
+    pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
+    return replace(faces, names=tuple(prefix + known for known in faces.names)), pairs
+
+
+def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where: str) -> tuple[FaceSet, PairList]:
+    """The images and pairs of a `.bin`. Who is in them is not known, so its identities are named after the list."""
+    store = open_store(below_root(recipe, path))
+    if store.pairs is None:
+        raise RecipeError(f"{where}.path: {path} is no .bin of pairs")
+    faces = pixels(recipe, store, packing)
+    return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs
