@@ -74,11 +74,15 @@ class Augmentation(_Section):
 class Partition(_Section):
     """How the training identities are dealt to the parties."""
 
-    kind: Literal["equal", "one-identity", "dirichlet", "by-domain"] = "equal"
+    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
     """`by-domain`: a party for each part of a joined source, or for each of the synthetic domains, named as it is."""
     parties: int = 8
     alpha: float = 0.5
     """`dirichlet`: the smaller, the more unequal."""
+    shares: dict[str, float] = {}
+    """`shares`: party -> its share of the identities, in proportion."""
+    split: int = Field(1, ge=1)
+    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
     seed: int | None = None
     """Of the deal; None: the run's seed."""
 
@@ -102,6 +106,8 @@ class Data(_Section):
     """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
     partition: Partition = Partition()
     augment: Augmentation = Augmentation()
+    party_augment: dict[str, Augmentation] = {}
+    """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
 
 
 class PairsFrom(_Section):
@@ -370,6 +376,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
 
 
 def _check_validators(recipe: Recipe) -> None:
+    """Raise RecipeError unless it is clear which pairs each validator holds."""
     halves = {name: v.half_of for name, v in recipe.validators.items() if v.half_of is not None}
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
@@ -413,6 +420,8 @@ def _keys_at(path: Sequence[str | int]) -> list[str]:
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
     source, exclude = recipe.data.source, recipe.data.exclude
+    if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
+        raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(source.parts):
         raise RecipeError("data.source.parts: a source of kind 'joined' has parts, and no other kind does")
     for name, part in source.parts.items():

@@ -31,6 +31,8 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     train, held = world.training_faces(recipe, sources.unseen)
     parties = world.deal(recipe, train)
     World(parties, world.backbone(recipe), None)
+    if not METHODS[recipe.method].pooled:
+        world.augments(recipe, parties)
     pairlists.judged(recipe, train, held, sources.unseen)
     world.validating(recipe, train, held, sources.unseen)
     trouble = recipe.build_trouble()

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from coalface import config
+from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList, named_identities
-from coalface.data.partition import by_domain, dirichlet, equal, hold_out, minimum_images, one_identity, shares, without
+from coalface.data.partition import (
+    by_domain,
+    by_shares,
+    dirichlet,
+    equal,
+    hold_out,
+    minimum_images,
+    one_identity,
+    shares,
+    without,
+)
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
 from coalface.learn.compute import Compute
@@ -126,19 +138,50 @@ def _deal_seed(recipe: Recipe) -> int:
 
 def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties and their images."""
-    partition, rng = recipe.data.partition, generator(_deal_seed(recipe), "deal")
     if METHODS[recipe.method].pooled:
-        return {POOLED: faces}
+        return {POOLED: _marked(recipe, faces) if recipe.data.party_augment else faces}
+    return _dealt(recipe, faces)
+
+
+def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
+    """The faces with the number of the silo that each would be dealt to as its domain."""
+    numbers, domains = {}, np.zeros(len(faces.pixels), dtype=np.int64)
+    for number, (name, silo) in enumerate(_dealt(recipe, faces).items()):
+        domains[silo.rows] = numbers[name] = number
+    return replace(faces, domains=domains[faces.rows])
+
+
+def _dealt(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    partition, rng = recipe.data.partition, generator(_deal_seed(recipe), "deal")
     if partition.kind == "equal":
         return equal(faces, partition.parties, rng)
     if partition.kind == "dirichlet":
         return dirichlet(faces, partition.parties, partition.alpha, rng)
     if partition.kind == "by-domain":
         source = recipe.data.source
-        if source.kind == "folder":
-            return by_domain(faces, _domain_names(faces))
-        return by_domain(faces, tuple(source.parts) or source.domains)
+        names = _domain_names(faces) if source.kind == "folder" else tuple(source.parts) or source.domains
+        return _split_further(by_domain(faces, names), partition.split, rng)
+    if partition.kind == "shares":
+        return by_shares(faces, partition.shares, rng)
     return one_identity(faces)
+
+
+def _split_further(parties: dict[str, FaceSet], split: int, rng: np.random.Generator) -> dict[str, FaceSet]:
+    """Each party's identities dealt equally over so many, NAME-a, NAME-b and so on."""
+    if split == 1:
+        return parties
+    return {
+        f"{name}-{chr(ord('a') + number)}": part
+        for name, faces in parties.items()
+        for number, part in enumerate(equal(faces, split, rng).values())
+    }
+
+
+def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
+    """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
+    for name in recipe.data.party_augment:
+        nearest(name, dict.fromkeys(parties), "data.party_augment")
+    return {name: Augment(**own.model_dump()) for name, own in recipe.data.party_augment.items()}
 
 
 def _domain_names(faces: FaceSet) -> tuple[str, ...]:
@@ -168,19 +211,28 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
     """The world of a resolved recipe: what each worker process makes for itself."""
     recipe = config.parse(tree)
     train, held = training_faces(recipe)
+    parties = deal(recipe, train)
     network = backbone(recipe)
     if initial is not None:
         network.load(initial)
     engine = recipe.engine
+    usual, own = Augment(**recipe.data.augment.model_dump()), {}
+    pooled: tuple[Augment, ...] = ()
+    if recipe.data.party_augment:
+        silos = list(_dealt(recipe, train)) if POOLED in parties else list(parties)
+        own = augments(recipe, silos)
+        pooled = tuple(own.get(name, usual) for name in silos) if POOLED in parties else ()
     compute = Compute(
-        augment=Augment(**recipe.data.augment.model_dump()),
+        augment=usual,
+        by_domain=pooled,
         device=engine.device,
         autocast=engine.autocast,
         channels_last=engine.channels_last,
     )
     validators = validating(recipe, train, held)
     return World(
-        data=deal(recipe, train) | {name: faces for name, (faces, _) in validators.items()},
+        data=parties | {name: faces for name, (faces, _) in validators.items()},
+        augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
         roles=dict.fromkeys(validators, VALIDATOR),
         backbone=network,

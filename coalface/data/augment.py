@@ -51,12 +51,15 @@ class Augment:
 
     def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
         """The changed images (n, channels, height, width), on the same device; nothing is changed in place."""
+        return self.by(rng.random((len(images), DRAWS)), images)
+
+    def by(self, draws: NDArray[np.float64], images: Tensor) -> Tensor:
+        """The images (n, …) as (n, `DRAWS`) uniform numbers say."""
         if self.crop >= min(images.shape[2:]):
             raise ValueError(
                 f"a crop of {self.crop} pixels is too large for images of {images.shape[2]} × {images.shape[3]}: "
                 "what is shifted in is the reflection of the rest, so choose a crop smaller than the image"
             )
-        draws = rng.random((len(images), DRAWS))
         if self.flip:
             images = torch.where(_per_image(draws[:, 0] < 0.5, images), images.flip(3), images)
         if self.crop:

@@ -7,7 +7,7 @@ set holds no image are dealt to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -67,11 +67,30 @@ def dirichlet(faces: FaceSet, parties: int, alpha: float, rng: np.random.Generat
     return _deal(faces, np.split(rng.permutation(present), np.cumsum(1 + sizes)[:-1]), "silo")
 
 
+def by_shares(faces: FaceSet, shares_of: Mapping[str, float], rng: np.random.Generator) -> dict[str, FaceSet]:
+    """Deal shuffled identities to named silos in proportion to `shares_of`, rounded by the largest remainders.
+
+    Raises ValueError for shares that are not above 0, or where a silo would get nobody.
+    """
+    names = sorted(shares_of)
+    if bad := [name for name in names if not 0 < shares_of[name] < np.inf]:
+        raise ValueError(f"the share of {bad[0]} is {shares_of[bad[0]]}: give a number above 0")
+    present = _enough(faces, len(names))
+    exact = len(present) * np.array([shares_of[n] for n in names]) / sum(shares_of.values())
+    sizes = np.floor(exact).astype(np.int64)
+    sizes[np.argsort(sizes - exact, kind="stable")[: len(present) - int(sizes.sum())]] += 1
+    if (sizes == 0).any():
+        raise ValueError(f"{names[int(np.argmin(sizes))]} would get none of {len(present)} identities: raise its share")
+    parts = np.split(rng.permutation(present), np.cumsum(sizes)[:-1])
+    return {name: faces.only(part) for name, part in zip(names, parts, strict=True)}
+
+
 PARTITIONS: dict[str, Callable[..., dict[str, FaceSet]]] = {
     "equal": equal,
     "one-identity": one_identity,
     "by-domain": by_domain,
     "dirichlet": dirichlet,
+    "shares": by_shares,
 }
 
 

@@ -6,14 +6,9 @@ import collections
 import concurrent.futures
 import ctypes
 import dataclasses
-import fcntl
 import multiprocessing
-import multiprocessing.connection
-import os
 import re
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +19,9 @@ import torch
 from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
+from coalface.engines import processes
 from coalface.engines.desk import Desk, Request, Site, StepFailed, read_span
+from coalface.engines.sharding import Crews
 from coalface.engines.standing import Numerics
 from coalface.engines.transport import Member, Reply, RunFailed
 
@@ -47,6 +44,8 @@ class World:
     roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The role of each party; `trainer` where it is not named."""
     public: FaceSet | None = None
+    augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
 
@@ -76,6 +75,7 @@ class Setup:
         """The desk's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
         initial = world.backbone.shared()
+        computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
 
         def party(request: Request) -> Party:
             when = (request.stage, request.round, request.call)
@@ -93,10 +93,10 @@ class Setup:
                 device=device,
                 backbone=world.backbone,
                 initial=initial,
-                compute=world.compute,
+                compute=computes.get(request.party, world.compute),
             )
 
-        return Site(self.method, party, self.folder, save_replies=self.save_replies)
+        return Site(self.method, party, self.folder, save_replies=self.save_replies, shards=self.numerics.shards)
 
     def prepare(self) -> None:
         """Set this process's arithmetic as the run's record says."""
@@ -119,12 +119,18 @@ def keep_freed_memory() -> None:
 
 
 class InProcess:
-    """Runs every step in this process, one party after the other."""
+    """Runs every step in this process, one party after the other; helpers share the work of a party that has shards."""
+
+    children = False
+    """Whether there are processes beside this one even if no party has shards."""
 
     def __init__(self, setup: Setup, world: World) -> None:
         setup.prepare()
         self.members = world.members()
-        self._site = setup.site(world)
+        if self.children or setup.numerics.shards:
+            processes.wait_for_workers(setup.folder)
+        self._crews = Crews(setup)
+        self._site = self._crews.site(setup.site(world))
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order."""
@@ -151,20 +157,33 @@ class InProcess:
         for party, commit in accepted.items():
             Desk(self._site, party).settle(commit, ordinal)
 
+    def close(self) -> None:
+        """End the helpers."""
+        self._crews.close()
+
 
 class Workers(InProcess):
-    """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead."""
+    """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead.
+
+    A party that has shards has a worker of its own, beside the others, whose helpers share its work.
+    """
+
+    children = True
 
     def __init__(self, setup: Setup, world: World, workers: int, window: int) -> None:
         super().__init__(setup, world)
         self._window = window
-        wait_for_workers(setup.folder)
         self._mail = setup.folder / "mail"
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
         self._posted: dict[Ticket, list[concurrent.futures.Future[Any]]] = {}
         context = multiprocessing.get_context("spawn")
-        self._pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (setup,))
+
+        def pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
+            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, (setup,))
+
+        self._pool = pool(workers)
+        self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
@@ -196,7 +215,9 @@ class Workers(InProcess):
 
     def close(self) -> None:
         """End the workers."""
-        self._pool.shutdown(cancel_futures=True)
+        super().close()
+        for pool in (self._pool, *self._own.values()):
+            pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._mail, ignore_errors=True)
 
     def _letter(self, request: Request) -> Path:
@@ -211,7 +232,7 @@ class Workers(InProcess):
                 letter.write_bytes(request.common.data)
             request = dataclasses.replace(request, common=None)
         try:
-            return self._pool.submit(_serve, request, letter, self._mail)
+            return self._own.get(request.party, self._pool).submit(_serve, request, letter, self._mail)
         except concurrent.futures.BrokenExecutor as error:
             raise RunFailed(_WORKER_DIED) from error
 
@@ -225,40 +246,13 @@ class Workers(InProcess):
             raise RunFailed(_WORKER_DIED) from error
 
 
-_AT_WORK = "workers.lock"
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
 
 
-def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
-    """Wait until no worker of a killed run is at the folder any more. Raises RunFailed where one stays."""
-    folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + patience
-    with open(folder / _AT_WORK, "a") as file:
-        while True:
-            try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise RunFailed(
-                        f"{folder}: workers are still writing here; end the run that they belong to."
-                    ) from None
-                time.sleep(0.05)
-
-
 def _start_worker(setup: Setup) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _here["lock"] = open(setup.folder / _AT_WORK, "a")  # held as long as this process lives
-    fcntl.flock(_here["lock"], fcntl.LOCK_SH)
+    processes.join_run(setup.folder)
     setup.prepare()
-    _here["site"] = setup.site(setup.build())
-
-
-def _end_with_parent() -> None:
-    """A worker whose run was killed must not go on: a resume may be at the same folder."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+    _here["site"] = Crews(setup).site(setup.site(setup.build()))
 
 
 class _Parcel:

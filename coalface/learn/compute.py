@@ -18,6 +18,8 @@ class Compute:
     """The arithmetic of a run, the same at every party."""
 
     augment: Augment = Augment()
+    by_domain: tuple[Augment, ...] = ()
+    """Where given, image i is changed by the one of its domain: pooled images, each as at the silo that it is of."""
     device: str = "cpu"
     autocast: str | None = None
     """None for float32 throughout, or `bfloat16` for the forward pass of the backbone."""
@@ -33,16 +35,22 @@ class Compute:
         With `part`, a slice with both ends, only so many of the n, changed as they would be among all of them; `rng` is
         left as after all.
         """
-        whole = len(index)
+        draws = rng.random((len(index), DRAWS))
         if part is not None:
-            rng.random((part.start, DRAWS))
-            index = index[part]
-        images = self.augment(to_tensor(faces.take(index)), rng)
-        if part is not None:
-            rng.random((whole - part.stop, DRAWS))
+            draws, index = draws[part], index[part]
+        images = self._changed(to_tensor(faces.take(index)), faces, index, draws)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return images.to(self.device, self.dtype), torch.from_numpy(faces.labels[index]).to(self.device)
+
+    def _changed(self, images: Tensor, faces: FaceSet, index: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
+        if not self.by_domain or faces.domains is None:
+            return self.augment.by(draws, images)
+        domains, changed = faces.domains[index], torch.empty_like(images)
+        for domain in np.unique(domains):
+            mine = np.flatnonzero(domains == domain)
+            changed[torch.from_numpy(mine)] = self.by_domain[domain].by(draws[mine], images[torch.from_numpy(mine)])
+        return changed
 
     def embed(self, module: nn.Module, images: Tensor) -> Tensor:
         """Embeddings (n, d) of a batch, in float32 or wider."""

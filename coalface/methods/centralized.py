@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from coalface.core import Federation, Method, Models, Party, Tensors, message, state, step
@@ -44,6 +44,8 @@ class Centralized(Method):
     pooled: ClassVar[bool] = True
 
     rounds: int = 20
+    batch: int | None = None
+    """Images of a step; None: `local.batch`. For as many as all silos take in a step together."""
     local: LocalWork = LocalWork()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
@@ -58,7 +60,8 @@ class Centralized(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        loss, kept = learn(party, common.backbone, own, self.local, self.loss, momentum="keep")
+        local = self.local if self.batch is None else replace(self.local, batch=self.batch)
+        loss, kept = learn(party, common.backbone, own, local, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
     @step(role="trainer", stays=True)
