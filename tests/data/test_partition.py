@@ -9,6 +9,7 @@ from coalface.data.faces import FaceSet
 from coalface.data.partition import (
     PARTITIONS,
     by_domain,
+    by_shares,
     check_disjoint,
     dirichlet,
     equal,
@@ -172,7 +173,7 @@ def test_domain_names_must_match_the_domains(names: list[str]) -> None:
 
 
 def test_the_registry_names_the_partitions() -> None:
-    assert PARTITIONS == {"equal": equal, "one-identity": one_identity, "by-domain": by_domain, "dirichlet": dirichlet}
+    assert list(PARTITIONS) == ["equal", "one-identity", "by-domain", "dirichlet", "shares"]
 
 
 def test_hold_out_is_disjoint_and_complete() -> None:
@@ -244,3 +245,21 @@ def test_ten_thousand_parties_are_dealt_at_once() -> None:
         parties = deal()
         assert time.process_time() - start < 1
         assert all(view.pixels is faces.pixels for view in parties.values())
+
+
+def test_shares_of_identities_go_to_named_silos() -> None:
+    """Of 11 identities 0.6 : 0.3 : 0.1 are 6.6, 3.3 and 1.1, rounded by the largest remainders to 7, 3 and 1."""
+    faces = faces_of([2, 0, *[1] * 10])
+    dealt = by_shares(faces, {"small": 0.1, "large": 0.6, "medium": 0.3}, rng(4))
+    assert {name: len(silo.names) for name, silo in dealt.items()} == {"large": 7, "medium": 3, "small": 1}
+    assert list(dealt) == sorted(dealt)
+    names = [name for silo in dealt.values() for name in silo.names]
+    assert sorted(names) == sorted(set(faces.names) - {"id1"})
+    again = by_shares(faces, {"large": 6, "medium": 3, "small": 1}, rng(4))
+    assert all(again[name].names == silo.names for name, silo in dealt.items())
+
+
+@pytest.mark.parametrize("shares_of", [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.01}, {"a": float("nan"), "b": 1.0}])
+def test_shares_that_leave_a_silo_empty_are_refused(shares_of: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="share"):
+        by_shares(faces_of([1, 1, 1]), shares_of, rng(4))
