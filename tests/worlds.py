@@ -133,12 +133,14 @@ class Ran:
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):
             found[f"ledger {path.stem}"] = path.read_bytes()
         for path in sorted((self.folder / "parties").rglob("*.commit")):
-            commit = Commit.open(path)
-            for name in commit.spans:
-                data = commit.read(name)
-                assert data is not None
-                if name != REPLY:  # replies may be saved or not
-                    found[f"{path.parent.name} {path.stem} {name}"] = bytes(data)
+            size = len(Commit.open(path).shards) + 1
+            for rank in range(size):
+                commit = Commit.open(path).part(rank, size)
+                for name in commit.spans:
+                    data = commit.read(name)
+                    assert data is not None
+                    if name != REPLY:  # replies may be saved or not
+                        found[f"{path.parent.name} {path.stem} {name}{f' of shard {rank}' * (rank > 0)}"] = bytes(data)
         return found
 
 
@@ -178,8 +180,7 @@ def run(
         state, models = server.run()
         return Ran(server, state, models, folder)
     finally:
-        if isinstance(carrier, Workers):
-            carrier.close()
+        carrier.close()
 
 
 def workers(n: int, window: int = 4) -> Callable[[Setup, World], Workers]:

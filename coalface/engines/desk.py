@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,6 +58,19 @@ class StepFailed(RuntimeError):
     """A step could not be run at its party; the message names party, step and round."""
 
 
+class Crew(Protocol):
+    """The processes that play a party together with this one, which alone has a desk for the server."""
+
+    def beside(self, request: Request) -> AbstractContextManager[None]:
+        """Within, each of them runs the step too."""
+
+    def agree(self, sums: tuple[str, ...]) -> None:
+        """Raise ValueError unless all of them came to the reply with these hashes."""
+
+    def keep(self, request: Request, *, flush: bool) -> tuple[str, ...]:
+        """Each writes its part of the private state, beside the commit; the names of the files, by rank."""
+
+
 @dataclass(frozen=True)
 class Site:
     """What a process gives to the steps that it runs."""
@@ -70,6 +84,12 @@ class Site:
     save_replies: bool = True
     """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
     the same private state, which gives the same bytes and writes nothing."""
+    shards: Mapping[str, int] = field(default_factory=dict)
+    """The parties that several processes play, and how many."""
+    rank: int = 0
+    """Which of them this one is; 0 has the desk."""
+    crew: Callable[[str], Crew | None] = lambda party: None
+    """The others, by party."""
 
 
 @dataclass
@@ -83,6 +103,8 @@ class Commit:
     """The head of the ledger once this commit's lines are in it."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
+    shards: tuple[str, ...] = ()
+    """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
 
     @classmethod
     def open(cls, path: Path) -> Commit:
@@ -97,7 +119,18 @@ class Commit:
                 "start a new run: going on without it would silently begin the party anew."
             ) from None
         spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-        return cls(path, head.get("base"), ledger.Head(**head["ledger"]), spans)
+        return cls(path, head.get("base"), ledger.Head(**head["ledger"]), spans, tuple(head.get("shards", ())))
+
+    def part(self, rank: int, size: int) -> Commit:
+        """What process `rank` of `size` keeps of it. Raises ValueError where another number of processes wrote it."""
+        if self.path is None or (rank == 0 and len(self.shards) + 1 == size):
+            return self
+        if len(self.shards) + 1 != size:
+            raise ValueError(
+                f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
+                f"{size} processes: go on with the engine.shards that the run was begun with"
+            )
+        return Commit.open(self.path.with_name(self.shards[rank - 1]))
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
@@ -134,13 +167,20 @@ def write_commit(
     *,
     over: Path | None,
     flush: bool,
+    shards: Iterable[str] = (),
 ) -> None:
-    """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again."""
+    """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again.
+
+    `shards` names the parts of other processes, which lie there already.
+    """
     spans, offset = {}, 0
     for name, part in parts.items():
         spans[name] = (offset, len(part))
         offset += len(part)
-    head = json.dumps({"base": base, "ledger": vars(after), "spans": spans}).encode()
+    about: dict[str, Any] = {"base": base, "ledger": vars(after), "spans": spans}
+    if named := list(shards):
+        about["shards"] = named
+    head = json.dumps(about).encode()
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
@@ -193,9 +233,7 @@ class Desk:
         encoded, kept = self._run(request, base)
         if again:
             return encoded
-        parts = base.states(but=type(kept).__name__)
-        if kept is not None:
-            parts[type(kept).__name__] = wire.pack(kept).data
+        parts = self._parts(base, kept)
         if self.site.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
@@ -203,9 +241,29 @@ class Desk:
         over = self._prune(commits, request)
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        write_commit(place, request.base, head.after(lines), parts, over=over, flush=self.site.flush)
+        flush, shards = self.site.flush, self._shards_of(request, over)
+        write_commit(place, request.base, head.after(lines), parts, over=over, flush=flush, shards=shards)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         return encoded
+
+    def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
+        """Beside the desk, in another process of the party: run the step on this process's part of the private state.
+
+        Returns the hashes of the reply (none of a model that stays), and what writes the part and names the file; it
+        is given whether to flush. Without a commit that names it, the file is rubbish.
+        """
+        base = self._base(request)
+        reply, kept = self._run(request, base)
+
+        def keep(flush: bool) -> str:
+            # by the base as well: where a commit is replaced by one from another base, both have parts for a while
+            began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
+            name = f"{request.id}.{self.site.rank}-{began}.shard"
+            parts = self._parts(base, kept)
+            write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush)
+            return name
+
+        return reply.sums if isinstance(reply, wire.Encoded) else (), keep
 
     def own_model(self, request: Request) -> Tensors:
         """Run a step with `stays=True` on the accepted state; the model that it returns stays at the party."""
@@ -217,33 +275,73 @@ class Desk:
 
         Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
         """
-        if self._look()[0]:
+        if f"{accepted}.commit" in (commits := self._look()[0]):
+            stays = {f"{accepted}.commit", *Commit.open(self.folder / f"{accepted}.commit").shards}
+        else:
+            stays = set()
+        if commits:
             for entry in list(os.scandir(self.folder)):
-                if entry.name != f"{accepted}.commit" and int(entry.name[:7]) <= ordinal:
+                if entry.name not in stays and int(entry.name[:7]) <= ordinal:
                     os.unlink(entry.path)
 
     def _base(self, request: Request) -> Commit:
-        return Commit.open(self.folder / f"{request.base}.commit") if request.base else Commit()
+        made = Commit.open(self.folder / f"{request.base}.commit") if request.base else Commit()
+        return made.part(self.site.rank, self.site.shards.get(self.name, 1))
+
+    def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
+        """The private states by class name: those that the step started from, and what it keeps."""
+        parts = base.states(but=type(kept).__name__)
+        if kept is not None:
+            parts[type(kept).__name__] = wire.pack(kept).data
+        return parts
+
+    def _shards_of(self, request: Request, over: Path | None) -> tuple[str, ...]:
+        """Have the other processes of the party write their parts, once those that no commit names are gone.
+
+        `over` is a commit that is about to be written over.
+        """
+        crew = self.site.crew(self.name)
+        if crew is None:
+            return ()
+        named = {n for path in self.folder.glob("*.commit") if path != over for n in Commit.open(path).shards}
+        for path in self.folder.glob("*.shard"):
+            if path.name not in named:
+                path.unlink()
+        try:
+            return crew.keep(request, flush=self.site.flush)
+        except Exception as error:
+            raise StepFailed(f"{self._where(request)}: {error}") from error
+
+    def _where(self, request: Request) -> str:
+        return f"{self.name}, step {request.step}, {request.stage} round {request.round}"
 
     def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
-        where = f"{self.name}, step {request.step}, {request.stage} round {request.round}"
+        where = self._where(request)
         if request.step not in self.site.method.steps:
             raise StepFailed(
                 f"{where}: {type(self.site.method).__name__} has no such step; run one version on both sides."
             )
         owner, declaration = self.site.method.steps[request.step]
+        try:
+            crew = self.site.crew(self.name)
+        except Exception as error:
+            raise StepFailed(f"{where}: {error}") from error
         party = self.site.party(request)
         if declaration.role != party.role:
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         try:
-            result = declaration.function(owner, party=party, **self._arguments(declaration, request, base))
+            with nullcontext() if crew is None else crew.beside(request):
+                result = declaration.function(owner, party=party, **self._arguments(declaration, request, base))
             reply, kept = result if isinstance(result, tuple) else (result, None)
             if declaration.reply is None:
                 return reply, None
             if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
-            return wire.encode(reply, hashed=True), kept
+            encoded = wire.encode(reply, hashed=True)
+            if crew is not None:
+                crew.agree(encoded.sums)
+            return encoded, kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -25,6 +25,8 @@ class Numerics:
     block: int = 16
     """Parties whose replies are summed before their sum joins the total."""
     cohorts: str = "off"
+    shards: Mapping[str, int] = field(default_factory=dict)
+    """How many processes play a party: sums over them round otherwise than those of one."""
 
 
 @dataclass
@@ -125,8 +127,9 @@ class Standing:
 
 def check_same(record: Mapping[str, Any], numerics: Numerics, seed: int) -> None:
     """Raise CheckpointError where a run was begun with other numerics or another seed."""
+    begun = dataclasses.asdict(Numerics()) | record["numerics"]  # a key of a later version was at its default
     mine = dataclasses.asdict(numerics)
-    differ = [f"{k} {v} (now {mine.get(k)})" for k, v in record["numerics"].items() if mine.get(k) != v]
+    differ = [f"{k} {v} (now {mine.get(k)})" for k, v in begun.items() if mine.get(k) != v]
     if differ or record["seed"] != seed:
         raise CheckpointError(
             f"the run was begun with other numerics: {', '.join(differ) or 'the seed'}. "
