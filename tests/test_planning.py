@@ -20,7 +20,9 @@ def plan(**changes: object) -> planning.Plan:
     return planning.plan(recipe.build_method(), {"trainer": names}, network)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "solo", "fedprox", "centralized"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "solo", "fedprox", "scaffold", "mimelite", "slowmo", "pfm", "centralized"]
+)
 def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -> None:
     folder, planned = run(tmp_path / "run", method=method, rounds=1), plan(method=method)
     (metrics,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from coalface.core import Party, Tensors
+from coalface.learn import sharded
+from coalface.learn.batchnorm import synchronised
 from coalface.learn.cosines import CosineLoss
 from coalface.learn.sgd import HEAD, Learner, fresh_head
 from coalface.learn.work import Cursor, LocalWork, by_epochs
@@ -20,15 +22,24 @@ def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: Co
 
     `at` has the trained tensors by name, as `learn.sgd.Pull` gets them: the backbone's, the class embeddings under
     `HEAD`, and the loss's own. The module is in training mode, so BatchNorm takes the statistics of the batch; its
-    running ones stay as they are.
+    running ones stay as they are. Where several processes play the party, images are as `sharded.batch` gives them.
     """
-    module = party.backbone.module
+    module, shards = party.backbone.module, party.shards
     weights = {name: at[name].detach().requires_grad_() for name in party.backbone.parameters}
     scratch = {name: buffer.clone() for name, buffer in module.named_buffers()}
     extra = {name.removeprefix(LOSS): t for name, t in at.items() if name.startswith(LOSS)}
-    embeddings = party.compute.embed(lambda x: functional_call(module, weights | scratch, (x,)), images)
-    value = loss(embeddings, at[HEAD], labels, **extra)
-    return dict(zip(weights, torch.autograd.grad(value, list(weights.values())), strict=True))
+    with synchronised(module, shards, len(labels)):
+        embeddings = party.compute.embed(lambda x: functional_call(module, weights | scratch, (x,)), images)
+        if shards is None:
+            value = loss(embeddings, at[HEAD], labels, **extra)
+            found = list(torch.autograd.grad(value, list(weights.values())))
+        else:
+            classes, of = len(party.data.names), list(weights.values())
+            first = shards.span(classes).start
+            _, found, _ = sharded.gradients(
+                shards, loss, embeddings, of, at[HEAD], labels, first=first, classes=classes
+            )
+    return dict(zip(weights, found, strict=True))
 
 
 def full_gradient(
@@ -57,7 +68,7 @@ def full_gradient(
     indices, _ = by_epochs(images, work.batch, 1, Cursor(), lambda epoch: rng.permutation(images))
     total, seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
     for index in indices[:batches]:
-        pixels, labels = party.compute.batch(party.data, index, rng)
+        pixels, labels = sharded.batch(party, index, rng)
         for name, g in gradient(party, at, pixels, labels, loss).items():
             total[name].add_(g, alpha=len(index))
         seen += len(index)

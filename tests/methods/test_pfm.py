@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import naive
+import pytest
+import torch
+import worlds
+from hypothesis import given
+from hypothesis import strategies as st
+from tinyruns import tiny
+from torch import Tensor
+from worlds import LOSS, Stop, Tiny, recipe, run, stopping
+
+from coalface.config import RecipeError, parse
+from coalface.core import Party, Tensors
+from coalface.engines.trouble import Trouble
+from coalface.learn import sgd
+from coalface.learn.sgd import HEAD, Learner
+from coalface.learn.work import LocalWork
+from coalface.methods import pfm
+from coalface.methods.pfm import PFM
+
+EXACT = Tiny(flip=False, double=True)
+BETA, DECAY = 0.9, 5e-3
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("step", [0.2] * 3 + [0.02] * 2 + [0.002]),
+        ("cosine", [0.1 * (1 + math.cos(math.pi * r / 6)) for r in range(6)]),
+    ],
+)
+def test_one_trainer_with_one_step_a_round_is_torch_sgd_with_momentum(
+    tmp_path: Path, schedule: Literal["step", "cosine"], rates: list[float], norm: bool
+) -> None:
+    """Backbone and class embeddings, with weight decay and a rate that falls."""
+    build = replace(EXACT, pooled=True, norm=norm)
+    work = LocalWork(iterations=1, batch=5, lr=0.2, schedule=schedule, momentum=BETA, weight_decay=DECAY,
+                     milestones=(0.5, 5 / 6))  # fmt: skip
+    (silo,) = naive.silos(build, work)
+    net, head = silo.net, silo.head.clone().requires_grad_()
+    optimiser = torch.optim.SGD([*net.parameters(), head], momentum=BETA, weight_decay=DECAY)
+    for lr in rates:
+        ((pixels, labels),) = silo.batches()
+        optimiser.param_groups[0]["lr"] = lr
+        optimiser.zero_grad()
+        LOSS(net(pixels), head, labels).backward()
+        optimiser.step()
+    ran = run(PFM(rounds=6, local=work, loss=LOSS), tmp_path, build)
+    expected = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}
+    velocity = {n: optimiser.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
+    own = naive.kept(tmp_path, "all", Learner)
+    assert naive.furthest(ran.state.backbone, expected) < 1e-12
+    assert naive.furthest(ran.state.momentum, velocity) < 1e-12
+    assert naive.furthest({"head": own.head}, {"head": head}) < 1e-12
+    assert naive.furthest(own.velocity, {HEAD: optimiser.state[head]["momentum_buffer"]}) < 1e-12
+    assert max(float(v.abs().max()) for v in velocity.values()) > 0.01  # or there was nothing to agree on
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_it_is_algorithm_1_by_a_plain_loop_and_equation_5_gives_what_6_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, norm: bool
+) -> None:
+    build, rounds, lr = replace(EXACT, norm=norm), 3, 0.1
+    work = LocalWork(iterations=steps, batch=4, lr=lr, momentum=BETA, weight_decay=DECAY)
+    states = naive.watched(PFM, monkeypatch)
+    run(PFM(rounds=rounds, local=work, loss=LOSS), tmp_path, build)
+    parties = naive.silos(build, work)
+    weights = naive.shares(parties)
+    theta, momentum = build().backbone.shared(), naive.zeros(build)  # line 1
+    for found in states:
+        ends, sums = [], []
+        for silo in parties:
+            own, total = dict(theta), naive.zeros(build)  # line 5
+            for pixels, labels in silo.batches():
+                g, h, running = silo.gradients(own, silo.head, pixels, labels)  # line 7
+                for n in g:
+                    g[n] = g[n] + DECAY * own[n]
+                    total[n] += g[n]
+                    own[n] = own[n] - lr * (g[n] + BETA * momentum[n] / steps)  # line 8
+                own.update(running)
+                silo.step_head(h, lr)  # lines 9, 10
+            ends.append(own)
+            sums.append(total)
+        before, theta = theta, naive.mean(weights, ends)  # lines 14, 15
+        global_gradient = {n: (before[n] - theta[n]) / lr - BETA * momentum[n] for n in momentum}  # (5)
+        assert naive.furthest(global_gradient, naive.mean(weights, sums)) < 1e-12  # what (5) means to estimate
+        momentum = {n: BETA * momentum[n] + g for n, g in global_gradient.items()}  # of (6)
+        assert naive.furthest(found.backbone, theta) < 1e-12
+        assert naive.furthest(found.momentum, momentum) < 1e-12
+        assert naive.furthest(found.momentum, {n: (before[n] - theta[n]) / lr for n in momentum}) < 1e-12  # line 16
+    for silo in parties:
+        own_state = naive.kept(tmp_path, silo.name, Learner)
+        assert naive.furthest({"head": own_state.head}, {"head": silo.head}) < 1e-12
+
+
+def test_parties_of_unequal_steps_each_apply_one_whole_momentum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With epochs K differs from party to party; β M is applied once a round at each all the same."""
+    build, applied = Tiny(), dict[str, list[tuple[Tensors, float]]]()
+
+    def noting(party: Party, *arguments: Any, pull: Any, **named: Any) -> Any:
+        def noted(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+            found: Tensors = pull(now, images, labels)
+            if party.round == 2:
+                applied.setdefault(party.name, []).append(dict(found))
+            return found
+
+        return sgd.learn(party, *arguments, pull=noted, **named)
+
+    monkeypatch.setattr(pfm, "learn", noting)
+    states = naive.watched(PFM, monkeypatch)
+    run(recipe("pfm", rounds=2, local=LocalWork(epochs=1, batch=3, momentum=BETA))[0], tmp_path, replace(build, each=7))
+    assert len({len(steps) for steps in applied.values()}) > 1
+    for steps in applied.values():
+        total = {n: torch.stack([step[n] for step in steps]).sum(0) for n in steps[0]}
+        assert naive.furthest(total, {n: BETA * m for n, m in states[0].momentum.items()}) < 1e-5
+
+
+def test_batchnorm_statistics_take_no_momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the plain mean by images, whatever M is; M has no entry for them, and the parameters do feel it."""
+    build = Tiny(norm=True, double=True)
+    method = recipe("pfm", rounds=2)[0]
+    states = naive.watched(PFM, monkeypatch)
+    run(method, tmp_path / "whole", build)
+    assert set(states[1].momentum) == set(states[1].backbone) - {"norm.running_mean", "norm.running_var"}
+    images = {name: len(faces) for name, faces in build().data.items()}
+    sent: dict[str, Tensors] = {}
+
+    def noting(party: Party, *arguments: Any, **named: Any) -> Any:
+        done = sgd.learn(party, *arguments, **named)
+        if party.round == 2:
+            sent[party.name] = party.backbone.shared()
+        return done
+
+    monkeypatch.setattr(pfm, "learn", noting)
+    found = run(method, tmp_path / "again", build).state.backbone
+    total = sum(images.values())
+    mean = {n: sum(images[p] / total * sent[p][n].double() for p in sent) for n in found}
+    assert naive.furthest(found, mean) < 1e-12
+    assert not torch.equal(found["norm.running_mean"], states[0].backbone["norm.running_mean"])
+
+
+def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its_party(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[tuple[str, int], Tensors] = {}
+    ended: dict[tuple[str, int], Tensors] = {}
+
+    def noting(party: Party, backbone: Tensors, own: Learner | None, *arguments: Any, **named: Any) -> Any:
+        begun[party.name, party.round] = dict(own.velocity) if own else {}
+        done = sgd.learn(party, backbone, own, *arguments, **named)
+        ended[party.name, party.round] = dict(done[1].velocity)
+        return done
+
+    monkeypatch.setattr(pfm, "learn", noting)
+    method = recipe("pfm", rounds=4)[0]
+    unbroken = run(method, tmp_path / "unbroken", checkpoint=2)
+    first = dict(ended)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "broken", checkpoint=2, transport=stopping(8))
+    resumed = run(method, tmp_path / "broken", checkpoint=2)
+    assert resumed.bytes() == unbroken.bytes()
+    for (party, round_), velocity in begun.items():
+        assert set(velocity) == ({HEAD} if round_ > 1 else set())  # the backbone's is the server's
+        if round_ > 1:
+            assert worlds.raw(velocity) == worlds.raw(first[party, round_ - 1])  # never reset, nor by the resume
+            assert float(velocity[HEAD].abs().max()) > 0
+    ledgers = "".join(p.read_text() for p in (tmp_path / "unbroken" / "ledger").iterdir())
+    assert "momentum" not in ledgers and HEAD not in ledgers and "velocity" not in ledgers
+
+
+def test_a_refused_round_leaves_the_class_embeddings_and_their_momentum_as_they_were(tmp_path: Path) -> None:
+    trouble = Trouble(corrupt={"silo-2": "nan"})
+    run(recipe("pfm", rounds=3)[0], tmp_path, trouble=trouble, quorum=0.5)
+    assert naive.kept(tmp_path, "silo-2", Learner) is None
+    assert naive.kept(tmp_path, "silo-1", Learner) is not None
+
+
+def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 1, M = 0: y_a = 3/4, y_b = −3/4, M = (0 + 3/8) / η. Round 2, β M / K = 3/16: y_a = −3/8 → 7/32 → 33/64,
+    y_b = −3/8 → −25/32 → −63/64, so Θ = (33 − 3 · 63) / 256 and M = (−3/8 − Θ) / η.
+    """
+    assert naive.worked(PFM, tmp_path, monkeypatch) == [
+        {"backbone": -0.375, "momentum": 0.75},
+        {"backbone": -0.609375, "momentum": 0.46875},
+    ]
+
+
+# --- K and the schedule -----------------------------------------------------------------------------------------------
+
+
+@given(
+    steps=st.integers(1, 40),
+    rest=st.lists(st.integers(1, 240), max_size=3),
+    total=st.one_of(st.none(), st.integers(1, 240)),
+)
+def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_nearest(
+    steps: int, rest: list[int], total: int | None
+) -> None:
+    marks = [*rest, *([total] if total is not None else [])]
+    outside = total is not None and any(mark > total for mark in rest)
+    settings: dict[str, Any] = {"iterations": steps, "steps": total, "decays": tuple(rest), "schedule": "step"}
+    fits = [k for k in range(1, 241) if all(mark % k == 0 for mark in marks)]
+    if not marks or (not outside and steps in fits):
+        work = LocalWork(**settings)
+        assert work.rounds == (None if total is None else total / steps)
+        for round_ in range(
+            1, 1 + (total or 240) // steps if rest else 1
+        ):  # the rate of a round is that of all its steps
+            rates = {0.1 / 10 ** sum(d <= step for d in rest) for step in range((round_ - 1) * steps, round_ * steps)}
+            assert len(rates) == 1 and work.lr_at(round_, 99) == pytest.approx(rates.pop())
+        return
+    with pytest.raises(ValueError) as refused:
+        LocalWork(**settings)
+    if not outside:
+        named = int(str(refused.value).rpartition("the nearest K that does is ")[2])
+        assert named in fits
+        assert abs(named - steps) == min(abs(k - steps) for k in fits)
+
+
+@pytest.mark.parametrize("steps", [100, 400, 1600])
+def test_the_papers_synchronisation_intervals_fit_its_schedule(steps: int) -> None:
+    """26 epochs of 12,800 steps, ×0.1 after the epochs 10, 18 and 24."""
+    decays = tuple(12_800 * epoch for epoch in (10, 18, 24))
+    assert decays == (128_000, 230_400, 307_200)
+    work = LocalWork(iterations=steps, steps=26 * 12_800, schedule="step", decays=decays)
+    assert work.rounds == 332_800 // steps
+    rate = [work.lr_at(r, 332_800 // steps) for r in (1, 128_000 // steps, 128_000 // steps + 1, 332_800 // steps)]
+    assert rate == pytest.approx([0.1, 0.1, 0.01, 0.0001])
+    with pytest.raises(ValueError, match=r"K\) is 3000, .* the nearest K that does is 3200$"):
+        replace(work, iterations=3000)
+
+
+def test_a_recipe_takes_its_rounds_from_the_steps_and_refuses_others() -> None:
+    local = {"steps": 60, "iterations": 5}
+    free = {"name": "any", "method": "pfm", "local": local}
+    assert parse(free).rounds == 12
+    assert parse({**free, "rounds": 12}).build_method().rounds == 12
+    with pytest.raises(RecipeError, match=r"rounds is 11, but local.steps and local.iterations make 12"):
+        parse({**free, "rounds": 11})
+    with pytest.raises(RecipeError, match=r"the nearest K that does is 6$"):
+        tiny(method="pfm", rounds=10, local={"steps": 60, "iterations": 7, "epochs": 1})
+
+
+def test_a_lower_rate_shrinks_the_carried_step_at_once() -> None:
+    """What M moves the backbone by, η_r β M in all, falls in the round in which the rate does, whatever K is."""
+    build = replace(EXACT, pooled=True)
+    work = LocalWork(iterations=1, batch=64, lr=0.1, schedule="step", milestones=(0.5,), momentum=BETA)
+    method, first = PFM(rounds=2, local=work, loss=LOSS), build().backbone.shared()
+
+    def ends(round_: int, scale: float) -> Tensors:
+        sent = pfm.Global(backbone=first, momentum={n: torch.full_like(w, scale) for n, w in first.items()})
+        return method.train(naive.party("all", build, round_), None, sent)[0].backbone
+
+    for round_, lr in ((1, 0.1), (2, 0.01)):
+        still, pushed = ends(round_, 0.0), ends(round_, 1.0)
+        carried = {n: still[n] - pushed[n] for n in first}
+        assert naive.furthest(carried, {n: torch.full_like(w, lr * BETA) for n, w in first.items()}) < 1e-12
