@@ -109,7 +109,7 @@ class Crew:
         try:
             self._tell(replace(request, common=_bare(request.common), each=_bare(request.each)))
             yield
-            self._sums = self._hear()
+            self._sums = self._hear(PATIENCE.total_seconds())
         except BaseException as error:
             self._end(error)
             raise
@@ -127,7 +127,7 @@ class Crew:
         """Each helper writes its part of the private state; the names of the files. Raises as `beside`."""
         try:
             self._tell(flush)
-            return tuple(self._hear())
+            return tuple(self._hear(PATIENCE.total_seconds()))
         except BaseException as error:
             self._end(error)
             raise
@@ -149,7 +149,7 @@ class Crew:
             except OSError:
                 raise self._died(helper) from None
 
-    def _hear(self, patience: float | None = PATIENCE.total_seconds()) -> list[Any]:
+    def _hear(self, patience: float | None) -> list[Any]:
         """What each helper answers."""
         return [self._answer(helper, patience) for helper in self._helpers]
 
