@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from coalface import pairlists, planning, sources, world
@@ -12,6 +11,7 @@ from coalface.data.faces import FaceSet
 from coalface.engines.local import World
 from coalface.footprint import footprint
 from coalface.methods import METHODS
+from coalface.methods.validation import FederatedValidation
 from coalface.planning import Plan
 from coalface.report.runs import size
 
@@ -64,8 +64,12 @@ def describe(recipe: Recipe) -> str:
     parties = check(recipe)
     rounds, engine = recipe.rounds, recipe.engine
     planned = plan(recipe, len(parties))
-    asked = max(planned.parties.values())
-    over = several(len(parties), "party", "parties") + (f" ({asked:,} a round)" if asked < len(parties) else "")
+    roles = {s.step: s.role for s in planned.sent}
+    asked = max(count for step, count in planned.parties.items() if roles[step] != world.VALIDATOR)
+    validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0
+    over = several(len(parties), "trainer") if validators else several(len(parties), "party", "parties")
+    over += f" ({asked:,} a round)" if asked < len(parties) else ""
+    over += f" and {several(validators, 'validator')}" if validators else ""
     every = several(engine.checkpoint, "round") if engine.checkpoint > 1 else "round"
     lines = [
         f"{recipe.name}: {recipe.method} over {over}, {several(rounds, 'round')}, seed {recipe.seed}",
@@ -97,8 +101,10 @@ def _images(parties: Mapping[str, FaceSet]) -> str:
 def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:
     """Memory and disk."""
     engine, found = recipe.engine, footprint(recipe, parties)
-    message = sum(s.bytes or 0 for s in planned.sent if s.direction == "up")
-    model = sum(s.bytes or 0 for s in planned.sent if s.direction == "up" and s.kind.endswith("folded"))
+    trains = [s for s in planned.sent if s.role != world.VALIDATOR]
+    message = sum(s.bytes or 0 for s in trains if s.direction == "up")
+    folded = sum(s.bytes or 0 for s in trains if s.direction == "up" and s.kind.endswith("folded"))
+    sums, candidates = _candidates(recipe, planned, asked)
     window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
     each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
     each += f"activations of a batch of {found.batch}"
@@ -110,12 +116,25 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
         f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
         f"memory for messages: a window of {several(window, 'reply', 'replies')} ({size(window * message)}) "
-        f"and the sums of the folds ({size(4 * model)})",
+        f"and the sums of the folds ({size(4 * sums * folded)})",
+        *candidates,
         "  left out: Python and torch themselves, judging, what a layer needs for the moment; pixels are mapped",
         f"on disk, for each party and version: {kept}{unknown}, and some kB",
         f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "
         f"{size(len(parties) * versions * (found.private + saved))} in all",
     ]
+
+
+def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[str]]:
+    """Means that are asked for of each folded field, and what Federated Validation keeps in memory besides."""
+    found = [part for part in vars(recipe.build_method()).values() if isinstance(part, FederatedValidation)]
+    if not found:
+        return 1, []
+    count, folds = found[0].candidates, found[0].fv == "folded"
+    stacked = sum(s.bytes or 0 for s in planned.sent if s.role == world.VALIDATOR and s.direction == "down")
+    kept = "" if folds else f"{several(asked, 'model')} kept till they are averaged ({size(asked * stacked / count)}), "
+    line = f"memory for validation: {kept}{count} candidates ({size(stacked)}, and as much again as a message)"
+    return count if folds else 1, [line]
 
 
 def _both_ways(planned: Plan, rounds: int = 1) -> str:
@@ -137,22 +156,29 @@ def several(count: int, one: str, many: str | None = None) -> str:
 def wire_text(recipe: Recipe, planned: Plan) -> str:
     """Who sends what to whom in a round, and what stays."""
     title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
-    lines = [f"{title}, per party and round", ""]
-    widths = "{:10} {:5} {:22} {:28} {:>7} {:>12}  {}"
-    lines.append(widths.format("step", "way", "field", "kind", "tensors", "bytes", "to"))
+    rows = [("step", "way", "field", "kind", "tensors", "bytes", "to")]
     for s in planned.sent:
         to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
         number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
         number = f"about {number}" if s.about else number
-        lines.append(widths.format(s.step, s.direction, s.field, s.kind, s.tensors or "", number, to))
+        rows.append((s.step, s.direction, s.field, s.kind, str(s.tensors or ""), number, to))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{title}, per party and round", ""]
+    for row in rows:
+        cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
     folded = [s for s in planned.sent if s.kind.endswith("folded")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
+    roles = dict.fromkeys(s.role for s in planned.sent)
+    if world.VALIDATOR in roles:
+        lines.append("stays at a validator: its images and its pairs; their scores are all that leaves it")
     if folded:
         lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
     if METHODS[recipe.method].pooled:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):
         lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")
-    total = math.fsum(s.bytes or 0 for s in planned.sent)
-    lines.append(f"one party, one round, both ways: {size(total)}")
+    for role in roles:
+        total = sum(s.bytes or 0 for s in planned.sent if s.role == role)
+        lines.append(f"one {role if len(roles) > 1 else 'party'}, one round, both ways: {size(total)}")
     return "\n".join(lines)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from tinyruns import tiny
+
+from coalface import dry
+
+FV: dict[str, Any] = {
+    "method": "pfm-fv",
+    "data": {"partition": {"parties": 4}, "source": {"identities": 20}},
+    "validators": {"v1": {"identities": 2, "pairs": 10}, "v2": {"identities": 2, "pairs": 10}},
+}
+
+
+def lines(fv: str = "kept", **changes: Any) -> list[str]:
+    settings = {"validation": {"fv": fv, "candidates": 3}, **changes}
+    return dry.describe(tiny(**FV, methods={"pfm-fv": settings})).splitlines()
+
+
+def test_validators_are_counted_beside_the_trainers() -> None:
+    assert lines()[0] == "tiny: pfm-fv over 4 trainers and 2 validators, 2 rounds, seed 0"
+    assert (
+        lines(sample=3, fv="kept")[0] == "tiny: pfm-fv over 4 trainers (3 a round) and 2 validators, 2 rounds, seed 0"
+    )
+    assert dry.describe(tiny(method="pfm", validators=FV["validators"])).startswith("tiny: pfm over 2 parties, 2 ")
+
+
+def test_what_stays_at_a_validator_is_said() -> None:
+    said = "stays at a validator: its images and its pairs; their scores are all that leaves it"
+    assert said in lines() and "stays at a validator" not in dry.describe(tiny())
+
+
+def test_the_columns_are_as_wide_as_what_stands_in_them() -> None:
+    table = lines()[4:]
+    table = table[: table.index("")]
+    assert {row.split()[0] for row in table} == {"step", "train", "validation.grade"}
+    starts = {tuple(match.start() for match in re.finditer(r"(?<=  )\S", row))[:2] for row in table}
+    assert len(starts) == 1  # of the way and of the field
+    assert len({row.rfind("  ") for row in table}) == 1  # where the last column begins
+
+
+def test_each_role_has_its_own_sum() -> None:
+    text = "\n".join(lines())
+    assert "one trainer, one round, both ways: 3.15 MB" in text  # Θ and M down, θ up, of 1.05 MB each
+    assert "one validator, one round, both ways: 3.14 MB" in text  # three candidates
+    assert "one party, one round, both ways" in dry.describe(tiny())
+
+
+@pytest.mark.parametrize(
+    ("fv", "sums", "validation"),
+    [
+        (
+            "kept",
+            "the sums of the folds (0 B)",
+            "4 models kept till they are averaged (4.19 MB), 3 candidates (3.14 MB",
+        ),
+        ("folded", "the sums of the folds (12.6 MB)", "validation: 3 candidates (3.14 MB"),  # 3 · 4 · 1.05
+    ],
+)
+def test_the_memory_of_the_server_counts_the_candidates(fv: str, sums: str, validation: str) -> None:
+    text = "\n".join(lines(fv))
+    assert sums in text and validation in text
+
+
+def test_validators_do_not_widen_the_window() -> None:
+    many = {f"v{n}": {"identities": 2, "pairs": 10} for n in range(5)}
+    text = dry.describe(
+        tiny(method="pfm-fv", validators=many, data={"source": {"identities": 24}}, engine={"window": 9, "workers": 2})
+    )
+    assert "over 2 trainers and 5 validators" in text and "a window of 2 replies" in text
