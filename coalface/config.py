@@ -9,7 +9,7 @@ import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +22,7 @@ from coalface.engines.trouble import Trouble
 from coalface.insightface import understood
 from coalface.learn.cosines import CosineLoss
 from coalface.learn.losses import LOSSES
+from coalface.learn.sharded import check_shardable
 from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
 from coalface.yamltext import parse_yaml
@@ -31,7 +32,7 @@ ADJUSTABLE = ("engine.quorum", "engine.patience")
 FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
 """Keys that the result does not depend on: a resumed run may change them."""
 
-FEDERATED = ("block", "quorum", "patience", "on_error")
+FEDERATED = ("block", "shards", "quorum", "patience", "on_error")
 """Keys of `engine` that are about a run's parties, not about the machine: a pre-training has its own."""
 
 
@@ -166,6 +167,9 @@ class Engine(_Section):
     window: int | None = Field(None, ge=1)
     """Parties under way or waiting to be folded; None: four for each worker."""
     block: int = Field(16, ge=1)
+    shards: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
+    Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
     device: str = "cpu"
     autocast: Literal["bfloat16"] | None = None
     channels_last: bool = False
@@ -368,6 +372,11 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             f"local.sample_rate: the loss {recipe.loss['name']!r} has several class embeddings for a class and cannot "
             "sample them; leave sample_rate out, or take another loss"
         )
+    if any(size > 1 for size in recipe.engine.shards.values()):
+        try:
+            check_shardable(recipe.build_loss())
+        except ValueError as error:
+            raise RecipeError(f"engine.shards: {error}") from None
     _check_parts(recipe)
     _check_validators(recipe)
     if recipe.pretrain is not None:

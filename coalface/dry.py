@@ -39,6 +39,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
     for party in named:
         nearest(party, parties, "trouble: the party")
+    world.check_shards(recipe, parties)
     return parties
 
 

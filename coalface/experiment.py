@@ -170,6 +170,7 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
     trouble = recipe.build_trouble()
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
+    world.check_shards(recipe, here.data)
     return planning.plan(method, by_role, here.backbone)
 
 
@@ -207,13 +208,13 @@ def _transport(recipe: Recipe, setup: Setup, here: World) -> Iterator[InProcess]
     engine = recipe.engine
     try:
         if engine.workers == 1:
-            yield InProcess(setup, here)
+            carrier = InProcess(setup, here)
         else:
-            workers = Workers(setup, here, engine.workers, engine.window or 4 * engine.workers)
-            try:
-                yield workers
-            finally:
-                workers.close()
+            carrier = Workers(setup, here, engine.workers, engine.window or 4 * engine.workers)
+        try:
+            yield carrier
+        finally:
+            carrier.close()
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)

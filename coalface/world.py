@@ -240,6 +240,19 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
     )
 
 
+def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
+    """Raise RecipeError where `engine.shards` names no party, or a party more processes than there are GPUs."""
+    engine = recipe.engine
+    for party, size in engine.shards.items():
+        if not METHODS[recipe.method].pooled:
+            nearest(party, parties, "engine.shards: the party")
+        if size > 1 and engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
+            raise RecipeError(
+                f"engine.shards.{party}: {size} processes take engine.device cpu, or cuda where there are {size} GPUs; "
+                f"it is {engine.device!r}, with {torch.cuda.device_count()}"
+            )
+
+
 def numerics(recipe: Recipe) -> Numerics:
     """The record of what the bits depend on."""
     engine = recipe.engine
@@ -250,4 +263,5 @@ def numerics(recipe: Recipe) -> Numerics:
         channels_last=engine.channels_last,
         flush_denormals=engine.flush_denormals,
         block=engine.block,
+        shards={party: size for party, size in engine.shards.items() if size > 1},
     )
