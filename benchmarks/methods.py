@@ -1,0 +1,115 @@
+"""What a round of each method costs against one of FedAvg, over the same silos.
+
+    python benchmarks/methods.py                      # three silos of 640 images, 20 steps of 32 images a round
+    python benchmarks/methods.py --steps 5 --rounds 40
+
+Every method runs in a process of its own, of one thread, and they take turns: a round of each, in an order that is
+drawn anew, then the next round of each. A ratio is the median over rounds of (this method's round / FedAvg's round of
+the same turn); the first rounds, in which files are made, are left out. CPU time is that of the method's process, and
+hangs less on what else the machine does. Checkpoints are not counted. SGD's arithmetic is the same for all; `mime` pays
+a second gradient at each step and the full gradient beside, `mimelite` the full gradient, the others only tensors
+that are added, sent or kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coalface.core import generator
+from coalface.data import partition
+from coalface.data.faces import FaceSet
+from coalface.engines.local import InProcess, Setup, World
+from coalface.engines.server import Rules, Server
+from coalface.engines.standing import Numerics
+from coalface.learn.compute import Compute
+from coalface.learn.margins import CosFace
+from coalface.learn.work import LocalWork
+from coalface.methods import METHODS
+from coalface.models import Backbone, build
+
+SILOS, IDENTITIES, EACH = 3, 32, 20
+CHOSEN = ("fedavg", "pfm", "slowmo", "scaffold", "mimelite", "mime")
+WARM = 2
+"""Rounds that are not counted."""
+
+
+def make_world() -> World:
+    """Silos of `IDENTITIES` identities with `EACH` images each, of noise: the time is that of faces."""
+    people = SILOS * IDENTITIES
+    pixels = generator(0, "pixels").integers(0, 256, (people * EACH, 64, 64, 1), dtype=np.uint8)
+    labels = np.repeat(np.arange(people), EACH)
+    faces = FaceSet(pixels, np.arange(len(labels)), labels, tuple(f"person-{i}" for i in range(people)))
+    backbone = Backbone(build("cnn-small", size=64, channels=1, generator=generator(0, "benchmark")))
+    return World(data=partition.equal(faces, SILOS, generator(0, "deal")), backbone=backbone, compute=Compute())
+
+
+def serve(there: Any, name: str, steps: int, rounds: int, whole: int | None) -> None:
+    """Play a method's run, a round for each word from the other end, each answered by its seconds and CPU seconds."""
+    begun = [0.0]
+
+    def wait() -> None:
+        there.recv()
+        begun[0] = time.process_time()
+
+    def report(record: dict[str, Any]) -> None:
+        there.send((record["seconds"] - record["checkpoint_seconds"], time.process_time() - begun[0]))
+        if record["round"] < rounds:
+            wait()
+
+    own = {"gradient_batches": whole} if "mime" in name else {}
+    work = LocalWork(iterations=steps, batch=32, lr=0.001)
+    method = METHODS[name](rounds=rounds, local=work, loss=CosFace(scale=30.0, margin=0.35), **own)  # type: ignore
+    world = make_world()
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method, make_world, Numerics(threads=1), 0, Path(place))
+        server = Server(method, Rules(run="benchmark", checkpoint=10**9), setup.numerics, InProcess(setup, world),
+                        Path(place), backbone=world.backbone, report=report)  # fmt: skip
+        wait()
+        server.run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(CHOSEN), choices=CHOSEN)
+    parser.add_argument("--steps", type=int, default=20, help="K, local steps a round")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that are counted")
+    parser.add_argument("--gradient-batches", type=int, help="of Mime's full gradients; all images if left out")
+    options = parser.parse_args()
+    names = list(dict.fromkeys(["fedavg", *options.methods]))
+    context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
+    for name in names:
+        pipes[name], there = context.Pipe()
+        about = (there, name, options.steps, WARM + options.rounds, options.gradient_batches)
+        processes.append(context.Process(target=serve, args=about, daemon=True))
+        processes[-1].start()
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    order = generator(0, "turns")
+    for _ in range(WARM + options.rounds):
+        for place in order.permutation(len(names)):
+            pipes[names[place]].send(True)
+            turns[names[place]].append(pipes[names[place]].recv())
+    for process in processes:
+        process.join()
+    print(f"{SILOS} silos × {IDENTITIES * EACH} images, cnn-small at 64×64, {options.steps} steps of 32 a round, "
+          f"1 thread; {options.rounds} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")  # fmt: skip
+    print(f"{'method':10} {'to fedavg':>9} {'CPU to fedavg':>14} {'s a round':>10} {'CPU s':>7}")
+    for name in names:
+        pairs = list(zip(turns[name][WARM:], turns["fedavg"][WARM:], strict=True))
+        wall, cpu = (statistics.median(mine[i] / base[i] for mine, base in pairs) for i in (0, 1))
+        seconds, busy = (statistics.median(mine[i] for mine, _ in pairs) for i in (0, 1))
+        print(f"{name:10} {wall:9.3f} {cpu:14.3f} {seconds:10.2f} {busy:7.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
