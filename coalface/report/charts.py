@@ -20,6 +20,10 @@ RECORD_KEYS = frozenset(
     "stage round asked arrived failed abandoned bytes_down bytes_up loss judged seconds checkpoint_seconds".split()
 )
 """The keys of a metrics line that have their own place on the page; every other number is what the method logged."""
+WEIGHT, SCORE = "weight/", "score/"
+"""What Federated Validation logs: the weighting in use by party, and its score by validator."""
+MOST_CURVES = 12
+"""Curves of one drawing of it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,10 @@ class Drawing:
     title: str
     svg: Markup
     caption: str = ""
+    keys: tuple[tuple[str, int], ...] = ()
+    """Its own legend, where its curves are not the page's runs: (name, series)."""
+    wide: bool = False
+    """It takes two columns."""
 
 
 def overview(runs: Sequence[Run], key: str) -> Drawing:
@@ -101,7 +109,7 @@ def progress(runs: Sequence[Run]) -> list[Drawing]:
 
         drawn += _drawn(runs, f"{figure_name(key)} (%)", take, level=_level(runs, key))
     for key, title in (("bytes_down", "MB to the parties, a round"), ("bytes_up", "MB from the parties, a round")):
-        if any(len({record.get(key) for record in run.metrics}) > 1 for run in runs):
+        if any(_varies([number(record.get(key)) or 0 for record in run.metrics]) for run in runs):
 
             def megabytes(record: dict[str, Any], key: str = key) -> object:
                 count = number(record.get(key))
@@ -111,6 +119,65 @@ def progress(runs: Sequence[Run]) -> list[Drawing]:
     return drawn
 
 
+def _varies(counts: Sequence[float]) -> bool:
+    """By more than a hundredth: a message of some bytes beside a model's is not worth a drawing."""
+    return bool(counts) and max(counts) - min(counts) > 0.01 * max(counts)
+
+
+def weightings(runs: Sequence[Run]) -> list[Drawing]:
+    """What Federated Validation did, for each run that has it: the weight of each party, and the validators' scores."""
+    drawn = []
+    for run in runs:
+        found = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
+        of = f" in {run.label}" if len(runs) > 1 else ""
+        share, count = number(found.get("smoothing")), whole_number(found.get("candidates"))
+        moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
+        caption = "The weight of each party's backbone in the average, from the next round on. "
+        caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
+        drawn += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
+        score = str(found.get("score") or "accuracy")
+        unit = {
+            "accuracy": "accuracy on its own pairs, in percent",
+            "tar": f"TAR at FAR {number(found.get('far')):g} on its own pairs, in percent"
+            if number(found.get("far")) is not None
+            else "TAR on its own pairs, in percent",
+            "loss": "minus the mean loss of its own pairs, times 100",
+        }.get(score, score)
+        caption = (
+            f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
+        )
+        caption += "a validator that failed or was late has none."
+        drawn += _by_party(run, SCORE, f"score by validator{of}", caption)
+    return drawn
+
+
+def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
+    """Curves of the numbers that were logged under `prefix` and a party's name; of many, those that end highest."""
+    staged, found = _staged([run]), dict[str, list[tuple[float, float]]]()
+    for place, record in enumerate(run.metrics, start=1):
+        at = place if staged else whole_number(record.get("round"))
+        for key, value in record.items():
+            if key.startswith(prefix) and (finite := number(value)) is not None and abs(finite) < LARGEST:
+                found.setdefault(key.removeprefix(prefix), []).append((place if at is None else at, finite))
+    ranked = sorted(found, key=lambda party: (-found[party][-1][1], party))
+    shown = sorted(ranked[:MOST_CURVES])
+    curves = [Curve(p, [x for x, _ in found[p]], [y for _, y in found[p]], n) for n, p in enumerate(shown)]
+    if len(found) > len(shown):
+        caption += f" The {len(shown)} that end highest are drawn; {len(found) - len(shown):,} more are left out."
+    wide = len(shown) > 4
+    size = (drawings.WIDE, drawings.HEIGHT + 10 * max(0, len(shown) - 5)) if wide else (drawings.WIDTH, drawings.HEIGHT)
+    svg = drawings.line_chart(
+        curves,
+        title=title,
+        x_label="round",
+        marks=_marks([run]),
+        named=len(shown) > 1,
+        width=size[0],
+        height=size[1],
+    )
+    return [Drawing(title, svg, caption, tuple((c.label, c.series) for c in curves), wide)] if svg else []
+
+
 def logged(runs: Sequence[Run]) -> list[Drawing]:
     """Every further number that the methods logged."""
     keys = dict.fromkeys(
@@ -118,7 +185,7 @@ def logged(runs: Sequence[Run]) -> list[Drawing]:
         for run in runs
         for record in run.metrics
         for key in record
-        if key not in RECORD_KEYS and number(record[key])
+        if key not in RECORD_KEYS and not key.startswith((WEIGHT, SCORE)) and number(record[key])
     )
     drawn = []
     for key in list(keys)[:MOST_LOGGED]:

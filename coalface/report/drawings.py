@@ -21,6 +21,10 @@ MOST_POINTS = 400
 """Points drawn of one curve; a longer one is thinned evenly and keeps its last point."""
 MOST_DOTS = 20
 """Points of a curve up to which each has its dot."""
+WIDE = 2 * WIDTH + 20
+"""Of a drawing over two columns of the page."""
+ENDS = 97
+"""Room to the right of a chart for the names of its curves."""
 SERIES = 8
 """Colours in the style sheet (`s0` to `s7`); further curves repeat them with dashes."""
 
@@ -71,12 +75,15 @@ def line_chart(
     level: tuple[str, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
     whole: bool = True,
+    named: bool = False,
+    width: int = WIDTH,
+    height: int = HEIGHT,
 ) -> Markup:
     """Curves over rounds; the vertical axis spans what is drawn.
 
     `level` is a horizontal reference, such as the untrained model's figure. `marks` are vertical lines with a name,
-    such as the start of a stage. `whole`: ticks on the horizontal axis are whole numbers. Nothing to draw gives no
-    markup.
+    such as the start of a stage. `whole`: ticks on the horizontal axis are whole numbers. `named`: each curve's
+    name stands at its end. Nothing to draw gives no markup.
     """
     curves = [_thinned(curve) for curve in curves if len(curve.x)]
     if not curves:
@@ -84,24 +91,25 @@ def line_chart(
     x_low, x_high = min(min(c.x) for c in curves), max(max(c.x) for c in curves)
     values = [y for c in curves for y in c.y] + ([level[1]] if level else [])
     y_ticks = ticks(min(values), max(values))
-    x_axis = _Axis(x_low, x_high, LEFT, WIDTH - RIGHT)
-    y_axis = _Axis(min(y_ticks[0], *values), max(y_ticks[-1], *values), HEIGHT - BOTTOM, TOP)
+    right = width - (ENDS if named else RIGHT)
+    x_axis = _Axis(x_low, x_high, LEFT, right)
+    y_axis = _Axis(min(y_ticks[0], *values), max(y_ticks[-1], *values), height - BOTTOM, TOP)
     x_ticks = [t for t in ticks(x_low, x_high) if x_low <= t <= x_high and (not whole or t == round(t))]
     parts = [_grid(x_axis, y_axis, [(t, _plain(t)) for t in x_ticks or [x_low]], [(t, _plain(t)) for t in y_ticks])]
     for x, name in marks:
         place = x_axis.at(min(max(x, x_low), x_high))
-        parts.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
         if name:
             parts.append(f'<text class="small" x="{place + 3:.1f}" y="{TOP + 9}">{_short(name, 18)}</text>')
     if level:
         y = y_axis.at(level[1])
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="level" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         above = y - 5 if y - 5 > TOP + 10 else y + 13
-        parts.append(
-            f'<text class="small" text-anchor="end" x="{WIDTH - RIGHT}" y="{above:.1f}">{_safe(level[0])}</text>'
-        )
+        parts.append(f'<text class="small" text-anchor="end" x="{right}" y="{above:.1f}">{_safe(level[0])}</text>')
     parts += [_curve(curve, x_axis, y_axis, dots=len(curve.x) <= MOST_DOTS) for curve in curves]
-    return _svg(parts, title, x_label)
+    if named:
+        parts += _names(curves, x_axis, y_axis)
+    return _svg(parts, title, x_label, height, right=right, width=width)
 
 
 def roc_chart(curves: Sequence[Curve], *, title: str) -> Markup:
@@ -237,28 +245,56 @@ def _curve(curve: Curve, x_axis: _Axis, y_axis: _Axis, dots: bool = False) -> st
     return "".join(parts)
 
 
+def _names(curves: Sequence[Curve], x_axis: _Axis, y_axis: _Axis) -> list[str]:
+    """The name of each curve beside its end, with a line to it where names would lie upon each other."""
+    gap, low, high = 13.0, y_axis.end + 4, y_axis.start
+    ends = sorted(((y_axis.at(c.y[-1]), place) for place, c in enumerate(curves)))
+    gap = min(gap, (high - low) / max(1, len(ends) - 1))
+    places: list[float] = []
+    for y, _ in ends:
+        places.append(max(y, low if not places else places[-1] + gap))
+    for place in reversed(range(len(places))):  # back up from the lower edge
+        places[place] = min(places[place], high if place == len(places) - 1 else places[place + 1] - gap)
+    parts = []
+    for (end, number), y in zip(ends, places, strict=True):
+        curve, edge = curves[number], x_axis.end
+        x = x_axis.at(curve.x[-1])
+        parts.append(
+            f'<polyline class="tie {_class(curve.series)}" '
+            f'points="{x:.1f},{end:.1f} {edge + 3:.1f},{end:.1f} {edge + 17:.1f},{y:.1f}"/>'
+            f'<text class="small" x="{edge + 20:.1f}" y="{y + 4:.1f}">{_short(curve.label, 12)}</text>'
+        )
+    return parts
+
+
 def _grid(
     x_axis: _Axis, y_axis: _Axis, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]
 ) -> str:
     parts = []
     for value, name in y_ticks:
         y = y_axis.at(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{x_axis.end:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text text-anchor="end" x="{LEFT - 6}" y="{y + 4:.1f}">{name}</text>')
     for value, name in x_ticks:
         x = x_axis.at(value)
-        parts.append(
-            f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 4}"/>'
-        )
-        parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">{name}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{y_axis.start:g}" y2="{y_axis.start + 4:g}"/>')
+        parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{y_axis.start + 16:g}">{name}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{x_axis.end:g}" y1="{y_axis.start:g}" y2="{y_axis.start:g}"/>')
     return "".join(parts)
 
 
-def _svg(parts: Sequence[str], title: str, x_label: str, height: float = HEIGHT) -> Markup:
-    label = f'<text class="label" text-anchor="end" x="{WIDTH - RIGHT}" y="{height - 6}">{_safe(x_label)}</text>'
+def _svg(
+    parts: Sequence[str],
+    title: str,
+    x_label: str,
+    height: float = HEIGHT,
+    *,
+    right: float = WIDTH - RIGHT,
+    width: float = WIDTH,
+) -> Markup:
+    label = f'<text class="label" text-anchor="end" x="{right}" y="{height - 6}">{_safe(x_label)}</text>'
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_safe(title)}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{label}</svg>'
     )
 

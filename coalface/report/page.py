@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from coalface.report import charts, grids
@@ -28,6 +25,7 @@ from coalface.report.runs import (
     whole_number,
 )
 from coalface.report.table import Comparison, Intervals, compare_runs
+from coalface.report.templates import template
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     judged = [key for key in run.figures if not key.endswith("_se")]
     comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
     ledger = mapping(run.summary.get("ledger"))
-    return _template().render(
+    return template("page.html").render(
         run=run,
         runs=runs,
         pooled=[one.label for one in runs if one.summary.get("pooled")],
@@ -71,12 +69,14 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
         apart=grids.apart(comparison) if comparison else None,
         progress=charts.progress(runs),
+        weightings=charts.weightings(runs),
         logged=charts.logged(runs),
         similarity=charts.similarity(runs),
         parties=grids.parties(run),
         failures=grids.failures(run),
         bytes=grids.traffic(run),
         messages=grids.messages(run),
+        validators=[p for p in grids.as_dicts(run.summary.get("parties")) if p.get("role") == "validator"],
         stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
         kinds=grids.kinds(ledger),
         tensors=grids.tensors(ledger),
@@ -87,19 +87,6 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    return environment.from_string((files("coalface.report") / "page.html").read_text("utf-8"))
-
-
-def _shown(value: object) -> object:
-    """What the template writes for a value: text without control characters, nothing for None."""
-    return value if isinstance(value, Markup) else "" if value is None else clean(value)
 
 
 def _model(run: Run) -> str:
@@ -114,6 +101,9 @@ def _sentence(run: Run) -> str:
     summary, parties = run.summary, grids.as_dicts(run.summary.get("parties"))
     setting = f" ({summary['setting']})" if summary.get("setting") not in (None, "any") else ""
     count = {0: "its parties", 1: "1 party"}.get(len(parties), f"{len(parties):,} parties")
+    if validators := sum(p.get("role") == "validator" for p in parties):
+        trainers = len(parties) - validators
+        count = f"{trainers:,} trainer{'s' * (trainers != 1)} and {validators:,} validator{'s' * (validators != 1)}"
     who = count + setting
     if summary.get("pooled"):
         how = f"{_model(run)} on the images of all parties, pooled in one place"

@@ -254,7 +254,13 @@ OF_KIND: tuple[dict[str, set[str]], ...] = (
         "pack": {"path"},
         "joined": {"parts"},
     },
-    {"equal": {"parties"}, "dirichlet": {"parties", "alpha"}, "one-identity": set(), "by-domain": set()},
+    {
+        "equal": {"parties"},
+        "dirichlet": {"parties", "alpha"},
+        "one-identity": set(),
+        "by-domain": {"split"},
+        "shares": {"shares"},
+    },
 )
 """Which keys of a source, and of a partition, its kind has a use for; `coalface.config` says so key by key."""
 
