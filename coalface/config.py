@@ -208,10 +208,11 @@ class Recipe(_Section):
     pretrain: dict[str, Any] | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
-    It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` (nobody who is judged
-    may be trained on) and `engine` as far as it says how this machine computes. Everything else (`method`, `rounds`,
-    `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or the default of any recipe: a sweep over this
-    run's learning rate or loss starts every cell from one and the same model. A pooled method takes no partition.
+    It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` and the `validators`
+    (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
+    computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
+    the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
+    model. A pooled method takes no partition, but where `data.party_augment` asks whose each image would be.
     """
 
     def build_method(self) -> Method:
@@ -275,8 +276,13 @@ class Recipe(_Section):
         changes, whole = dict(self.pretrain or {}), self.model_dump(mode="json")
         tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": f"{self.name}-pretrain"}
         tree["judge"] = {"lists": whole["judge"]["lists"]}  # a run stops where it would train on those it judges
+        tree["validators"] = {n: v for n, v in whole["validators"].items() if v["half_of"] is None}  # nor on theirs
         tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
-        if (method := METHODS.get(str(changes.get("method")))) is not None and method.pooled:
+        if (
+            (method := METHODS.get(str(changes.get("method")))) is not None
+            and method.pooled
+            and not self.data.party_augment
+        ):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
         try:
             return parse(merged(tree, changes))
@@ -384,21 +390,40 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+_DEFAULTS = dict(Validator())
+
+
 def _check_validators(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear which pairs each validator holds."""
-    halves = {name: v.half_of for name, v in recipe.validators.items() if v.half_of is not None}
+    halves: dict[str, str] = {}
+    parts = recipe.data.source.parts
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
         if not NAME.fullmatch(name):
             raise RecipeError(f"{where}: a party's name becomes a folder; use letters, digits, - and _")
         if validator.half_of is not None:
             nearest(validator.half_of, recipe.judge.lists, f"{where}.half_of")
+            if other := sorted(key for key, value in validator if key != "half_of" and value != _DEFAULTS[key]):
+                raise RecipeError(f"{where}: it holds half of {validator.half_of}, so {other[0]} means nothing here")
+            if (first := halves.setdefault(validator.half_of, name)) != name:
+                raise RecipeError(f"{where}.half_of: {first} already holds that half of {validator.half_of}")
             if recipe.half_split is None:
                 raise RecipeError(f"{where}.half_of: say which half with half_split=first or half_split=second")
-        elif validator.kind == "balanced" and (validator.source is None) != (validator.identities is not None):
+            continue
+        if validator.kind != "balanced" and validator.identities is not None:
+            raise RecipeError(f"{where}.identities: pairs of kind {validator.kind!r} name their own; leave it out")
+        if validator.kind == "balanced" and (validator.source is None) != (validator.identities is not None):
             raise RecipeError(
                 f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
             )
+        if validator.source is not None and validator.source.kind == "joined":
+            raise RecipeError(f"{where}.source: pairs are of images of one source, not of a joined one")
+        if validator.part is not None and (validator.kind == "balanced" or validator.source is not None):
+            raise RecipeError(f"{where}.part: identities are set aside from every part alike; leave it out")
+        if validator.part is not None:
+            nearest(validator.part, parts, f"{where}.part")
+        elif parts and validator.source is None and validator.kind not in ("balanced", "bin", "layout"):
+            raise RecipeError(f"{where}.part: say which part the pairs are of: {', '.join(parts)}")
     if recipe.half_split is not None and not halves:
         raise RecipeError("half_split: no validator is `half_of` a list, so there is nothing to split")
 

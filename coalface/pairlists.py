@@ -62,13 +62,28 @@ def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | Non
                 "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
             ) from None
         if any(one.half_of == name for one in recipe.validators.values()):
-            if pairs.headline is not None:
-                raise RecipeError(f"judge.lists.{name}: a list without accuracy over folds cannot be split in halves")
-            fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
+            fold = _folds(pairs, name)
             found.append(Lists(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first")))
         else:
             found.append(Lists(name, faces, pairs))
     return found
+
+
+def _folds(pairs: PairList, name: str) -> NDArray[np.int64]:
+    """The folds of a list that is split in halves. Raises RecipeError where they do not make two halves."""
+    where = f"judge.lists.{name}"
+    if pairs.headline is not None:
+        raise RecipeError(f"{where}: a list without accuracy over folds cannot be split in halves")
+    try:
+        fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
+    except ValueError as error:
+        raise RecipeError(f"{where}: it cannot be split in halves: {error}") from None
+    if (count := len(np.unique(fold))) < 4:
+        raise RecipeError(
+            f"{where}: a validator chooses the threshold of each fold on its others, so a half needs two or more, and "
+            f"the list has {count} folds in all: split a list of ten"
+        )
+    return fold
 
 
 def _half(fold: NDArray[np.int64], first: bool) -> tuple[int, ...]:
@@ -94,17 +109,47 @@ def validator(
         whole = next(one for one in lists if one.name == wanted.half_of)
         assert whole.pairs.fold is not None  # made when the list was split
         mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.half_split == "first"))
-        return _held(whole.faces, whole.pairs, mine)
+        faces, pairs = _held(whole.faces, whole.pairs, mine)
+        held = _people(recipe, recipe.judge.lists[whole.name], faces)
+        _apart(recipe, where, held, [one for one in lists if one.judged_folds is None])
+        return faces, pairs
     if aside is not None:
         wanted = wanted.model_copy(update={"source": None})
     faces, pairs = _list(recipe, name, wanted, train.only([]) if aside is None else aside, packing, where)
     faces, pairs = _held(faces, pairs, np.ones(len(pairs), dtype=bool))
-    for what, others in (("the trainers", train), *((f"judge.lists.{one.name}", _shown(one)) for one in lists)):
-        try:
-            check_disjoint(others, faces)
-        except ValueError as error:
-            raise RecipeError(f"{where}: it would hold people of {what}: {error}") from None
+    _apart(recipe, where, _people(recipe, wanted, faces), lists, train)
     return faces, pairs
+
+
+People = set[tuple[str, str]]
+"""Identities, each as (where it is from unless it may be of the training source, name)."""
+
+
+def _apart(recipe: Recipe, where: str, held: People, lists: Sequence[Lists], train: FaceSet | None = None) -> None:
+    """Raise RecipeError where a validator holds people of the trainers or of a judged list."""
+    others = {f"judge.lists.{one.name}": _people(recipe, recipe.judge.lists[one.name], _shown(one)) for one in lists}
+    if train is not None:
+        others = {"the trainers": {("", known) for known in train.names}} | others
+    for what, theirs in others.items():
+        if shared := sorted(known for _, known in held & theirs):
+            several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
+            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
+            raise RecipeError(
+                f"{where}: it would hold {several} of {what} ({some}), so that figures would say nothing of unseen "
+                "people: give it others, or let it be `half_of` a list"
+            )
+
+
+def _people(recipe: Recipe, wanted: PairsFrom, faces: FaceSet) -> People:
+    """The identities of a list or a validator."""
+    if wanted.kind == "bin" and wanted.path is not None:  # nothing but the file tells its people
+        origin, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
+        return {(origin, name) for name in known}
+    if prefixes := _prefixes(recipe, wanted):
+        return {("", prefix + name) for prefix in prefixes for name in faces.names}
+    own = _own_source(wanted)
+    assert own is not None  # else the prefixes hold ""
+    return {(str(_origin(recipe, own)), name) for name in faces.names}
 
 
 def _shown(chosen: Lists) -> FaceSet:
@@ -128,15 +173,22 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     A list with images of its own is held against every part of a joined source that may show the same people: of the
     same folder, or synthetic of the same seed.
     """
-    parts = recipe.data.source.parts
-    if wanted.source is None or not parts:
+    parts, own = recipe.data.source.parts, _own_source(wanted)
+    if own is None or not parts:
         return [""]
+    return [f"{name}/" for name, part in parts.items() if _origin(recipe, part) == _origin(recipe, own)]
 
-    def origin(source: config.Source) -> tuple[str, object]:
-        return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
 
-    mine = origin(wanted.source)
-    return [f"{name}/" for name, part in parts.items() if origin(part) == mine]
+def _own_source(wanted: PairsFrom) -> config.Source | None:
+    """Where a list takes its images from, if not from the training source."""
+    if wanted.kind == "layout" and wanted.source is None:
+        return config.Source(kind="folder", path=wanted.path)
+    return wanted.source
+
+
+def _origin(recipe: Recipe, source: config.Source) -> tuple[str, object]:
+    """What two sources have in common that may show the same people."""
+    return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
 
 
 def _list(
@@ -161,7 +213,8 @@ def _list(
     if wanted.kind == "bin":
         return _of_bin(recipe, name, wanted.path, packing, where)
     if wanted.kind == "layout":
-        own = wanted.source or config.Source(kind="folder", path=wanted.path)
+        own = _own_source(wanted)
+        assert own is not None  # a layout without a source is one itself
         faces = open_source(recipe, own, packing)
         lists = read_lists(below_root(recipe, wanted.path), faces)
         if wanted.list is None and len(lists) != 1:

@@ -82,7 +82,10 @@ def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, d
     for name, wanted in recipe.validators.items():
         if wanted.identities is not None:
             rng = generator(SPLIT_SEED, "validator", name)
-            faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
+            try:
+                faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
+            except ValueError as error:
+                raise RecipeError(f"validators.{name}.identities: {error}") from None
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
@@ -96,10 +99,13 @@ def validating(
 ) -> dict[str, tuple[FaceSet, PairList]]:
     """Each validator's images and pairs, if the method has a step for validators.
 
-    Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged.
+    Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged, and
+    where a validator is called as a trainer is.
     """
     if not any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values()):
         return {}
+    if both := sorted(recipe.validators.keys() & deal(recipe, train).keys()):
+        raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
     aside, lists = _split(recipe, packing)[2], judged(recipe, train, held, packing)
     return {name: validator(recipe, name, aside.get(name), train, lists, packing) for name in recipe.validators}
 
@@ -145,9 +151,9 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 
 def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
     """The faces with the number of the silo that each would be dealt to as its domain."""
-    numbers, domains = {}, np.zeros(len(faces.pixels), dtype=np.int64)
-    for number, (name, silo) in enumerate(_dealt(recipe, faces).items()):
-        domains[silo.rows] = numbers[name] = number
+    domains = np.zeros(len(faces.pixels), dtype=np.int64)
+    for number, silo in enumerate(_dealt(recipe, faces).values()):
+        domains[silo.rows] = number
     return replace(faces, domains=domains[faces.rows])
 
 

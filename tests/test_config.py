@@ -50,7 +50,7 @@ def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str
 
 
 def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
-    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, parties, alpha, seed")
+    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, parties, alpha, shares, split, seed")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from coalface.core import (
     Party,
     Tensors,
     Ticket,
-    free,
     message,
     state,
     step,
@@ -42,13 +41,15 @@ class Candidates:
 
     backbones: Tensors
     """Tensor name -> (T, …), the candidates' tensors one upon the other."""
+    scores: Tensor
+    """(T,) float64 zeros: the form of the answer, so that an answer in another one is refused by name."""
 
 
 @message
 class Scores:
     """From a validator: all that leaves it."""
 
-    scores: Tensor = free()
+    scores: Tensor
     """(T,) float64 S_i, higher is better; accuracy and TAR in percent."""
 
 
@@ -59,7 +60,7 @@ class Open:
     ticket: Ticket
     round: int
     candidates: tuple[dict[str, float], ...]
-    """ŵ_1 … ŵ_T; the first is the weighting that was in use."""
+    """ŵ_1 … ŵ_T; the first is the weighting that `round` averaged by."""
 
 
 @state
@@ -81,7 +82,9 @@ class FederatedValidation(Component):
     """Every round T candidate weightings are scored beside training, and w ← (1 − φ) w + φ ŵ_t̂ for the best of them.
 
     A validation of round r uses the local backbones of round r; its scores are collected after the training of round
-    r + `lag`, and the weighting that comes of them is in use from the round after that. Then the next one begins.
+    r + `lag`, and the weighting that comes of them is in use from the round after that. Then the next one begins, with
+    the backbones of that round. Its candidates were drawn before that round trained, and the first of them is the
+    weighting by which it was averaged: the paper's "most recent applied weighting".
     """
 
     candidates: int = 3
@@ -114,6 +117,8 @@ class FederatedValidation(Component):
                 raise ValueError(f"validation.{name} is {getattr(self, name)}; give a share from 0 to 1")
         if not self.epsilon > 0:
             raise ValueError(f"validation.epsilon is {self.epsilon}; give a number above 0")
+        if not 0 < self.far <= 1:
+            raise ValueError(f"validation.far is {self.far}; give a rate above 0 and at most 1, such as 0.01")
 
     # --- at the server ------------------------------------------------------------------------------------------------
 
@@ -193,12 +198,15 @@ class Validated(Federation):
     validation: FederatedValidation
     weighting: Weighting
     candidates: tuple[Weights, ...] = field(init=False)
-    """Drawn before the round, so that the means of `folded` can be asked for."""
+    """Drawn before the round, so that the means of `folded` can be asked for; the one in use alone where a validation
+    is still under way when this round ends."""
 
     def __post_init__(self) -> None:
         for name in ("data", "initial", "parameters", "policy", "rng"):
             setattr(self, name, getattr(self.fed, name))
-        self.candidates = self.validation.draw(self.weighting.weights, self.fed.stream("validation"))
+        self.candidates = (self.weighting.weights,)
+        if self.weighting.open is None or self._due(self.weighting.open):
+            self.candidates = self.validation.draw(self.weighting.weights, self.fed.stream("validation"))
         self._means: list[Tensors] = []
 
     @property
@@ -238,7 +246,7 @@ class Validated(Federation):
             self._means = [weighted_mean(models, weights) for weights in self.candidates]
         else:
             many = [Mean("backbone", by=w, name=f"candidate {t}") for t, w in enumerate(self.candidates)]
-            most = max(at_least or 0, self.validation.candidates + 1)  # of fewer, each could be solved for
+            most = max(at_least or 0, len(many) + 1)  # of fewer, each could be solved for
             answer = self.fed.ask(step, to=to, common=common, each=each, folds=[*rest, *many], at_least=most)
             self._means = [answer.folded.pop(mean.key) for mean in many]
         answer.folded["backbone"] = self._means[0]  # (4)
@@ -264,15 +272,19 @@ class Validated(Federation):
         now = self._collected(self.weighting)
         if now.open is None:
             stacked = {name: torch.stack([mean[name] for mean in self._means]) for name in self._means[0]}
-            ticket = self.fed.post(self.validation.grade, common=Candidates(backbones=stacked))
+            form = torch.zeros(len(self._means), dtype=torch.float64)
+            ticket = self.fed.post(self.validation.grade, common=Candidates(backbones=stacked, scores=form))
             now = replace(now, open=Open(ticket=ticket, round=self.round, candidates=self.candidates))
             now = self._collected(now)  # at once with a lag of 0
         self.fed.log(**{f"weight/{party}": w for party, w in now.weights.items()})
         return now
 
+    def _due(self, done: Open) -> bool:
+        return self.round >= done.round + self.validation.lag
+
     def _collected(self, weighting: Weighting) -> Weighting:
         done = weighting.open
-        if done is None or self.round < done.round + self.validation.lag:
+        if done is None or not self._due(done):
             return weighting
         answer = self.fed.collect(done.ticket, optional=True)  # validators that failed or were late are left out
         scores: dict[str, Tensor] = answer.each["scores"]
