@@ -14,11 +14,16 @@ from coalface.methods import METHODS
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
 
 
-def reads_data(recipe: Recipe) -> bool:
-    """Whether it needs images that do not come along."""
+def absent(recipe: Recipe) -> str:
+    """Why it cannot be planned here: images that do not come along; empty if it can."""
     sources = [recipe.data.source, *recipe.data.source.parts.values()]
     sources += [wanted.source for wanted in recipe.judge.lists.values() if wanted.source is not None]
-    return any(source.kind in ("folder", "pack") for source in sources)
+    paths = [source.path for source in sources if source.path is not None]
+    paths += [wanted.path for wanted in recipe.judge.lists.values() if wanted.path is not None]
+    if paths and not os.environ.get("COALFACE_DATA"):
+        return "COALFACE_DATA is not set: this recipe reads images that do not come along"
+    missing = [path for path in paths if not (recipe.root() / path).exists()]
+    return f"{missing[0]} is not below COALFACE_DATA" if missing else ""
 
 
 def test_there_are_recipes() -> None:
@@ -29,8 +34,8 @@ def test_there_are_recipes() -> None:
 def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
     recipe = config.load(path)
     assert recipe.judge.lists
-    if reads_data(recipe) and not os.environ.get("COALFACE_DATA"):
-        pytest.skip("COALFACE_DATA is not set: this recipe reads images that do not come along")
+    if why := absent(recipe):
+        pytest.skip(why)
     text = dry.describe(recipe)
     assert text.startswith(f"{recipe.name}: {recipe.method} over ") and "bytes a round: down" in text
 

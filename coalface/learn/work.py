@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,8 @@ class LocalWork:
     steps: int | None = None
     """All steps of a party over the stage: with K it says how many rounds there are."""
     batch: int = 32
+    party_batch: Mapping[str, int] = field(default_factory=dict)
+    """Party -> its images a step, where they are not `batch`; with `iterations`, so that all take as many steps."""
     lr: float = 0.1
     """η in the first round."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
@@ -49,6 +51,10 @@ class LocalWork:
         for name in ("epochs", "batch", *(["iterations"] if self.iterations is not None else [])):
             if getattr(self, name) < 1:
                 raise ValueError(f"local.{name} is {getattr(self, name)}; give 1 or more")
+        if bad := [party for party, images in self.party_batch.items() if images < 1]:
+            raise ValueError(f"local.party_batch of {bad[0]} is {self.party_batch[bad[0]]}; give 1 or more")
+        if self.party_batch and self.iterations is None:
+            raise ValueError("local.party_batch needs local.iterations: in an epoch it would change the steps of a round")
         if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError(
                 f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "
@@ -116,7 +122,8 @@ class LocalWork:
             return party.stream(party.stage, "epoch", epoch).permutation(len(party.data))
 
         if self.iterations is not None:
-            return by_iterations(len(party.data), self.batch, self.iterations, cursor, order)
+            batch = self.party_batch.get(party.name, self.batch)
+            return by_iterations(len(party.data), batch, self.iterations, cursor, order)
         return by_epochs(len(party.data), self.batch, self.epochs, cursor, order)
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,3 +96,27 @@ def test_work_that_cannot_be_done_is_refused(changes: dict[str, float], says: st
 def test_a_party_without_images_is_told_so() -> None:
     with pytest.raises(ValueError, match="without images cannot train"):
         by_iterations(0, 4, 1, Cursor(), order)
+
+
+def test_a_party_may_have_a_batch_of_its_own() -> None:
+    work = LocalWork(iterations=3, batch=4, party_batch={"big": 5})
+    for name, batch in (("big", 5), ("other", 4)):
+        party: Any = SimpleNamespace(name=name, stage="train", data=range(IMAGES), stream=lambda *names: order_rng())
+        batches, _ = work.batches(party, Cursor())
+        assert [len(b) for b in batches] == [batch] * 3
+
+
+def order_rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"party_batch": {"big": 0}, "iterations": 2}, "party_batch of big is 0"),
+        ({"party_batch": {"big": 2}}, "needs local.iterations"),
+    ],
+)
+def test_batches_of_parties_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LocalWork(**changes)
