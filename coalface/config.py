@@ -82,7 +82,7 @@ class Partition(_Section):
     """`dirichlet`: the smaller, the more unequal."""
     shares: dict[str, float] = {}
     """`shares`: party -> its share of the identities, in proportion."""
-    split: int = Field(1, ge=1)
+    split: int | None = Field(None, ge=1)
     """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
     seed: int | None = None
     """Of the deal; None: the run's seed."""

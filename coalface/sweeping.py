@@ -164,10 +164,25 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
     kept = ("method", "seed", "rounds", "bytes", "seconds", "figures", "untrained")
     lists = {name: identities.sha256 for name, identities in read_lists(place / "judged")}
-    losses = [json.loads(line).get("loss") for line in (place / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    losses = [record.get("loss") for record in records]
     evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
     line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in kept}}
-    return {**line, "last_loss": losses[-1] if losses else None, "lists": lists, "evidence": evidence}
+    line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
+    return {**line, "lists": lists, "evidence": evidence}
+
+
+def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, float]:
+    """Each party's final training loss: L ← 0.99^K L + (1 − 0.99^K) l over the rounds, l a round's mean over K steps.
+
+    So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1).
+    """
+    keep = 0.99 ** (recipe.build_local().iterations or 100)
+    found: dict[str, float] = {}
+    for record in records:
+        for party, loss in record.get("losses", {}).items():
+            found[party] = keep * found.get(party, loss) + (1 - keep) * loss
+    return found
 
 
 def table(

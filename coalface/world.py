@@ -172,9 +172,9 @@ def _dealt(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     return one_identity(faces)
 
 
-def _split_further(parties: dict[str, FaceSet], split: int, rng: np.random.Generator) -> dict[str, FaceSet]:
+def _split_further(parties: dict[str, FaceSet], split: int | None, rng: np.random.Generator) -> dict[str, FaceSet]:
     """Each party's identities dealt equally over so many, NAME-a, NAME-b and so on."""
-    if split == 1:
+    if split is None or split == 1:
         return parties
     return {
         f"{name}-{chr(ord('a') + number)}": part

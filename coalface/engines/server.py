@@ -25,6 +25,9 @@ from coalface.engines.standing import Call, Numerics, Standing, Tally, check_sam
 from coalface.engines.transport import Reply, RunFailed, Transport
 from coalface.engines.trouble import Trouble
 
+FEW = 32
+"""Parties of a round up to which its line of the metrics has the training loss of each."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -62,6 +65,8 @@ class _Round:
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    """The training loss that each party's last reply says."""
     calls: int = 0
 
 
@@ -242,6 +247,7 @@ class Server(Federation):
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         now.accepted |= got.accepted
+        now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.accepted))
 
     def _read(self, request: Request, reply: Reply, cls: type) -> tuple[Any, int]:
@@ -339,6 +345,8 @@ class Server(Federation):
         record |= {"asked": len(self._now.asked), "arrived": len(self._now.asked - set(self._now.failed))}
         record |= {"failed": dict(sorted(self._now.failed.items())), "abandoned": abandoned is not None}
         record |= {"bytes_down": self._now.bytes_down, "bytes_up": self._now.bytes_up, **self._now.metrics}
+        if len(self._now.losses) <= FEW:
+            record["losses"] = self._now.losses
         if abandoned is not None:
             record["reason"] = abandoned
         if self.rules.judge and (self.at.round % self.rules.judge == 0 or last):
