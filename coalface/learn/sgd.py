@@ -31,17 +31,22 @@ def sgd_step(
     lr: float,
     momentum: float,
     weight_decay: float,
+    spend: bool = False,
 ) -> None:
     """One step of SGD in place: v ← β v + (g + λ w); w ← w − η v.
 
-    η is `lr`, β `momentum`, λ `weight_decay`; `velocity` v starts at zero. The same as `torch.optim.SGD`.
+    η is `lr`, β `momentum`, λ `weight_decay`; `velocity` v starts at zero. The same as `torch.optim.SGD`. With `spend`
+    the gradients are written over, which spares the memory of as much again.
     """
     if not parameters:  # of a backbone that is frozen
         return
     with torch.no_grad():
         steps = list(gradients)
         if weight_decay:
-            steps = list(torch._foreach_add(steps, list(parameters), alpha=weight_decay))
+            if spend:
+                torch._foreach_add_(steps, list(parameters), alpha=weight_decay)
+            else:
+                steps = list(torch._foreach_add(steps, list(parameters), alpha=weight_decay))
         if momentum:
             torch._foreach_mul_(list(velocity), momentum)
             torch._foreach_add_(list(velocity), steps)
@@ -244,7 +249,8 @@ def train(
                 gradients[place] = summed
         for part, rate in ((slice(0, border), momentum), (slice(border, None), rates[-1])):
             trained = parameters[part], gradients[part], buffers[part]
-            sgd_step(*trained, lr=lr, momentum=rate, weight_decay=weight_decay)
+            spend = shards is not None and part.stop is None  # one process's block may be most of its memory
+            sgd_step(*trained, lr=lr, momentum=rate, weight_decay=weight_decay, spend=spend)
         if rows is not None:
             head.detach()[rows] = parameters[-1].detach()
             if rates[-1]:

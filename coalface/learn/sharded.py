@@ -25,9 +25,7 @@ from coalface.learn.cosines import CosineLoss, MarginSoftmax, check_labels, unit
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others of its party before it gives up."""
-_PIECE = (
-    1 << 24
-)  # numbers of the class embeddings that are normalised at a time: their unit vectors are never held whole
+_PIECE = 1 << 21  # class embeddings' numbers that are normalised at a time: their unit vectors are never held whole
 
 
 class ShardLost(RuntimeError):

@@ -39,7 +39,8 @@ def problem() -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_a_step_is_that_of_torch(momentum: float, weight_decay: float) -> None:
+@pytest.mark.parametrize("spend", [False, True])
+def test_a_step_is_that_of_torch(momentum: float, weight_decay: float, spend: bool) -> None:
     ours, loss = problem()
     theirs = [w.clone().requires_grad_() for w in ours]
     optimiser = torch.optim.SGD(theirs, lr=0.05, momentum=momentum, weight_decay=weight_decay)
@@ -49,7 +50,10 @@ def test_a_step_is_that_of_torch(momentum: float, weight_decay: float) -> None:
         loss(theirs).backward()
         optimiser.step()
         gradients = torch.autograd.grad(loss(tracked := [w.clone().requires_grad_() for w in ours]), tracked)
-        sgd_step(ours, gradients, velocity, lr=0.05, momentum=momentum, weight_decay=weight_decay)
+        given = [g.clone() for g in gradients]
+        sgd_step(ours, gradients, velocity, lr=0.05, momentum=momentum, weight_decay=weight_decay, spend=spend)
+        same = all(torch.equal(g, before) for g, before in zip(gradients, given, strict=True))
+        assert same == (not (spend and weight_decay))
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other.detach()).abs().max().item() < 1e-12
 
