@@ -126,6 +126,8 @@ class PairsFrom(_Section):
     """Of a joined training source, the part that is judged on: its held-out identities, or its images by file name."""
     pairs: int = 3000
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
+    most_images: int | None = Field(None, ge=2)
+    """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
 
 
 class Validator(PairsFrom):

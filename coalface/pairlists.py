@@ -16,7 +16,7 @@ from coalface.core import generator
 from coalface.data.faces import FaceSet
 from coalface.data.layouts import read_lists
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
-from coalface.data.partition import check_disjoint
+from coalface.data.partition import check_disjoint, first_images
 from coalface.data.stores import open_store
 from coalface.evaluate.features import images_needed
 from coalface.evaluate.paired import PairIdentities
@@ -200,6 +200,8 @@ def _list(
         faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
         if prefix:
             faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
+        if wanted.most_images is not None:
+            faces = first_images(faces, wanted.most_images)
         if len(faces) == 0:
             of_part = f" of part {wanted.part}" if wanted.part else ""
             raise RecipeError(f"{where}: no identity{of_part} is held out: set data.hold_out, or give {where}.source")

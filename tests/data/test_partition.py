@@ -13,6 +13,7 @@ from coalface.data.partition import (
     check_disjoint,
     dirichlet,
     equal,
+    first_images,
     hold_out,
     minimum_images,
     one_identity,
@@ -263,3 +264,15 @@ def test_shares_of_identities_go_to_named_silos() -> None:
 def test_shares_that_leave_a_silo_empty_are_refused(shares_of: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="share"):
         by_shares(faces_of([1, 1, 1]), shares_of, rng(4))
+
+
+def test_the_first_images_of_each_identity_are_taken_in_their_order() -> None:
+    faces = faces_of([4, 0, 1, 3], seed=2)
+    few = first_images(faces, 2)
+    naive: list[int] = []
+    for place, label in enumerate(faces.labels.tolist()):
+        if sum(faces.labels[: place + 1] == label) <= 2:
+            naive.append(place)
+    assert few.rows.tolist() == faces.rows[naive].tolist()
+    assert few.names == faces.names
+    assert few.counts().tolist() == [2, 0, 1, 2]
