@@ -1,0 +1,118 @@
+"""The commands `coalface data`: sets of face images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, convert, pack.", rich_markup_mode=None)
+
+
+@data.command()
+def pack(
+    source: Annotated[Path, typer.Argument(help="Identity folders, or records of insightface.")],
+    out: Annotated[Path, typer.Argument(help="The pack to make.")],
+    size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
+    grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
+) -> None:
+    """Decode a set of images once, into a pack that training reads as a memory map."""
+    from coalface.data.pack import read_pack, write_pack
+    from coalface.data.stores import open_store
+    from coalface.data.words import several
+    from coalface.report.counting import counting
+
+    listed = open_store(source)
+    with counting("packing", len(listed.files)) as count:
+        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
+    faces = read_pack(out)
+    held = f"{several(len(faces), 'image')} of {several(len(faces.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {held}, {size}×{size}")
+
+
+@data.command()
+def sheet(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-sheet.png"),
+    seed: Annotated[int, typer.Option(help="Other seeds show other people.")] = 0,
+) -> None:
+    """Draw a sheet of the synthetic faces: the same people in every domain."""
+    from coalface.data import synthetic
+
+    synthetic.sheet(out, seed=seed)
+    typer.echo(f"wrote {out}")
+
+
+@data.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
+    to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="For a .bin: a pair list in LFW's format.")] = None,
+    draw: Annotated[
+        int | None, typer.Option(help="For a .bin: so many genuine and impostor pairs, drawn by --seed.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawn pairs.")] = 0,
+    size: Annotated[int, typer.Option(help="For a pack: side of the images in pixels.")] = 112,
+    grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert between identity folders, records and packs of pairs of insightface, and our packs."""
+    from coalface.core import generator
+    from coalface.data import convert as converting
+    from coalface.data.stores import open_store
+    from coalface.data.words import several
+    from coalface.report.counting import counting
+
+    kind = converting.kind_of(out, to)
+    store = open_store(source)
+    wanted = converting.Pairs(pairs, draw, generator(seed, "convert", "pairs"))
+    with counting("converting", len(store), quiet) as count:
+        remarks = converting.convert(
+            store, out, kind, size=size, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
+        )
+    for remark in remarks:
+        typer.echo(f"note: {remark}")
+    made = open_store(out)
+    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {kind}, {held}")
+
+
+@data.command()
+def inspect(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Look at headers only: faster, finds less damage.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong.
+
+    Ends with exit code 1 if an image, a record, a folder or a file is damaged, else with 0.
+    """
+    import json
+
+    from coalface.data import inspection
+    from coalface.data.stores import open_store
+    from coalface.report.counting import counting
+
+    store = open_store(source, damaged="leave out")
+    with counting("looking", len(store), quiet or as_json) as count:
+        report = inspection.inspect(
+            store.items(),
+            store.names,
+            store.where,
+            path=str(source),
+            kind=store.kind,
+            notes=store.notes,
+            broken=store.broken,
+            decode=not headers,
+            progress=count,
+        )
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.text(report))
+    if not report.sound:
+        raise typer.Exit(1)
