@@ -1,0 +1,382 @@
+"""Validators as parties: when they are asked, that a run can be stopped meanwhile, their failures, what they send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+import worlds
+from test_validation import FIVE, fv, ledger, metrics, naive_accuracy, naive_mean, traced
+from worlds import Stop, Tiny, run, stopping
+
+from coalface import planning, wire
+from coalface.core import generator
+from coalface.data.augment import to_tensor
+from coalface.engines import checkpoint
+from coalface.engines.desk import Request, StepFailed
+from coalface.engines.local import InProcess
+from coalface.engines.transport import Reply, RunFailed
+from coalface.engines.trouble import Trouble
+from coalface.evaluate.features import embed
+from coalface.methods.fedavg import FedAvg
+from coalface.methods.validation import Scores
+
+# --- the lag ----------------------------------------------------------------------------------------------------------
+
+
+def events(folder: Path) -> list[tuple[str, str, int, int]]:
+    """(what, step, the round of the call, the round under way) of all that the server did."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(e["event"], e["step"], e["of_round"], e["round"]) for e in lines if e["event"] != "round"]
+
+
+GRADE = "validation.grade"
+
+
+def training(r: int) -> list[tuple[str, str, int, int]]:
+    return [("asks", "train", r, r), ("answered", "train", r, r)]
+
+
+def posting(r: int) -> tuple[str, str, int, int]:
+    return ("posts", GRADE, r, r)
+
+
+def collecting(r: int, now: int) -> list[tuple[str, str, int, int]]:
+    return [("collects", GRADE, r, now), ("collected", GRADE, r, now)]
+
+
+def test_with_a_lag_of_0_a_validation_ends_with_its_round(tmp_path: Path) -> None:
+    run(fv(lag=0, rounds=2), tmp_path, FIVE)
+    assert events(tmp_path) == [
+        *training(1), posting(1), *collecting(1, 1),
+        *training(2), posting(2), *collecting(2, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedavg-fv", "pfm-fv"])
+def test_with_a_lag_of_1_a_whole_training_of_all_lies_between_posting_and_collecting(name: str, tmp_path: Path) -> None:
+    """So no trainer's request ever waits for a score: all that the server waits for between asking and being answered
+    is the trainers, and a validation has as long as they have."""
+    run(fv(name, rounds=3), tmp_path, FIVE)
+    assert events(tmp_path) == [
+        *training(1), posting(1),
+        *training(2), *collecting(1, 2), posting(2),
+        *training(3), *collecting(2, 3), posting(3),
+    ]  # fmt: skip
+    asked = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {e["parties"] for e in asked if e.get("step") == "train"} == {5}
+
+
+def test_with_a_lag_of_2_a_validation_has_two_trainings_and_every_second_round_begins_one(tmp_path: Path) -> None:
+    run(fv(lag=2, rounds=5), tmp_path, FIVE)
+    assert events(tmp_path) == [
+        *training(1), posting(1),
+        *training(2),
+        *training(3), *collecting(1, 3), posting(3),
+        *training(4),
+        *training(5), *collecting(3, 5), posting(5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_the_weighting_of_a_validation_is_in_use_so_many_rounds_later_and_one(lag: int, tmp_path: Path) -> None:
+    """With φ = 1 the weighting becomes a candidate of round 1; the means that follow tell from which round on."""
+    method = fv(lag=lag, smoothing=1.0, candidates=6, rounds=lag + 2)
+    ran = run(method, tmp_path, FIVE)
+    records = metrics(ran)
+    images = {name: len(faces) for name, faces in FIVE.data().items()}
+    first = {name: n / sum(images.values()) for name, n in images.items()}
+    rows = generator(0, "server", "train", 1, "validation").dirichlet(np.ones(5), size=5).tolist()
+    drawn = [pytest.approx(first), *(pytest.approx(dict(zip(sorted(images), row, strict=True))) for row in rows)]
+    for r in range(1, lag + 1):  # the line of round r has the weighting of round r + 1
+        assert traced(records[r - 1]) == drawn[0]
+    assert any(traced(records[lag]) == candidate for candidate in drawn[1:])
+    # round lag + 2 averages by it: the message to its trainers is checked against the single backbones
+    heard = single_backbones(method, tmp_path / "again", FIVE, lag + 2)
+    assert naive.furthest(ran.state.training.backbone, naive_mean(heard, traced(records[lag]))) < 1e-6
+    assert naive.furthest(ran.state.training.backbone, naive_mean(heard, first)) > 1e-4
+
+
+def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dict[str, Any]:
+    """What each trainer sends in a round."""
+    heard: dict[str, Any] = {}
+
+    class Keeping(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                if request.round == round_ and request.step == "train" and not isinstance(reply, Exception):
+                    data = reply.data if isinstance(reply, wire.Encoded) else reply
+                    update = wire.decode(bytearray(data), method.steps["train"][1].reply)
+                    heard[request.party] = wire.copied(update.backbone)
+                yield request, reply
+
+    run(method, folder, build, transport=Keeping)
+    return heard
+
+
+# --- stopped while a validation is under way --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("mode", ["kept", "folded"])
+def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stopped(
+    mode: Any, lag: int, tmp_path: Path
+) -> None:
+    build, method = Tiny(parties=4, validators=1), fv(rounds=4, lag=lag, fv=mode, norm="moving")
+    unbroken, open_at_stops = run(method, tmp_path / "unbroken", build).bytes(), 0
+    for after in range(0, 100, 3):
+        folder = tmp_path / str(after)
+        try:
+            run(method, folder, build, transport=stopping(after))
+        except Stop:
+            found = checkpoint.load(folder / "checkpoints")
+            open_at_stops += found is not None and bool(found.posted)
+            assert run(method, folder, build).bytes() == unbroken
+        else:
+            break
+    assert 15 < after < 99  # four rounds of four trainers and the validations
+    assert open_at_stops >= 3
+
+
+# --- validators that do not answer ------------------------------------------------------------------------------------
+
+
+class Failing(InProcess):
+    """Steps of some validators fail, or the party sends something else."""
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        for request, reply in super().exchange(requests):
+            yield request, self.instead(request, reply)
+
+    def instead(self, request: Request, reply: Reply) -> Reply:
+        return reply
+
+
+def failing(*parties: str) -> type[InProcess]:
+    class Some(Failing):
+        def instead(self, request: Request, reply: Reply) -> Reply:
+            return StepFailed("its disk is full") if request.party in parties else reply
+
+    return Some
+
+
+THREE = Tiny(parties=4, validators=3)
+
+
+@dataclass(frozen=True)
+class Only(Tiny):
+    """The world of three validators without the last ones."""
+
+    first: int = 2
+
+    def validating(self) -> Any:
+        return dict(list(super().validating().items())[: self.first])
+
+
+def test_a_validator_that_fails_is_left_out_by_name_and_the_others_decide(tmp_path: Path) -> None:
+    settings = {"rounds": 4, "norm": "moving"}
+    ran = run(fv(**settings), tmp_path / "failed", THREE, transport=failing("judge-2"), on_error="exclude")
+    rest = run(fv(**settings), tmp_path / "rest", Only(**vars(THREE), first=2))
+    assert [r["failed"] for r in metrics(ran)] == [{}, *[{"judge-2": "its disk is full"}] * 3]
+    assert [traced(r) for r in metrics(ran)] == [traced(r) for r in metrics(rest)]
+    assert [traced(r, "score") for r in metrics(ran)] == [traced(r, "score") for r in metrics(rest)]
+    assert set(traced(metrics(ran)[1], "score")) == {"judge-0", "judge-1"}
+    assert len({tuple(traced(r).values()) for r in metrics(ran)}) > 1
+    assert worlds.raw(ran.models.shared or {}) == worlds.raw(rest.models.shared or {})
+
+
+def test_a_failing_validator_ends_a_run_that_stops_on_errors(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="its disk is full. Set engine.on_error=exclude"):
+        run(fv(), tmp_path, THREE, transport=failing("judge-2"))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (Trouble(slow={"judge-1": 1e9}, deadline=1.0), "late: "),
+        (Trouble(corrupt={"judge-1": "nan"}), "scores holds values that are not finite"),
+        (Trouble(corrupt={"judge-1": "shape"}), r"scores is F64 (3, 2), not F64 (3,)"),
+        (Trouble(corrupt={"judge-1": "dtype"}), "scores is F32 (3,), not F64 (3,)"),
+    ],
+)
+def test_scores_that_are_late_or_nonsense_are_left_out_by_name(trouble: Trouble, said: str, tmp_path: Path) -> None:
+    ran = run(fv(), tmp_path, Tiny(parties=4, validators=2), trouble=trouble)
+    for record in metrics(ran)[1:]:
+        assert list(record["failed"]) == ["judge-1"] and said in record["failed"]["judge-1"]
+        assert set(traced(record, "score")) == {"judge-0"} and not record["abandoned"]
+
+
+def test_scores_of_another_number_are_refused_and_not_stretched(tmp_path: Path) -> None:
+    """One score for all candidates would be added to each of them."""
+
+    class One(Failing):
+        def instead(self, request: Request, reply: Reply) -> Reply:
+            if request.party != "judge-0":
+                return reply
+            return wire.encode(Scores(scores=torch.zeros(1, dtype=torch.float64)))
+
+    ran = run(fv(rounds=2), tmp_path, Tiny(parties=4, validators=2), transport=One)
+    assert metrics(ran)[1]["failed"] == {"judge-0": "scores is F64 (1,), not F64 (3,)"}
+
+
+def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tmp_path: Path) -> None:
+    lost = Trouble(slow={f"judge-{i}": 1e9 for i in range(3)}, deadline=1.0)
+    ran = run(fv(smoothing=1.0), tmp_path / "fv", THREE, trouble=lost)
+    plain = run(fv(smoothing=0.0), tmp_path / "plain", THREE)
+    assert all(set(r["failed"]) == {"judge-0", "judge-1", "judge-2"} for r in metrics(ran)[1:])
+    assert not any(r["abandoned"] for r in metrics(ran))
+    assert len({tuple(traced(r).values()) for r in metrics(ran)}) == 1
+    assert worlds.raw(ran.models.shared or {}) == worlds.raw(plain.models.shared or {})
+
+
+def test_validators_that_drop_out_now_and_then_are_named_and_a_resume_makes_the_same_of_it(tmp_path: Path) -> None:
+    method, rules = fv(rounds=6), {"trouble": Trouble(dropout=0.4), "patience": 99, "quorum": 0.25}
+    unbroken = run(method, tmp_path / "unbroken", THREE, **rules)
+    out = [sorted(p for p in r["failed"] if p.startswith("judge")) for r in metrics(unbroken)]
+    scored = [sorted(traced(r, "score")) for r in metrics(unbroken)]
+    assert any(out) and any(scored)
+    for failed, there in zip(out, scored, strict=True):
+        assert not set(failed) & set(there) and (not failed + there or len(failed + there) == 3)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "broken", THREE, transport=stopping(8), **rules)
+    assert run(method, tmp_path / "broken", THREE, **rules).bytes() == unbroken.bytes()
+
+
+def test_an_abandoned_round_leaves_the_validation_under_way_and_it_is_collected_in_the_next(tmp_path: Path) -> None:
+    class Away(Failing):
+        def instead(self, request: Request, reply: Reply) -> Reply:
+            return StepFailed("away") if request.round == 2 and request.step == "train" else reply
+
+    ran = run(fv(rounds=3), tmp_path, FIVE, transport=Away, on_error="exclude")
+    first, second, third = metrics(ran)
+    assert second["abandoned"] and not traced(second)
+    assert set(traced(third, "score")) == {"judge-0", "judge-1"}
+    assert ("collects", GRADE, 1, 3) in events(tmp_path)
+
+
+# --- what leaves a validator ------------------------------------------------------------------------------------------
+
+CANARY = bytes([7, 250, 13, 199, 64, 128, 3, 91, 222, 17, 180, 45, 99, 241, 5, 160])
+
+
+@dataclass(frozen=True)
+class Marked(Tiny):
+    """Every image of a validator carries a row of sixteen bytes that are found nowhere else."""
+
+    def validating(self) -> Any:
+        found = {}
+        for name, (faces, pairs) in super().validating().items():
+            images = faces.pixels.copy()
+            images[:, 3, :, 0] = np.frombuffer(CANARY, dtype=np.uint8)
+            found[name] = replace(faces, pixels=images), pairs
+        return found
+
+
+def test_nothing_but_scores_leaves_a_validator(tmp_path: Path) -> None:
+    build = Marked(parties=4, validators=2)
+    sent: list[tuple[str, bytes]] = []
+
+    class Hearing(Failing):
+        def instead(self, request: Request, reply: Reply) -> Reply:
+            assert not isinstance(reply, Exception)
+            if request.party.startswith("judge"):
+                sent.append((request.party, bytes(reply.data if isinstance(reply, wire.Encoded) else reply)))
+            return reply
+
+    ran = run(fv(rounds=3), tmp_path, build, transport=Hearing)
+    assert len(sent) == 2 * 3  # those of the last round have come when the run ends, and nobody takes them up
+    for party, data in sent:
+        message = wire.decode(bytearray(data), Scores)
+        assert list(vars(message)) == ["scores"] and message.scores.shape == (3,)
+        assert not any(secret in data for secret in secrets(build, party))
+        assert len(data) < 400
+    names = {(e["step"], e["name"]) for _, e in ledger(tmp_path, "judge-*")}
+    assert names == {(GRADE, "header"), (GRADE, "scores")}
+    lines = ledger(tmp_path, "judge-0")
+    assert [(e["round"], e["name"], e["bytes"]) for _, e in lines if e["name"] == "scores"] == [
+        (1, "scores", 24), (2, "scores", 24), (3, "scores", 24)
+    ]  # fmt: skip
+    assert planning.what_stays(type(fv())) == planning.what_stays(FedAvg)  # a validator keeps no state
+    assert ran.server.at.tallies["judge-0"].rounds == 2
+
+
+def secrets(build: Tiny, party: str) -> set[bytes]:
+    """Pieces of a validator's images, embeddings, pairs, folds and identities' names."""
+    faces, pairs = build.validating()[party]
+    row = to_tensor(np.frombuffer(CANARY, dtype=np.uint8).reshape(1, 1, 16, 1).copy())
+    embeddings = embed(build().backbone.module, faces)
+    arrays: list[Any] = [row.numpy(), embeddings, pairs.left, pairs.right, pairs.same, pairs.fold]
+    arrays += [a.astype(np.int32) for a in (pairs.left, pairs.right, pairs.fold) if a is not None]
+    found = {a.tobytes()[i : i + 16] for a in arrays for i in (0, len(a.tobytes()) // 2 // 16 * 16)}
+    return {CANARY, *found, *(name.encode() for name in faces.names)} - {bytes(16)}
+
+
+def test_the_search_for_secrets_would_find_them(tmp_path: Path) -> None:
+    build = Marked(parties=4, validators=1)
+    faces, pairs = build.validating()["judge-0"]
+    for leaked in (pairs.left, pairs.fold, faces.pixels[faces.rows[:1]], embed(build().backbone.module, faces)):
+        data = bytes(wire.encode(Scores(scores=torch.from_numpy(np.asarray(leaked)))).data)
+        assert any(secret in data for secret in secrets(build, "judge-0"))
+
+
+def test_trainers_and_validators_hold_nobody_in_common_and_are_asked_for_their_own_steps_alone(tmp_path: Path) -> None:
+    run(fv(rounds=2), tmp_path, FIVE)
+    assert {e["step"] for _, e in ledger(tmp_path, "silo-*")} == {"train"}
+    assert {e["step"] for _, e in ledger(tmp_path, "judge-*")} == {GRADE}
+
+
+# --- the scores -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", ["accuracy", "tar", "loss"])
+def test_a_score_is_that_of_the_model_on_the_validators_pairs(score: Any, tmp_path: Path) -> None:
+    method, build = fv(score=score, far=0.1, rounds=2, lag=0), Tiny(parties=4, validators=1, norm=True)
+    models = single_backbones(method, tmp_path / "heard", build, 1)
+    record = metrics(run(method, tmp_path / "run", build))[0]
+    images = {name: len(faces) for name, faces in build.data().items()}
+    mean = naive_mean(models, {n: float(k) for n, k in images.items()})
+    faces, pairs = build.validating()["judge-0"]
+    net = build().backbone.module
+    net.load_state_dict({**net.state_dict(), **mean})
+    found = embed(net, faces).astype(np.float64)
+    cosines = [float(found[a] @ found[b]) for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)]
+    genuine = sorted(c for c, same in zip(cosines, pairs.same, strict=True) if same)
+    impostor = sorted(c for c, same in zip(cosines, pairs.same, strict=True) if not same)
+    assert pairs.fold is not None
+    expected = {
+        "accuracy": naive_accuracy(cosines, pairs.same.tolist(), pairs.fold.tolist()),
+        "tar": 100 * sum(g > impostor[-3] for g in genuine) / len(genuine),  # of 20 impostors two are accepted
+        "loss": -100 * (sum(1 - g for g in genuine) + sum(max(0.0, i) for i in impostor)) / 40,
+    }[score]
+    assert record["score/judge-0"] == pytest.approx(expected, rel=1e-5)
+
+
+# --- at the start -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg-fv", "pfm-fv"])
+def test_without_validators_there_is_no_validation(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no validator: give the recipe `validators`"):
+        run(fv(name), tmp_path, Tiny())
+
+
+@pytest.mark.parametrize("policy", ["local", "parameters-only"])
+def test_a_backbone_that_stays_in_part_at_its_trainers_cannot_be_validated(policy: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"with model.batchnorm={policy} some stay at their trainers: set .*=average"):
+        run(fv(), tmp_path, replace(FIVE, norm=True, policy=policy))
+
+
+@pytest.mark.parametrize(("initial", "unequal"), [("images", True), ("uniform", False)])
+def test_the_first_weighting(initial: Any, unequal: bool, tmp_path: Path) -> None:
+    ran = run(fv(initial=initial, rounds=1), tmp_path, FIVE)
+    images = {name: len(faces) for name, faces in FIVE.data().items()}
+    shares = {n: k / sum(images.values()) if unequal else 0.2 for n, k in images.items()}
+    assert traced(metrics(ran)[0]) == pytest.approx(shares)
+    assert len(set(shares.values())) == (3 if unequal else 1)
