@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import shutil
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,9 +88,10 @@ class Crew:
         self._party, self._size = party, size
         self._helpers: list[_Helper] = []
         self._sums: list[tuple[str, ...]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="coalface-")
+        folder = tempfile.mkdtemp(prefix="coalface-")
+        self._clear = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         context = multiprocessing.get_context("spawn")
-        meeting = Path(self._folder.name) / "meeting"
+        meeting = Path(folder) / "meeting"
         try:
             for rank in range(1, size):
                 here, there = context.Pipe()
@@ -140,7 +143,7 @@ class Crew:
             helper.process.join()
             helper.pipe.close()
         self._helpers.clear()
-        self._folder.cleanup()
+        self._clear()
 
     def _tell(self, what: Any) -> None:
         for helper in self._helpers:
@@ -216,17 +219,19 @@ def _help(setup: Setup, party: str, rank: int, size: int, meeting: Path, pipe: A
             return replace(site.party(request), shards=shards)
 
         desk = Desk(replace(site, party=joined, rank=rank), party)
-        keep: Callable[[bool], str] = lambda flush: ""  # noqa: E731
+        keep: Callable[[bool], str] | None = None
         while True:
             task = pipe.recv()
-            if isinstance(task, Request):
-                sums, keep = desk.share(task)
-                pipe.send((True, sums))
+            if keep is not None and not isinstance(task, Request):
+                said: Any = keep(task)
+                keep = None  # with the private state that it would write
             else:
-                pipe.send((True, keep(task)))
+                keep = None
+                said, keep = desk.share(task)
+            pipe.send((True, said))
     except EOFError:  # the desk's process has closed its end
         return
     except Exception as error:
         cause = error.__cause__ or error
-        said = f"shard {rank} of {size}: {type(cause).__name__}: {cause}"
-        pipe.send((False, ShardLost(said) if isinstance(cause, ShardLost) else ShardFailed(said)))
+        why = f"shard {rank} of {size}: {type(cause).__name__}: {cause}"
+        pipe.send((False, ShardLost(why) if isinstance(cause, ShardLost) else ShardFailed(why)))
