@@ -144,7 +144,8 @@ def build(
     if len(set(rounds.values())) > 1:
         notes.append("the backbones are of different rounds: " + ", ".join(f"{p} {r}" for p, r in rounds.items()))
     if others := tuple(sorted(set(trainers) - set(chosen))):
-        notes.append(f"weights and shares are among {', '.join(chosen)}; the other {len(others)} trainers have 0")
+        rest = f"{len(others)} trainers have" if len(others) > 1 else "trainer has"
+        notes.append(f"weights and shares are among {', '.join(chosen)}; the other {rest} no weight")
     named = {EQUAL: dict.fromkeys(chosen, 1.0), IMAGES: {name: float(len(trainers[name])) for name in chosen}}
     if (weighting := _in_use(method, standing)) is not None:
         named[IN_USE] = {name: weighting.weights.get(name, 0.0) for name in chosen}
@@ -297,7 +298,9 @@ def _scorers(recipe: Recipe, method: Method, train: FaceSet, held: FaceSet) -> _
         score = f"TAR at FAR {validation.far:g}" if validation.score == "tar" else validation.score
         counts = {name: len(pairs) for name, (_, pairs) in theirs.items()}
         notes = (
-            () if _component(method) else (f"{recipe.method} has no validators: those of its recipe score the grid",)
+            ()
+            if _component(method)
+            else (f"the validators of the recipe score the grid, which {recipe.method} does not ask",)
         )
         return _Scorers("validators", score, counts, _by_validators(validation, theirs, backbone, device), notes)
     lists = [one for one in pairlists.judged(recipe, train, held) if one.pairs.headline is None]

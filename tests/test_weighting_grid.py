@@ -138,7 +138,7 @@ def test_three_of_more_are_chosen_and_the_others_have_no_weight(four: Path) -> N
         weighting_grid.build(four, parties=("silo-00", "silo-01", "silo-3"))
     grid = weighting_grid.build(four, steps=1, parties=("silo-03", "silo-00", "silo-01"))
     assert list(grid.points[0].weights) == ["silo-03", "silo-00", "silo-01"] and grid.left_out == ("silo-02",)
-    assert "weights and shares are among silo-03, silo-00, silo-01; the other 1 trainers have 0" in grid.notes
+    assert "weights and shares are among silo-03, silo-00, silo-01; the other trainer has no weight" in grid.notes
 
 
 def test_without_validators_the_judge_scores_and_it_is_said(four: Path) -> None:
@@ -160,7 +160,7 @@ def test_validators_of_the_recipe_score_where_the_method_has_none(three: Path, t
     run = tinyruns.run(tmp_path / "run", **(THREE | {"method": "fedavg", "rounds": 1}))
     grid = weighting_grid.build(run, steps=1)
     assert grid.scored_by == "validators" and list(grid.pairs) == ["v1", "v2"]
-    assert "fedavg has no validators: those of its recipe score the grid" in grid.notes
+    assert "the validators of the recipe score the grid, which fedavg does not ask" in grid.notes
 
 
 # --- the simplex ------------------------------------------------------------------------------------------------------

@@ -157,8 +157,8 @@ def _scale(low: float, high: float) -> str:
 
 
 def _number(value: float, span: float) -> str:
-    """With as many places as tell the scores apart, three figures of the span, but no more than four places."""
-    places = 1 if span == 0 else min(4, max(0, 1 - math.floor(math.log10(span))))
+    """With as many places as tell scores of this span apart, four at most."""
+    places = 1 if span == 0 else min(4, max(int(span < 100), 1 - math.floor(math.log10(span))))
     return f"{value:.{places}f}".replace("-", "−")
 
 
