@@ -102,6 +102,14 @@ def test_the_weighting_in_use_scores_what_the_run_logged(score: str, tmp_path: P
     assert grid.pairs == {"v1": 20, "v2": 20} and grid.rounds == dict.fromkeys(found.weights, 1)
 
 
+def test_a_validator_of_half_a_list_scores_by_its_own_folds(tmp_path: Path) -> None:
+    half = {"half_split": "first", "validators": {"half": {"half_of": "unseen"}}}
+    run = tinyruns.run(tmp_path / "run", **(THREE | half), **settings(), rounds=1)
+    grid = weighting_grid.build(run, steps=1)
+    assert grid.pairs == {"half": 20} and len(grid.points) == 3
+    assert grid.marks[-1].scores == pytest.approx({"half": last_line(run)["score/half"]})
+
+
 def test_the_weighting_in_use_is_the_one_after_the_last_validation(tmp_path: Path) -> None:
     run = tinyruns.run(tmp_path / "run", **THREE, **settings(smoothing=0.5, norm="none"), rounds=2)
     found = {point.name: point for point in weighting_grid.build(run, steps=1).marks}
