@@ -1,0 +1,35 @@
+"""The pages of the methods point at code that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import coalface
+from coalface.methods.validation import FederatedValidation
+
+ROOT = Path(coalface.__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_piece_of_code_stands_in_its_file(page: Path) -> None:
+    named = re.findall(r"`(methods/\w+\.py)`: `([^`]+)`", page.read_text(encoding="utf-8"))
+    assert named
+    for file, code in named:
+        assert code in (ROOT / "coalface" / file).read_text(encoding="utf-8"), f"{page.name}: {code} is not in {file}"
+
+
+def test_the_settings_of_federated_validation_are_all_told_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "methods" / "pfm.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", text.partition("## Settings")[2], re.MULTILINE))
+    assert told == {field.name: str(field.default) for field in dataclasses.fields(FederatedValidation)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_recipes_it_names_are_there(page: Path) -> None:
+    for name in re.findall(r"recipes/[\w/.-]+\.yaml", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).is_file()
