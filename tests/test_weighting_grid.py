@@ -104,9 +104,11 @@ def test_the_weighting_in_use_scores_what_the_run_logged(score: str, tmp_path: P
 
 def test_a_validator_of_half_a_list_scores_by_its_own_folds(tmp_path: Path) -> None:
     half = {"half_split": "first", "validators": {"half": {"half_of": "unseen"}}}
+    half |= {"judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 100}}}}
+    half["data"] = {"source": {"identities": 22, "images": 8}, "partition": {"parties": 3}}
     run = tinyruns.run(tmp_path / "run", **(THREE | half), **settings(), rounds=1)
     grid = weighting_grid.build(run, steps=1)
-    assert grid.pairs == {"half": 20} and len(grid.points) == 3
+    assert grid.pairs == {"half": 100} and len(grid.points) == 3
     assert grid.marks[-1].scores == pytest.approx({"half": last_line(run)["score/half"]})
 
 
