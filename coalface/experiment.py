@@ -121,7 +121,7 @@ def _execute(
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
         write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
-    with _alone(out), _transport(recipe, setup, here) as transport:
+    with alone(out), _transport(recipe, setup, here) as transport:
         if adjusted:
             _adjust(out, recipe, adjusted)
         untrained = judge.models([first])
@@ -175,7 +175,7 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
 
 
 @contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """Hold the run folder. Raises RecipeError where another process is at it."""
     with open(out / "run.lock", "a") as file:
         try:

@@ -7,82 +7,21 @@ A cell that fails does not stop the others: `OUT/failed.json` has its reason, an
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from coalface import config, experiment, pairlists, world
-from coalface.comparing import bootstrap_of, paired
+from coalface import experiment
 from coalface.config import Recipe, RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
+from coalface.gridding import Cell, grid
 from coalface.judging import read_lists, write_json, write_text
-from coalface.report.runs import clean, figure_name, size, start_name
-from coalface.yamltext import parse_yaml
-
-AVERAGED = ("seed", "half_split")
-"""Keys over which a setting's cells are averaged."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One point of the grid."""
-
-    chosen: dict[str, Any]
-    """Swept key -> its value here."""
-    recipe: Recipe
-
-    @property
-    def name(self) -> str:
-        """Names the cell for people."""
-        return " ".join(f"{key.rpartition('.')[2]}={_shown(value)}" for key, value in self.chosen.items())
-
-    @property
-    def setting(self) -> str:
-        """What was swept besides the seed and the half of the folds; cells of one setting are averaged."""
-        swept = ", ".join(f"{key}={_shown(value)}" for key, value in self.chosen.items() if key not in AVERAGED)
-        return swept or self.recipe.method
-
-
-def _shown(value: Any) -> str:
-    """A value as one would write it on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
-    """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError.
-
-    Commas separate values, except those inside brackets or quotes: `data.source.domains=[studio],[studio,night]` has
-    two values.
-    """
-    axes: dict[str, list[Any]] = {}
-    for change in changes:
-        key, separator, text = change.partition("=")
-        if not separator:
-            raise RecipeError(f"{change!r} is not a change: write key=value or key=a,b,c")
-        if key in axes:
-            raise RecipeError(f"{key} is given twice: write all its values in one, as {key}=a,b,c")
-        try:
-            values = parse_yaml(f"[{text}]") or [None]
-        except ValueError as error:
-            raise RecipeError(f"{change!r}: the values are not YAML ({error}); put them in quotes?") from None
-        axes[key] = [value for place, value in enumerate(values) if value not in values[:place]]
-    tree, cells = config.read(path), []
-    for point in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, point, strict=True))
-        changed = tree
-        for key, value in chosen.items():
-            changed = config.with_value(changed, key, value)
-        swept = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
-        cells.append(Cell(swept, config.parse(changed)))
-    return cells
+from coalface.report.runs import clean
+from coalface.tabulating import baseline_of, table
 
 
 def sweep(
@@ -93,7 +32,7 @@ def sweep(
     Raises RunFailed, with the table of what is done, where cells have failed.
     """
     cells = grid(path, changes)
-    _baseline([cell.setting for cell in cells], baseline)  # a mistake in it should not show after hours
+    baseline_of([cell.setting for cell in cells], baseline)  # a mistake in it should not show after hours
     out.mkdir(parents=True, exist_ok=True)
     done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
     numbered = enumerate(cells, start=1)
@@ -183,118 +122,3 @@ def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str,
         for party, loss in record.get("losses", {}).items():
             found[party] = keep * found.get(party, loss) + (1 - keep) * loss
     return found
-
-
-def table(
-    cells: Sequence[Cell],
-    done: Mapping[str, Mapping[str, Any]],
-    baseline: str | None = None,
-    failed: Mapping[str, str] | None = None,
-) -> tuple[str, bool]:
-    """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences.
-
-    Also whether it is whole: False where the images that the differences need cannot be read here, and they are left
-    out. Cells that are not in `done` are listed with their reason from `failed`.
-    """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    seeds: dict[str, int] = {}
-    for cell in cells:
-        group = groups.setdefault(cell.setting, [])
-        group += [done[digest]] if (digest := cell.recipe.digest()) in done else []
-        seeds[cell.setting] = seeds.get(cell.setting, 0) + 1
-    there = {label: group for label, group in groups.items() if group}
-    names = list(dict.fromkeys(n for g in there.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
-    rows = [["setting", "seeds", *map(figure_name, names), "down", "up", "seconds"]]
-    starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
-    for cell in cells:
-        if cell.setting in there:
-            starts.setdefault(start_name(cell.recipe.pretrain), there[cell.setting])
-    rows += [_row(label, group, "untrained", names) for label, group in starts.items()]
-    for label, group in groups.items():
-        row = _row(label, group, "figures", names) if group else [label, "0", *[""] * (len(names) + 3)]
-        row[1] += "" if len(group) == seeds[label] else f" of {seeds[label]}"
-        rows.append(row)
-    lines = [
-        *aligned(rows, left=1),
-        "",
-        "Figures in percent: mean over seeds ± standard deviation over seeds. Bytes and seconds: mean of a run.",
-    ]
-    whole = True
-    if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
-        reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
-        lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
-    if len(there) > 1:
-        first = _baseline(list(groups if baseline is not None else there), baseline)
-        recipe = next(cell.recipe for cell in cells if cell.setting == first)
-        try:
-            lines += ["", *_differences(recipe, there, first)] if first in there else []
-        except (OSError, ValueError) as error:
-            whole = False
-            lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
-    return "\n".join(lines) + "\n", whole
-
-
-def _flat(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {f"{on}/{name}": value for on, each in figures.items() for name, value in each.items()}
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """A Markdown table whose columns stand beneath each other as text too, the first `left` to the left.
-
-    >>> aligned([["method", "%"], ["solo", "81.20"]], left=1)
-    ['| method |     % |', '|--------|------:|', '| solo   | 81.20 |']
-    """
-    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*safe, strict=True)]
-    lines = []
-    for row in safe:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    rule = ["-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)]
-    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
-
-
-def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> list[str]:
-    flat = [_flat(cell[key]) for cell in group]
-    shown = []
-    for name in names:
-        values = [f[name] for f in flat if name in f]
-        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-        shown.append(f"{np.mean(values):.2f}{spread}" if values else "")
-    ran = key == "figures"
-    shown += [size(float(np.mean([c["bytes"][way] for c in group]))) if ran else "" for way in ("down", "up")]
-    shown.append(f"{np.mean([c['seconds']['total'] for c in group]):.0f}" if ran else "")
-    return [label, str(len(group)), *shown]
-
-
-def _baseline(settings: Sequence[str], wanted: str | None) -> str:
-    """The first setting that has the wanted `key=value`."""
-    found = [setting for setting in settings if wanted is None or wanted in (setting, *setting.split(", "))]
-    if not found:
-        known = "; ".join(dict.fromkeys(settings))
-        raise RecipeError(f"--baseline {wanted}: no setting of the sweep has it; there are {known}")
-    return found[0]
-
-
-def _differences(recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], first: str) -> list[str]:
-    train, held = world.training_faces(recipe)
-    lines = [
-        f"Differences to {first}, percent points, 95 % interval (2,000 paired draws of the judged identities):",
-        "",
-    ]
-    rows = [["setting", "figure", "difference", "interval", "verdict"]]
-    for chosen in pairlists.judged(recipe, train, held):
-        bootstrap = bootstrap_of(chosen.identities)
-        base = [cell["evidence"][chosen.name] for cell in groups[first]]
-        for label, group in groups.items():
-            if label == first:
-                continue
-            found = paired([cell["evidence"].get(chosen.name, ()) for cell in group], base, bootstrap)
-            if not found:
-                rows.append([label, chosen.name, "", "", "judged on other pairs"])
-            for name, difference in found.items():
-                d = difference.figures()
-                verdict = "higher" if difference.low > 0 else "lower" if difference.high < 0 else "undecided"
-                numbers = [f"{d['difference']:+.2f}", f"{d['low']:+.2f} to {d['high']:+.2f}"]
-                rows.append([label, figure_name(f"{chosen.name}/{name}"), *numbers, verdict])
-    return [*lines, *aligned(rows, left=2)]

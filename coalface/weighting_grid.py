@@ -261,7 +261,7 @@ def _chosen(known: tuple[str, ...], wanted: tuple[str, ...], trainers: int) -> t
 def _replies(run: Path, method: Method, accepted: Mapping[str, str]) -> tuple[dict[str, Tensors], dict[str, int]]:
     """θ'_i of each party and the round that made it, from the reply that its last accepted commit holds."""
     replies, backbones, rounds = _with_backbone(method), dict[str, Tensors](), dict[str, int]()
-    with experiment._alone(run):  # a run that goes on would write over the commits
+    with experiment.alone(run):  # a run that goes on would write over the commits
         for name, commit in accepted.items():
             found = Commit.open(run / "parties" / name / f"{commit}.commit")
             data = found.read(REPLY)

@@ -10,10 +10,12 @@ import pytest
 import tinyruns
 from tinyruns import Silent
 
-from coalface import sweeping
+from coalface import gridding, sweeping, tabulating
 from coalface.config import RecipeError
 from coalface.engines.transport import RunFailed
-from coalface.sweeping import aligned, grid, read_cells, sweep
+from coalface.gridding import grid
+from coalface.sweeping import read_cells, sweep
+from coalface.tabulating import aligned
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,8 @@ def cells(out: Path) -> list[dict[str, Any]]:
 
 
 def rows(text: str) -> list[list[str]]:
+    """The table of figures and that of the differences."""
+    text = text.partition("Final training loss")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
@@ -71,7 +75,7 @@ def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> No
 def test_commas_separate_values_except_in_brackets_and_quotes(
     text: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeping.config, "parse", lambda tree: FakeRecipe(tree))
+    monkeypatch.setattr(gridding.config, "parse", lambda tree: FakeRecipe(tree))
     assert [cell.recipe.tree["key"] for cell in grid(recipe(tmp_path), [f"key={text}"])] == values  # type: ignore[attr-defined]
 
 
@@ -156,7 +160,7 @@ def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
 
 def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The differences are left out: their pair lists need LFW."""
-    monkeypatch.setattr(sweeping, "_differences", lambda *_: [])
+    monkeypatch.setattr(tabulating, "_differences", lambda *_: [])
     folder = Path(__file__).parents[1]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
     done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
@@ -283,7 +287,7 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again_last(tmp_
     assert text.startswith("2 of 4 cells failed; the same command tries them again\n")
     assert "- lr=1000000000 seed=0: failed: 16 of 16 embeddings are not finite" in text
     assert (out / "table.md").read_text() in text
-    assert [row[:2] for row in rows(text)[3:]] == [["local.lr=1000000000", "0 of 2"], ["local.lr=0.02", "2"]]
+    assert [row[:2] for row in rows(text)[3:5]] == [["local.lr=1000000000", "0 of 2"], ["local.lr=0.02", "2"]]
     assert "Differences" not in text
     again = Silent()
     with pytest.raises(RunFailed):
@@ -343,3 +347,70 @@ def test_a_table_needs_the_cells_file_alone_and_overwrites_no_fuller_one(
     (out / "table.md").unlink()
     sweep(path, ["method=solo,fedavg"], out, Silent())
     assert "Differences are left out" in (out / "table.md").read_text()
+
+
+def test_final_losses_are_smoothed_over_steps_and_averaged_over_runs(swept: Path) -> None:
+    """Of two rounds of 100 or unknown many steps each; here one round, so it is the round's loss."""
+    done = {(c["cell"]["method"], c["cell"]["seed"]): c["losses"] for c in cells(swept / "out")}
+    text = sweep(swept / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"], swept / "out", Silent())
+    table = text.partition("Final training loss")[2]
+    row = next(line for line in table.splitlines() if line.startswith("| method=solo"))
+    for place, party in enumerate(["silo-00", "silo-01"], start=2):
+        found = [done["solo", seed][party] for seed in (0, 1)]
+        assert row.split("|")[place].strip() == f"{np.mean(found):.2f} ± {np.std(found, ddof=1):.2f}"
+    records = [{"losses": {"a": 4.0, "b": 1.0}}, {"losses": {"a": 2.0}}]
+    smoothed = sweeping._smoothed(records, tinyruns.tiny(local={"iterations": 50}))
+    keep = 0.99**50
+    assert smoothed == {"a": pytest.approx(keep * 4 + (1 - keep) * 2), "b": 1.0}
+
+
+def listing(folder: Path, text: str) -> Path:
+    recipe(folder)
+    (folder / "many.yaml").write_text(text, encoding="utf-8")
+    return folder / "many.yaml"
+
+
+def test_a_file_may_list_grids_whose_cells_are_one_sweep(tmp_path: Path) -> None:
+    path = listing(
+        tmp_path,
+        "recipe: tiny.yaml\ngrids:\n  - {method: solo, seed: [0, 1]}\n"
+        "  - {method: fedavg, local.lr: [0.1, 0.2], seed: [0, 1]}\n  - {method: [solo], seed: 1}\n",
+    )
+    found = grid(path, [])
+    solo = [{"method": "solo", "seed": s} for s in (0, 1)]
+    assert [c.chosen for c in found] == [
+        *solo, *({"method": "fedavg", "local.lr": lr, "seed": s} for lr in (0.1, 0.2) for s in (0, 1))
+    ]  # fmt: skip
+    assert [c.setting for c in found[1:3]] == ["method=solo", "method=fedavg, local.lr=0.1"]
+    assert [c.chosen for c in grid(path, ["seed=7"])] == [
+        {"method": "solo"}, {"method": "fedavg", "local.lr": 0.1}, {"method": "fedavg", "local.lr": 0.2}
+    ]  # fmt: skip
+    assert {c.recipe.seed for c in grid(path, ["seed=7"])} == {7}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grids: [{seed: 0}]\n", "say which recipe the grids are over"),
+        ("recipe: tiny.yaml\ngrids: []\n", "`grids` is a list of mappings"),
+        ("recipe: tiny.yaml\ngrids: [seed]\n", "`grids` is a list of mappings"),
+        ("recipe: tiny.yaml\ngrid: 1\ngrids: [{seed: 0}]\n", "did you mean grids"),
+        ("recipe: gone.yaml\ngrids: [{seed: 0}]\n", "there is no such recipe"),
+        ("recipe: tiny.yaml\ngrids: [{sed: 0}]\n", "did you mean seed"),
+    ],
+)
+def test_a_file_of_grids_with_a_mistake_says_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=said):
+        grid(listing(tmp_path, text), [])
+
+
+def test_each_setting_is_compared_with_the_baseline_most_like_it() -> None:
+    settings = ["method=a, loss=x", "method=a, loss=y", "method=b, loss=x", "method=b, loss=y", "method=c"]
+    assert tabulating._bases(settings, "method=a") == {
+        "method=a, loss=x": "method=a, loss=x",
+        "method=a, loss=y": "method=a, loss=y",
+        "method=b, loss=x": "method=a, loss=x",
+        "method=b, loss=y": "method=a, loss=y",
+        "method=c": "method=a, loss=x",
+    }
+    assert set(tabulating._bases(settings, None).values()) == {"method=a, loss=x"}

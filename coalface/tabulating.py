@@ -1,0 +1,198 @@
+"""The table of a sweep: a row for every setting, final training losses, and paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coalface import pairlists, world
+from coalface.comparing import bootstrap_of, paired
+from coalface.config import Recipe, RecipeError
+from coalface.gridding import Cell
+from coalface.report.runs import clean, figure_name, size, start_name
+
+MANY = 16
+"""Parties up to which a table has the final training loss of each."""
+
+
+def table(
+    cells: Sequence[Cell],
+    done: Mapping[str, Mapping[str, Any]],
+    baseline: str | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> tuple[str, bool]:
+    """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences.
+
+    Also whether it is whole: False where the images that the differences need cannot be read here, and they are left
+    out. Cells that are not in `done` are listed with their reason from `failed`.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    seeds: dict[str, int] = {}
+    for cell in cells:
+        group = groups.setdefault(cell.setting, [])
+        group += [done[digest]] if (digest := cell.recipe.digest()) in done else []
+        seeds[cell.setting] = seeds.get(cell.setting, 0) + 1
+    there = {label: group for label, group in groups.items() if group}
+    names = list(dict.fromkeys(n for g in there.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
+    halves = dict.fromkeys(cell.chosen["half_split"] for cell in cells if "half_split" in cell.chosen)
+    rows = [["setting", "runs" if halves else "seeds", *map(figure_name, names), "down", "up", "seconds"]]
+    starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
+    for cell in cells:
+        if cell.setting in there:
+            starts.setdefault(start_name(cell.recipe.pretrain), there[cell.setting])
+    rows += [_row(label, group, "untrained", names) for label, group in starts.items()]
+    for label, group in groups.items():
+        row = _row(label, group, "figures", names) if group else [label, "0", *[""] * (len(names) + 3)]
+        row[1] += "" if len(group) == seeds[label] else f" of {seeds[label]}"
+        rows.append(row)
+        for half in halves if group else ():
+            mine = [cell for cell in group if cell["cell"].get("half_split") == half]
+            rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
+    lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves))]
+    whole = True
+    if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
+        reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
+        lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
+    if len(there) > 1:
+        bases = _bases(list(groups if baseline is not None else there), baseline)
+        recipe = next(cell.recipe for cell in cells if cell.setting in there)
+        try:
+            lines += _differences(recipe, there, {label: base for label, base in bases.items() if base in there})
+        except (OSError, ValueError) as error:
+            whole = False
+            lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
+    lines += _losses(there)
+    return "\n".join(lines) + "\n", whole
+
+
+def _said_of_figures(cells: Sequence[Cell], both: bool) -> list[str]:
+    """What the numbers of a table are."""
+    beside = "Bytes and seconds: mean of a run."
+    if both:
+        return [
+            "Figures in percent: mean over seeds ± standard deviation over seeds. half_split=first: the validators",
+            "hold the first half of the folds and the figures are of the other half; second: the other way round.",
+            f"A setting's own row is of each seed's mean of both. {beside}",
+        ]
+    lines = [f"Figures in percent: mean over seeds ± standard deviation over seeds. {beside}"]
+    split = next((cell.recipe for cell in cells if cell.recipe.half_split is not None), None)
+    if split is not None:
+        on = ", ".join(dict.fromkeys(v.half_of for v in split.validators.values() if v.half_of is not None))
+        lines += [f"Of {on} these are of one half alone: half_split=first,second gives both and their mean."]
+    return lines
+
+
+def _by_seed(cells: Sequence[Mapping[str, Any]], values: Sequence[float | None]) -> list[float]:
+    """The mean of each seed's runs, which differ in the half of the folds alone."""
+    found: dict[int, list[float]] = {}
+    for cell, value in zip(cells, values, strict=True):
+        if value is not None:
+            found.setdefault(cell["seed"], []).append(value)
+    return [float(np.mean(each)) for each in found.values()]
+
+
+def _flat(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{on}/{name}": value for on, each in figures.items() for name, value in each.items()}
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A Markdown table whose columns stand beneath each other as text too, the first `left` to the left.
+
+    >>> aligned([["method", "%"], ["solo", "81.20"]], left=1)
+    ['| method |     % |', '|--------|------:|', '| solo   | 81.20 |']
+    """
+    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*safe, strict=True)]
+    lines = []
+    for row in safe:
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append(f"| {' | '.join(padded)} |")
+    rule = ["-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)]
+    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
+
+
+def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> list[str]:
+    flat = [_flat(cell[key]) for cell in group]
+    shown = []
+    for name in names:
+        values = _by_seed(group, [f.get(name) for f in flat])
+        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+        shown.append(f"{np.mean(values):.2f}{spread}" if values else "")
+    ran = key == "figures"
+    shown += [size(float(np.mean([c["bytes"][way] for c in group]))) if ran else "" for way in ("down", "up")]
+    shown.append(f"{np.mean([c['seconds']['total'] for c in group]):.0f}" if ran else "")
+    return [label, str(len(group)), *shown]
+
+
+def _losses(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The final training loss of each party, where the cells have those of a few parties."""
+    cells = [cell for group in groups.values() for cell in group]
+    parties = list(dict.fromkeys(party for cell in cells for party in cell.get("losses", ())))
+    if not 1 < len(parties) <= MANY:
+        return []
+    rows = [["setting", *parties]]
+    for label, group in groups.items():
+        each = [[cell["losses"][party] for cell in group if party in cell.get("losses", ())] for party in parties]
+        spread = [f" ± {np.std(found, ddof=1):.2f}" if len(found) > 1 else "" for found in each]
+        mean = [f"{np.mean(found):.2f}" if found else "" for found in each]
+        rows.append([label, *(m + s for m, s in zip(mean, spread, strict=True))])
+    said = "Final training loss of each party, smoothed over steps by 0.99: mean over runs ± standard deviation."
+    return ["", said, "", *aligned(rows, left=1)]
+
+
+def baseline_of(settings: Sequence[str], wanted: str | None) -> str:
+    """The first setting that has the wanted `key=value`."""
+    return _having(settings, wanted)[0]
+
+
+def _having(settings: Sequence[str], wanted: str | None) -> list[str]:
+    if wanted is None:
+        return list(settings[:1])
+    found = [setting for setting in settings if wanted in (setting, *setting.split(", "))]
+    if not found:
+        known = "; ".join(dict.fromkeys(settings))
+        raise RecipeError(f"--baseline {wanted}: no setting of the sweep has it; there are {known}")
+    return found
+
+
+def _bases(settings: Sequence[str], wanted: str | None) -> dict[str, str]:
+    """Setting -> what it is compared with: of those that have the wanted `key=value`, the one most like it."""
+    found = _having(settings, wanted)
+
+    def shared(one: str, other: str) -> int:
+        return len(set(one.split(", ")) & set(other.split(", ")))
+
+    return {one: one if one in found else max(found, key=lambda base: shared(one, base)) for one in settings}
+
+
+def _differences(
+    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mapping[str, str]
+) -> list[str]:
+    """A row for every setting and figure; `bases` says what each setting is compared with, itself being left out."""
+    train, held = world.training_faces(recipe)
+    several = sorted(set(bases.values()))
+    if not several:
+        return []
+    to = several[0] if len(several) == 1 else "the setting named beside each"
+    said = f"Differences to {to}, percent points, 95 % interval (2,000 paired draws of the judged identities):"
+    beside = ["to"] if len(several) > 1 else []
+    rows = [["setting", *beside, "figure", "difference", "interval", "verdict"]]
+    for chosen in pairlists.judged(recipe, train, held):
+        bootstrap = bootstrap_of(chosen.identities)
+        for label, group in groups.items():
+            base = bases.get(label, label)
+            if base == label:
+                continue
+            mine, other = ([c["evidence"].get(chosen.name, ()) for c in side] for side in (group, groups[base]))
+            first = [label, base] if beside else [label]
+            found = paired(mine, other, bootstrap)
+            if not found:
+                rows.append([*first, chosen.name, "", "", "judged on other pairs"])
+            for name, difference in found.items():
+                d = difference.figures()
+                verdict = "higher" if difference.low > 0 else "lower" if difference.high < 0 else "undecided"
+                numbers = [f"{d['difference']:+.2f}", f"{d['low']:+.2f} to {d['high']:+.2f}"]
+                rows.append([*first, figure_name(f"{chosen.name}/{name}"), *numbers, verdict])
+    return ["", said, "", *aligned(rows, left=2 + len(beside))]
