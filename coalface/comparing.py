@@ -16,6 +16,7 @@ from coalface.evaluate.paired import (
     compare,
     draw_identities,
     resample,
+    same_pairs,
 )
 from coalface.judging import read_lists
 
@@ -34,7 +35,7 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float, float]]:
     """Difference to the first run and its 95 % interval, in percent points, by (run, `list/figure`).
 
-    Runs that were judged on other lists, or that kept no evidence, have no entry.
+    Runs that were judged on other lists or on other folds of them, or that kept no evidence, have no entry.
     """
     first, found = runs[0], {}
     evidence = {run: _evidence(run) for run in runs}
@@ -43,6 +44,8 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float
         drawn = {run: resampled(evidence[run].get(name, ()), bootstrap) for run in runs}
         for run in runs[1:]:
             for figure in drawn[run].keys() & drawn[first].keys():
+                if not same_pairs(drawn[run][figure], drawn[first][figure]):
+                    continue
                 paired = compare(drawn[run][figure], drawn[first][figure]).figures()
                 numbers = (paired["difference"], paired["low"], paired["high"])
                 found[run, f"{name}/{figure}"] = tuple(float(n) for n in numbers if isinstance(n, float | int))
@@ -80,9 +83,13 @@ def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap) -> dict
 def paired(
     first: Sequence[Sequence[Mapping[str, Any]]], second: Sequence[Sequence[Mapping[str, Any]]], bootstrap: Bootstrap
 ) -> dict[str, PairedDifference]:
-    """First less second by figure; each side is given by its runs over the seeds, each run by its models."""
+    """First less second by figure; each side is given by its runs over the seeds, each run by its models.
+
+    Nothing where the sides were judged on other folds of the list.
+    """
     sides = [resampled([e for run in side for e in run], bootstrap) for side in (first, second)]
-    return {figure: compare(sides[0][figure], sides[1][figure]) for figure in sides[0] if figure in sides[1]}
+    shared = [f for f in sides[0] if f in sides[1] and same_pairs(sides[0][f], sides[1][f])]
+    return {figure: compare(sides[0][figure], sides[1][figure]) for figure in shared}
 
 
 def _evidence(run: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
@@ -74,6 +75,11 @@ class PairIdentities:
         """(P,) the identities that some pair names, ascending."""
         return np.unique(np.concatenate([self.left, self.right]))
 
+    @cached_property
+    def folds(self) -> NDArray[np.int64]:
+        """(n,) the fold of each pair. Raises ValueError for a list that brings none and is too short for `tenths`."""
+        return tenths(self.same) if self.fold is None else self.fold
+
     def sides(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Both identities of some pairs, as places in `people`."""
         return np.searchsorted(self.people, self.left[places]), np.searchsorted(self.people, self.right[places])
@@ -90,10 +96,22 @@ class Bootstrap:
     @cached_property
     def weights(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(draws,) the weight of all genuine pairs that count, and of all impostor pairs."""
+        return self._weights(self.pairs.genuine, self.pairs.impostor)
+
+    def weights_of(self, folds: Sequence[int] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of the pairs of some folds; None: of all."""
+        if folds is None:
+            return self.weights
+        mine = np.isin(self.pairs.folds, folds)
+        return self._weights(*(places[mine[places]] for places in (self.pairs.genuine, self.pairs.impostor)))
+
+    def _weights(
+        self, genuine_places: NDArray[np.int64], impostor_places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         people, draws = self.counts.shape
-        owner, _ = self.pairs.sides(self.pairs.genuine)
+        owner, _ = self.pairs.sides(genuine_places)
         genuine = np.bincount(owner, minlength=people) @ self.counts.astype(np.int64)
-        left, right = self.pairs.sides(self.pairs.impostor)
+        left, right = self.pairs.sides(impostor_places)
         impostor = np.zeros(draws, dtype=np.int64)
         for start in range(0, len(left), BLOCK):
             block = slice(start, start + BLOCK)
@@ -116,10 +134,12 @@ class Resampled:
     point: float
     """Fraction, on the list as it is."""
     values: NDArray[np.float64]
-    """(draws,) fractions; NaN in a draw in which the list has no genuine or no impostor pair left."""
+    """(draws,) fractions; NaN in a draw in which no genuine or no impostor pair is left of those judged."""
     short: NDArray[np.bool_]
     """(draws,) True where the kept tail did not reach the threshold: the value is then a lower bound."""
     bootstrap: Bootstrap
+    folds: tuple[int, ...] | None = None
+    """The folds whose pairs were judged; None: all."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +203,7 @@ def accuracy_evidence(
     if pairs.headline is not None:
         raise ValueError("a list with a headline mask is not judged by accuracy: keep tar_evidence of it")
     _, ranks = np.unique(scores, return_inverse=True)
-    fold = np.zeros(len(pairs.left), dtype=np.int64) if pairs.fold is None else pairs.fold
-    judged = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(fold, folds))
+    judged = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(pairs.folds, folds))
     carried = [float(far) for far in fars if allowed(far, len(judged))]
     half = {} if folds is None else {"folds": list(folds)}
     return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, **half, "data": _packed([ranks])}
@@ -222,6 +241,8 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
 
     Evidence of a tail gives TARs alone; evidence of ranks that names no FARs, as it was kept at first, accuracy alone.
 
+    Evidence of some folds gives the figures of their pairs, as `judge` does with `folds`.
+
     Raises ValueError for evidence of another list, of an unknown form or damaged.
     """
     pairs = bootstrap.pairs
@@ -235,9 +256,10 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
     everybody = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
     resampler = RESAMPLERS[evidence["form"]]
     points, drawn = resampler(evidence, everybody), resampler(evidence, bootstrap)
-    empty = np.minimum(*bootstrap.weights) == 0
+    folds = tuple(evidence["folds"]) if "folds" in evidence else None
+    empty = np.minimum(*bootstrap.weights_of(folds)) == 0
     return {
-        figure: Resampled(figure, float(points[figure][0][0]), np.where(empty, np.nan, values), short, bootstrap)
+        figure: Resampled(figure, float(points[figure][0][0]), np.where(empty, np.nan, values), short, bootstrap, folds)
         for figure, (values, short) in drawn.items()
     }
 
@@ -249,6 +271,8 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
         raise ValueError("a comparison needs at least one run of each method")
     if len({run.figure for run in runs}) > 1 or any(run.bootstrap is not runs[0].bootstrap for run in runs):
         raise ValueError("paired runs need the same figure and the same draws: resample them all from one Bootstrap")
+    if not same_pairs(first, second):
+        raise ValueError("the two sides were judged on other folds of the list: give each side both halves, or one")
     drawn = np.mean([run.values for run in first], axis=0) - np.mean([run.values for run in second], axis=0)
     counted = np.isfinite(drawn)
     if not counted.any():
@@ -266,6 +290,16 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
         draws=int(counted.sum()),
         short=int((counted & np.any([run.short for run in runs], axis=0)).sum()),
     )
+
+
+def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:
+    """Whether both sides were judged on the same folds of the list, each as often in proportion."""
+
+    def halves(runs: Sequence[Resampled]) -> dict[tuple[int, ...] | None, Fraction]:
+        told = [run.folds for run in runs]
+        return {folds: Fraction(told.count(folds), len(told)) for folds in told}
+
+    return halves(first) == halves(second)
 
 
 def _verdict(figure: str, low: float, high: float) -> Literal["first", "second", "undecided"]:
@@ -306,7 +340,7 @@ def _from_ranks(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     (ranks,) = _unpacked(evidence["data"], [len(pairs.left)])
     order = np.argsort(ranks, kind="stable")
     ranks, same = ranks[order], pairs.same[order]
-    fold = (tenths(pairs.same) if pairs.fold is None else pairs.fold)[order]
+    fold = pairs.folds[order]
     left, right = pairs.sides(order)
     starts = np.flatnonzero(np.append(True, np.diff(ranks)))  # of each group of equal scores
     found = {"accuracy": np.empty(draws)}

@@ -109,9 +109,12 @@ def judge(
         raise ValueError(f"the headline mask has {headline.shape} entries for {same.shape} pairs: give one per pair")
     counted = np.ones(len(same), dtype=bool) if headline is None else headline | ~same
     scores, kept = score_pairs(features, left[counted], right[counted]), same[counted]
+    if folds is not None:
+        fold = tenths(same) if fold is None else fold
     accuracy = ten_fold_accuracy(scores, kept, fold, folds=folds) if headline is None else None
     if folds is not None and fold is not None:
-        scores, kept = scores[np.isin(fold, folds)], kept[np.isin(fold, folds)]
+        mine = np.isin(fold[counted], folds)
+        scores, kept = scores[mine], kept[mine]
     return Judgement(
         accuracy=accuracy,
         tars=tuple(tar_at_far(scores, kept, fars)),

@@ -137,6 +137,8 @@ def test_local_norm_by_hand() -> None:
     three = scores(v=up, x=down, y=up, z=up)
     assert local.choose(weighting(), two, three).weights == DRAWN[1]  # 30/13 is more
     assert raw.choose(weighting(), two, three).weights == W  # 30 is less than 32
+    far = scores(v=up, x=[100, 30], y=up)  # 20/13 is less than 70/37; with T − 1 as divisor 20/√194 > 70/√2594
+    assert local.choose(weighting(), two, far).weights == W
 
 
 def test_scores_are_in_percent_or_epsilon_would_swamp_them() -> None:

@@ -1,0 +1,376 @@
+"""Half-split validation: validators hold five folds of a list, the figures are of the other five, and swapped."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyruns
+from test_judging import naive_accuracy
+from tinyruns import Silent, tiny
+
+from coalface import config, pairlists, world
+from coalface.comparing import intervals, paired
+from coalface.config import RecipeError
+from coalface.core import Tensors
+from coalface.data.pairs import all_pairs
+from coalface.evaluate.features import embed
+from coalface.evaluate.paired import (
+    Bootstrap,
+    PairIdentities,
+    accuracy_evidence,
+    compare,
+    draw_identities,
+    resample,
+)
+from coalface.evaluate.verification import eer, judge, score_pairs, tar_at_far, tenths
+from coalface.judging import Judge
+from coalface.pairlists import Lists
+from coalface.sweeping import grid, read_cells, sweep, table
+
+SPLIT: dict[str, Any] = {
+    "method": "fedavg-fv",
+    "rounds": 2,
+    "methods": {"fedavg-fv": {"validation": {"smoothing": 0.5}}},
+    "judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 20}}},
+    "validators": {"v": {"half_of": "unseen"}},
+}
+
+
+def recipe(half: str, **changes: Any) -> config.Recipe:
+    return tiny(**config.merged(SPLIT | {"half_split": half}, changes))
+
+
+def parts(made: config.Recipe) -> tuple[Any, Lists]:
+    """(the validator's images and pairs, the list as it is judged)."""
+    train, held = world.training_faces(made)
+    (chosen,) = pairlists.judged(made, train, held)
+    return world.validating(made, train, held)["v"], chosen
+
+
+def weights(seed: int) -> Tensors:
+    return {n: t.clone() for n, t in world.backbone(tiny(seed=seed)).shared().items()}
+
+
+# --- who holds what ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("half", "mine", "judged"), [("first", range(5), range(5, 10)), ("second", range(5, 10), range(5))]
+)
+def test_the_validator_holds_one_half_and_the_other_is_judged(half: str, mine: range, judged: range) -> None:
+    (faces, pairs), chosen = parts(recipe(half))
+    assert sorted(set(pairs.fold.tolist())) == list(mine) and chosen.judged_folds == tuple(judged)
+    whole, fold = chosen.pairs, chosen.pairs.fold
+    assert fold is not None
+    files, of_list = faces.files, chosen.faces.files
+    assert files is not None and of_list is not None
+
+    def named(side: Any, views: Any, where: Any) -> list[str]:
+        return [where[views.rows[i]] for i in side]
+
+    expected = [
+        (of_list[chosen.faces.rows[a]], of_list[chosen.faces.rows[b]], bool(s), int(f))
+        for a, b, s, f in zip(whole.left, whole.right, whole.same, fold, strict=True)
+        if f in mine
+    ]
+    found = zip(named(pairs.left, faces, files), named(pairs.right, faces, files), pairs.same, pairs.fold, strict=True)
+    assert [(a, b, bool(s), int(f)) for a, b, s, f in found] == expected
+    shown = set(pairs.left.tolist()) | set(pairs.right.tolist())
+    assert shown == set(range(len(faces))) and (faces.counts() > 0).all()  # no image that its pairs do not name
+    labels = faces.labels
+    assert ((labels[pairs.left] == labels[pairs.right]) == pairs.same).all()
+
+
+def test_the_halves_share_no_pair_and_make_up_the_list() -> None:
+    one, other = (parts(recipe(half))[0][1] for half in ("first", "second"))
+    whole = parts(recipe("first"))[1].pairs
+    assert len(one) + len(other) == len(whole) == 40
+    assert parts(recipe("first"))[1].identities.sha256 == parts(recipe("second"))[1].identities.sha256
+
+
+def test_the_validators_accuracy_chooses_each_threshold_on_its_other_four_folds() -> None:
+    made = recipe("first")
+    (faces, pairs), _ = parts(made)
+    features = embed(world.backbone(made).module, faces)
+    cosines = score_pairs(features, pairs.left, pairs.right)
+    validation: Any = made.build_method().validation  # type: ignore[attr-defined]
+    score = validation.graded(cosines, pairs.same, pairs.fold)
+    assert score == pytest.approx(naive_accuracy(cosines.tolist(), pairs.same.tolist(), pairs.fold.tolist()))
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+
+def naive_half(scores: list[float], same: list[bool], fold: list[int], half: set[int]) -> float:
+    """The mean over a half of the folds, the threshold of each chosen on all nine others."""
+    rates = []
+    for f in sorted(half):
+        rest = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
+        rightly = {cut: sum((s >= cut) == g for s, g in rest) for cut in sorted({s for s, _ in rest} | {2.0})}
+        equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
+        best = equal[(len(equal) - 1) // 2]
+        test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
+        rates.append(sum(test) / len(test))
+    return 100 * sum(rates) / len(rates)
+
+
+@pytest.mark.parametrize(("half", "judged"), [("first", {5, 6, 7, 8, 9}), ("second", {0, 1, 2, 3, 4})])
+def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_folds(
+    half: str, judged: set[int]
+) -> None:
+    _, chosen = parts(recipe(half))
+    mine = Judge([chosen], world.backbone(tiny()))
+    found = mine.models([weights(0)])["unseen"]
+    scores, same, fold = mine.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
+    assert fold is not None
+    assert found["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), judged))
+    own = np.isin(fold, list(judged))
+    assert found["eer"] == pytest.approx(100 * eer(scores[own], same[own]))
+    bars = mine.curves()["unseen"]["histogram"]
+    assert sum(bars["genuine"]) == sum(bars["impostor"]) == 10
+
+
+def made_list(seed: int, pairs: int = 600, people: int = 60) -> tuple[PairIdentities, Any]:
+    """Half genuine pairs over some people, in ten folds, with scores that tell them apart a little."""
+    rng = np.random.default_rng(seed)
+    left = rng.integers(0, people, pairs)
+    right = np.where(np.arange(pairs) % 2 == 0, left, (left + rng.integers(1, people, pairs)) % people)
+    scores = np.round(rng.normal(np.where(left == right, 0.4, 0.2), 0.12), 2)  # with ties
+    return PairIdentities(left, right, "x" * 64, None, np.arange(pairs) * 10 // pairs), scores
+
+
+@pytest.mark.parametrize("folds", [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)])
+def test_evidence_at_all_ones_counts_gives_the_figures(folds: tuple[int, ...]) -> None:
+    pairs, scores = made_list(0)
+    evidence = accuracy_evidence(scores, pairs, fars=(0.01, 0.001), folds=folds)
+    assert evidence["fars"] == [0.01]  # 150 impostors carry one at 0.01, the whole list's 300 three
+    ones = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
+    found = {name: float(r.values[0]) for name, r in resample(json.loads(json.dumps(evidence)), ones).items()}
+    assert pairs.fold is not None
+    own = np.isin(pairs.fold, folds)
+    assert found["accuracy"] == pytest.approx(
+        naive_half(scores.tolist(), pairs.same.tolist(), pairs.fold.tolist(), set(folds)) / 100
+    )
+    assert found["tar@far=0.01"] == pytest.approx(tar_at_far(scores[own], pairs.same[own], [0.01])[0].tar)
+    assert found["eer"] == pytest.approx(eer(scores[own], pairs.same[own]))
+
+
+def test_a_bootstrap_of_a_half_is_a_naive_one() -> None:
+    """In each draw the list has every pair as often as it weighs; then the figures are those of that list."""
+    pairs, scores = made_list(1, pairs=120, people=15)
+    folds = (5, 6, 7, 8, 9)
+    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=40)
+    found = resample(accuracy_evidence(scores, pairs, fars=(), folds=folds), bootstrap)
+    place = {who: i for i, who in enumerate(pairs.people.tolist())}
+    fold, checked = pairs.folds, 0
+    for draw in range(40):
+        counts = bootstrap.counts[:, draw]
+        weigh = [
+            int(counts[place[a]]) * (1 if a == b else int(counts[place[b]]))
+            for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)
+        ]
+        s, g, k = (np.repeat(column, weigh) for column in (scores, pairs.same, fold))
+        own = np.isin(k, folds)
+        if set(k[own].tolist()) != set(folds):
+            continue
+        expected = naive_half(s.tolist(), g.tolist(), k.tolist(), set(folds)) / 100
+        assert found["accuracy"].values[draw] == pytest.approx(expected)
+        assert found["eer"].values[draw] == pytest.approx(eer(s[own], g[own]))
+        checked += 1
+    assert checked > 20
+
+
+def test_a_draw_that_leaves_a_half_without_impostors_does_not_count() -> None:
+    """Identity 0 has the genuine pairs of fold 0, 1 and 2 its impostor pair; 3 and 4 those of fold 1."""
+    left, right = np.array([0, 1, 3, 3]), np.array([0, 2, 3, 4])
+    pairs = PairIdentities(left, right, "x" * 64, None, np.array([0, 0, 1, 1]))
+    counts = np.array([[1, 2, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=np.int32).T
+    scores = np.array([0.9, 0.1, 0.8, 0.2])
+    found = resample(
+        accuracy_evidence(scores, pairs, fars=(), folds=(0,)), Bootstrap(pairs, np.ascontiguousarray(counts))
+    )
+    assert np.isnan(found["accuracy"].values).tolist() == [True, False]
+
+
+def test_judging_some_folds_of_a_list_that_brings_none_makes_tenths_first() -> None:
+    pairs, _ = made_list(3, pairs=80)
+    features = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    features = np.concatenate([features, -features])  # a second image of each, so that genuine pairs are no 1
+    sides = pairs.left, np.where(pairs.same, pairs.right + 60, pairs.right)
+    explicit = judge(features, *sides, pairs.same, tenths(pairs.same), folds=(0, 1, 2, 3, 4))
+    assert judge(features, *sides, pairs.same, None, folds=(0, 1, 2, 3, 4)) == explicit
+    assert explicit.genuine == 20
+
+
+def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pairs() -> None:
+    pairs, scores = made_list(4)
+    bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=50)
+    first, second = ([accuracy_evidence(scores, pairs, folds=f)] for f in ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)))
+    whole = [accuracy_evidence(scores, pairs)]
+    assert paired([first], [second], bootstrap) == paired([first], [whole], bootstrap) == {}
+    assert paired([first, second], [first], bootstrap) == {}
+    both = paired([first, second], [second, first], bootstrap)
+    assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
+    assert set(both["accuracy"].first) == set(both["accuracy"].second)
+    with pytest.raises(ValueError, match="judged on other folds of the list: give each side both halves, or one"):
+        compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
+
+
+def test_the_mean_of_both_halves_is_resampled_as_such() -> None:
+    pairs, scores = made_list(5)
+    other = scores + np.random.default_rng(1).normal(0, 0.05, len(scores))
+    bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=50)
+    halves = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
+    sides = [[[accuracy_evidence(s, pairs, folds=f)] for f in halves] for s in (scores, other)]
+    found = paired(sides[0], sides[1], bootstrap)["accuracy"]
+    drawn = [[resample(e, bootstrap)["accuracy"].values for (e,) in side] for side in sides]
+    difference = (drawn[0][0] + drawn[0][1]) / 2 - (drawn[1][0] + drawn[1][1]) / 2
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(difference, [0.025, 0.975])))
+
+
+# --- both halves in a sweep -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, two seeds, both halves."""
+    folder = tmp_path_factory.mktemp("halves")
+    path = tinyruns.write(folder / "tiny.yaml", **SPLIT | {"half_split": "first", "rounds": 1})
+    changes = ["method=fedavg,fedavg-fv", "seed=0,1", "half_split=first,second"]
+    sweep(path, changes, folder / "out", Silent())
+    return folder
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text()
+    header, _, _, *shown = rows(text)
+    assert header[:3] == ["setting", "runs", "unseen accuracy"]
+    cells = list(read_cells(swept / "out" / "cells.jsonl").values())
+    by = {
+        (c["cell"]["method"], c["cell"]["half_split"], c["cell"]["seed"]): c["figures"]["unseen"]["accuracy"]
+        for c in cells
+    }
+    assert len(by) == 8 and len({by["fedavg", half, 0] for half in ("first", "second")}) == 2
+
+    def mean_and_spread(values: list[float]) -> str:
+        middle = sum(values) / len(values)
+        return f"{middle:.2f} ± {(sum((v - middle) ** 2 for v in values) / (len(values) - 1)) ** 0.5:.2f}"
+
+    expected = []
+    for method in ("fedavg", "fedavg-fv"):
+        of = {half: [by[method, half, seed] for seed in (0, 1)] for half in ("first", "second")}
+        both = [(a + b) / 2 for a, b in zip(*of.values(), strict=True)]
+        expected.append([f"method={method}", "4", mean_and_spread(both)])
+        expected += [[f"method={method}, half_split={half}", "2", mean_and_spread(v)] for half, v in of.items()]
+    assert [row[:3] for row in shown[:6]] == expected
+    assert "the validators" in text and "A setting's own row is of each seed's mean of both." in " ".join(
+        text.split("\n")
+    )
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
+
+
+def test_the_differences_are_of_both_halves_together(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text()
+    found = rows(text.partition("Differences to method=fedavg,")[2])
+    assert [row[:2] for row in found[2:]] == [["method=fedavg-fv", f"unseen {f}"] for f in ("accuracy", "EER")]
+    assert all(row[4] in ("higher", "lower", "undecided") for row in found[2:])
+    assert "half_split" not in text.partition("Differences")[2]
+
+
+def test_methods_without_validators_are_judged_on_the_same_half(swept: Path) -> None:
+    for cell in read_cells(swept / "out" / "cells.jsonl").values():
+        (evidence,) = cell["evidence"]["unseen"]
+        assert evidence["folds"] == ([5, 6, 7, 8, 9] if cell["cell"]["half_split"] == "first" else [0, 1, 2, 3, 4])
+
+
+def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_path: Path) -> None:
+    cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "half_split=first,second"])
+    done = read_cells(swept / "out" / "cells.jsonl")
+    less = {c.recipe.digest(): done[c.recipe.digest()] for c in cells[:-1]}
+    text, _ = table(cells, less)
+    shown = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
+    assert shown["method=fedavg"] == "2" and shown["method=fedavg-fv"] == "1 of 2"
+    assert "method=fedavg-fv, half_split=second" not in shown
+    assert "judged on other pairs" in text  # a half is not held against both
+
+
+def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
+    cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "seed=0,1"])
+    text, _ = table(cells, read_cells(swept / "out" / "cells.jsonl"))
+    assert rows(text)[0][1] == "seeds" and "half_split=" not in rows(text)[3][0]
+    assert "Of unseen these are of one half alone: half_split=first,second gives both and their mean." in text
+
+
+def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
+    changes = config.merged(SPLIT, {"rounds": 1})
+    runs = [tinyruns.run(tmp_path / half, **changes, half_split=half) for half in ("first", "second")]
+    runs.append(tinyruns.run(tmp_path / "again", **changes, half_split="first", seed=1))
+    found = intervals(runs)
+    assert {run for run, _ in found} == {runs[2]}
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"half_split": "third"}, "half_split: Input should be 'first' or 'second'; got 'third'"),
+        ({"half_split": None}, "validators.v.half_of: say which half with half_split=first or half_split=second"),
+        ({"validators": {"v": {"half_of": "unsee"}}}, "v.half_of: 'unsee' is not known; did you mean 'unseen'"),
+        ({"validators": {"v": {"half_of": "unseen", "pairs": 9}}}, "it holds half of unseen, so pairs means nothing"),
+        ({"validators": {"w": {"half_of": "unseen"}}}, "validators.w.half_of: v already holds that half of unseen"),
+        (
+            {"validators": {"v": {"half_of": None, "identities": 3}}},
+            "half_split: no validator is `half_of` a list, so there is nothing to split",
+        ),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_is_not_clear_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipe("first", **changes)
+
+
+def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = functools.partial(all_pairs, impostors=10, per_identity=6, rng=np.random.default_rng(0), title="few")
+    monkeypatch.setattr(pairlists, "devtest_all", lambda faces, names: few(faces, names=names))  # 200,000 are too many
+    people = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
+    tinyruns.picture_folders(tmp_path / "people", people)
+    blocks = "".join(f"{a}\t1\t2\n{a}\t1\t{b}\t1\n" for a, b in [("Ann", "Bob"), ("Bob", "Ann")])
+    (tmp_path / "two.txt").write_text(f"2\t1\n{blocks}")
+    (tmp_path / "few.txt").write_text("2\nAnn\t1\t2\nBob\t1\t2\nAnn\t1\tBob\t2\nAnn\t2\tBob\t2\n")
+
+    def with_list(**wanted: Any) -> config.Recipe:
+        source = {"kind": "folder", "path": "people"}
+        data = {"root": str(tmp_path), "source": source, "size": 32, "exclude": [wanted["path"]]}
+        tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": {"unseen": wanted}}}
+        return config.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
+
+    for path, kind, said in (
+        ("two.txt", "lfw", ".* so a half needs two or more, and the list has 2 folds in all: split a list of ten"),
+        ("few.txt", "lfw", "it cannot be split in halves: 2 genuine pairs cannot make 10 folds"),
+        ("few.txt", "all-pairs", "a list without accuracy over folds cannot be split in halves"),
+    ):
+        made = with_list(path=path, kind=kind)
+        with pytest.raises(RecipeError, match=f"judge.lists.unseen: {said}"):
+            pairlists.judged(made, *world.training_faces(made))
+
+
+def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:
+    lists = {"more": {"kind": "balanced", "pairs": 15}}
+    made = recipe("first", judge={"lists": lists})
+    train, held = world.training_faces(made)
+    with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of judge.lists.more \(s0-"):
+        world.validating(made, train, held)
+    split = recipe("first", judge={"lists": lists}, validators={"w": {"half_of": "more"}})
+    assert set(world.validating(split, train, held)) == {"v", "w"}  # of both lists the other half is judged
