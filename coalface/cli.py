@@ -333,3 +333,7 @@ def main() -> None:
     except (RecipeError, CheckpointError, RunFailed, OSError, ValueError) as error:
         typer.echo(f"coalface: {error}", err=True)
         sys.exit(1)
+    except MemoryError as error:
+        what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
+        typer.echo(f"coalface: {what}: take smaller batches or images, fewer workers, or a larger machine", err=True)
+        sys.exit(1)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+Part = Annotated[str, typer.Option(help="Of a layout with parts: train or test of VGGFace2, a race of RFW and BUPT.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -19,6 +20,7 @@ def pack(
     out: Annotated[Path, typer.Argument(help="The pack to make.")],
     size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
     grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
+    part: Part = "",
 ) -> None:
     """Decode a set of images once, into a pack that training reads as a memory map."""
     from coalface.data.pack import read_pack, write_pack
@@ -26,7 +28,9 @@ def pack(
     from coalface.data.words import several
     from coalface.report.counting import counting
 
-    listed = open_store(source)
+    listed = open_store(source, part=part)
+    for said in listed.passed_over():
+        typer.echo(f"note: passed over: {said}")
     with counting("packing", len(listed.files)) as count:
         write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(out)
@@ -51,13 +55,19 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
     out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
     to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
-    pairs: Annotated[Path | None, typer.Option(help="For a .bin: a pair list in LFW's format.")] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="For a .bin: a pair list in LFW's format, or a layout's own.")
+    ] = None,
+    own: Annotated[str | None, typer.Option("--list", help="For a .bin: a layout's own pair list, by name.")] = None,
     draw: Annotated[
         int | None, typer.Option(help="For a .bin: so many genuine and impostor pairs, drawn by --seed.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the drawn pairs.")] = 0,
-    size: Annotated[int, typer.Option(help="For a pack: side of the images in pixels.")] = 112,
+    seed: Annotated[int | None, typer.Option(help="Of the drawn pairs; 0 if not given.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="For a pack: side of the images in pixels; 112 if not given.")
+    ] = None,
     grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
+    part: Part = "",
     quiet: Quiet = False,
 ) -> None:
     """Convert between identity folders, records and packs of pairs of insightface, and our packs."""
@@ -68,11 +78,14 @@ def convert(
     from coalface.report.counting import counting
 
     kind = converting.kind_of(out, to)
-    store = open_store(source)
-    wanted = converting.Pairs(pairs, draw, generator(seed, "convert", "pairs"))
+    options = {"--pairs": pairs, "--list": own, "--draw": draw, "--seed": seed, "--size": size, "--grey": grey or None}
+    converting.check_options(kind, [option for option, value in options.items() if value is not None])
+    store = open_store(source, part=part)
+    wanted = converting.Pairs(pairs, draw, generator(seed or 0, "convert", "pairs"), own)
+    side = 112 if size is None else size
     with counting("converting", len(store), quiet) as count:
         remarks = converting.convert(
-            store, out, kind, size=size, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
+            store, out, kind, size=side, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
         )
     for remark in remarks:
         typer.echo(f"note: {remark}")
@@ -87,6 +100,7 @@ def inspect(
     headers: Annotated[
         bool, typer.Option("--headers", help="Look at headers only: faster, finds less damage.")
     ] = False,
+    part: Part = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -100,7 +114,7 @@ def inspect(
     from coalface.data.stores import open_store
     from coalface.report.counting import counting
 
-    store = open_store(source, damaged="leave out")
+    store = open_store(source, part=part, damaged="leave out")
     with counting("looking", len(store), quiet or as_json) as count:
         report = inspection.inspect(
             store.items(),
@@ -110,6 +124,7 @@ def inspect(
             kind=store.kind,
             notes=store.notes,
             broken=store.broken,
+            passed_over=store.passed_over(),
             decode=not headers,
             progress=count,
         )

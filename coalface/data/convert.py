@@ -6,26 +6,28 @@ which become PNG images, without loss, when they leave it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 import shutil
 import typing
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from coalface.data.bins import write_bin
+from coalface.data.bins import read_bin, write_bin
 from coalface.data.faces import FaceSet
 from coalface.data.headers import Header, read_header
+from coalface.data.layouts import has_lists, read_list, read_list_file
+from coalface.data.naming import NAMED, file_names
 from coalface.data.pack import write_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.rec import check_room, write_rec
-from coalface.data.source import check_image, in_order
-from coalface.data.stores import IDENTITIES, Kind, Store, check_names
+from coalface.data.soundness import all_whole
+from coalface.data.source import in_order
+from coalface.data.stores import IDENTITIES, Kind, Store, check_names, open_store
 from coalface.data.words import several, shown
 
 PAIRS = "pairs.txt"
@@ -37,12 +39,15 @@ _ENDINGS = {"jpeg": ".jpg", "png": ".png", "bmp": ".bmp", "webp": ".webp", "pnm"
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which pairs go into a `.bin`: those of a list in LFW's format, or so many drawn."""
+    """Which pairs go into a `.bin`: those of a list, or so many drawn; nothing: the store's own, where it has one."""
 
     path: Path | None = None
+    """A list in LFW's format, or the file of a layout's own list."""
     draw: int | None = None
     rng: np.random.Generator | None = None
     """For `draw`."""
+    name: str | None = None
+    """A layout's own list, by its name."""
 
 
 def kind_of(out: Path, wanted: str | None) -> Kind:
@@ -80,13 +85,31 @@ def convert(
         raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
         raise ValueError(f"{shown(out)} lies in what is converted: choose a place outside {shown(store.path)}")
+    remarks = [f"passed over: {said}" for said in store.passed_over()]
     if kind == "folder":
-        return _to_folder(store, out, progress)
+        return remarks + _to_folder(store, out, progress)
     if kind == "rec":
-        return _to_rec(store, out, progress)
+        return remarks + _to_rec(store, out, progress)
     if kind == "bin":
-        return _to_bin(store, out, pairs, progress)
-    return _to_pack(store, out, size, grey, progress)
+        return remarks + _to_bin(store, out, pairs, progress)
+    return remarks + _to_pack(store, out, size, grey, progress)
+
+
+_FOR: dict[str, Kind] = {"--size": "pack", "--grey": "pack", "--pairs": "bin", "--draw": "bin", "--list": "bin"}
+
+
+def check_options(kind: Kind, given: Iterable[str]) -> None:
+    """Raise ValueError for options of the command that do nothing for this form, or that exclude each other."""
+    given = list(given)
+    if idle := [option for option in given if _FOR.get(option, kind) != kind]:
+        raise ValueError(
+            f"{idle[0]} is for a {_FOR[idle[0]]}, and this makes a {kind}: leave it out, or say --to {_FOR[idle[0]]}"
+        )
+    sources = [option for option in given if option in ("--pairs", "--list", "--draw")]
+    if len(sources) > 1:
+        raise ValueError(f"{' and '.join(sources)}: pairs come from one place; keep one of them")
+    if "--seed" in given and "--draw" not in given:
+        raise ValueError("--seed is for drawn pairs: give --draw as well, or leave it out")
 
 
 def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
@@ -96,14 +119,15 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     try:
         files = []
         sound = _sound(store, range(len(store)))
-        for i, (stem, (data, header)) in enumerate(zip(_file_names(store), sound, strict=True)):
-            ending = "" if store.kind in _NAMED else _ENDINGS[header.kind]
+        for i, (stem, (data, header)) in enumerate(zip(file_names(store), sound, strict=True)):
+            ending = "" if store.kind in NAMED else _ENDINGS[header.kind]
             name = Path(f"{stem}{ending}")
             (partial / name.parent).mkdir(parents=True, exist_ok=True)
             with open(partial / name, "xb") as file:
                 file.write(data)
             files.append(name)
             progress(i + 1, len(store))
+        _check_folder(store, partial, out, files)
         if store.pairs is not None:
             text, remarks = _pair_lines(store.pairs, files)
             if text:
@@ -114,31 +138,22 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     return remarks
 
 
-_NAMED = ("folder", "pack")
-"""Forms in which an image has a file name of its own."""
-
-
-def _file_names(store: Store) -> Iterator[str]:
-    """Where each image goes, in order; without an ending where its kind must be looked at.
-
-    Raises ValueError for a name that would lead out of the folder.
-    """
-    check_names(store.names, shown(store.path))
-    if store.kind in _NAMED:
-        check_names(store.files, shown(store.path))
-    if store.kind == "folder":
-        yield from store.files
-        return
-    if store.kind == "pack":  # all become PNG: x.jpg is x.png, unless x.jpeg is there as well
-        png = [str(Path(file).with_suffix(".png")) for file in store.files]
-        often = collections.Counter(png)
-        yield from (name if often[name] == 1 else f"{file}.png" for name, file in zip(png, store.files, strict=True))
-        return
-    counts = [0] * len(store.names)
-    for label in store.labels.tolist():
-        counts[label] += 1
-        name = store.names[label]
-        yield f"{name}/{name.rpartition('/')[2]}_{counts[label]:04d}"
+def _check_folder(store: Store, partial: Path, out: Path, files: Sequence[Path]) -> None:
+    """Raise ValueError unless the folders that were written are read as the store's images of its identities."""
+    not_made = f"{shown(out)} is not made, since the folders would not be read again as they were meant"
+    try:
+        made = open_store(partial)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{not_made}: {str(error).replace(str(partial), str(out))}") from None
+    found = dict(zip(made.files, made.labels.tolist(), strict=True))
+    wanted = dict(zip(map(str, files), store.labels.tolist(), strict=True))
+    both = {(label, found.get(file, -1)) for file, label in wanted.items()}
+    one_to_one = len(both) == len({label for label, _ in both}) == len({label for _, label in both})
+    named = all(made.names[found[file]] == os.path.dirname(file) for file in wanted if file in found)
+    if found.keys() != wanted.keys() or not one_to_one or not named:
+        held = f"{several(len(found), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+        meant = f"{several(len(wanted), 'image')} of {several(len(set(wanted.values())), 'identity', 'identities')}"
+        raise ValueError(f"{not_made}: {held} would be read, and {meant} are there")
 
 
 def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
@@ -162,6 +177,9 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
         names = [store.names[k] for k in present.tolist()]
         text = "".join(f"{name}\n" for name in names)
         (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        made = open_store(partial)
+        if list(made.names) != names or not np.array_equal(made.labels, labels[order]):
+            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
         _rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -184,7 +202,16 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
             yield data
             progress(done, len(places))
 
-    write_bin(out, images(), listed.same.tolist())
+    partial = _beside(out)
+    try:
+        write_bin(partial / out.name, images(), listed.same.tolist())
+        if not np.array_equal(read_bin(partial / out.name).same, listed.same):
+            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
+        if out.is_dir():
+            out.rmdir()
+        os.rename(partial / out.name, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     remarks = []
     left = len(store) - len(np.unique(places))
     if left:
@@ -198,30 +225,38 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
 
 
 def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
-    if wanted is None or (wanted.path is None and wanted.draw is None):
-        if store.pairs is not None:
-            return store.pairs
-        raise ValueError(
-            "a .bin holds pairs: give a list in LFW's format (--pairs FILE), or how many genuine and as many impostor "
-            "pairs to draw (--draw N)"
-        )
+    wanted = wanted or Pairs()
+    if sum(given is not None for given in (wanted.path, wanted.draw, wanted.name)) > 1:
+        raise ValueError("pairs come from one place: give one of --pairs, --list and --draw")
     pixels = np.zeros((len(store), 1, 1, 1), np.uint8)
-    faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, store.files)
+    faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, tuple(store.files))
     if wanted.path is not None:
-        return read_pairs(wanted.path, faces)
-    if wanted.draw is None or wanted.rng is None:
-        raise ValueError("drawn pairs need their number and a generator")
-    try:
-        return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
-    except ValueError as error:
-        raise ValueError(f"--draw {wanted.draw}: {error}") from None
+        own = read_list_file(store.path, faces, wanted.path, layout=store.layout) if store.layout else None
+        return own or read_pairs(wanted.path, faces)
+    if wanted.draw is not None:
+        if wanted.rng is None:
+            raise ValueError("drawn pairs need their number and a generator")
+        try:
+            return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+        except ValueError as error:
+            raise ValueError(f"--draw {wanted.draw}: {error}") from None
+    if wanted.name is None and store.pairs is not None:
+        return store.pairs
+    if store.layout and (wanted.name is not None or has_lists(store.path, faces, layout=store.layout)):
+        return read_list(store.path, faces, layout=store.layout, name=wanted.name)
+    if wanted.name is not None:
+        raise ValueError(f"--list {wanted.name[:80]}: {shown(store.path)} has no pair lists of its own with names")
+    raise ValueError(
+        "a .bin holds pairs: give a list in LFW's format (--pairs FILE), or how many genuine and as many impostor "
+        "pairs to draw (--draw N)"
+    )
 
 
 def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
     if store.pairs is None:
         write_pack(store, out, size=size, grey=grey, progress=progress)
         return []
-    files = [f"{name}.jpg" for name in _file_names(store)]  # called as LFW's, so that a list can name them
+    files = [f"{name}.jpg" for name in file_names(store)]  # called as LFW's, so that a list can name them
     text, remarks = _pair_lines(store.pairs, [Path(file) for file in files])
     write_pack(dataclasses.replace(store, files=files), out, size=size, grey=grey, progress=progress)
     if not text:
@@ -277,16 +312,17 @@ def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memory
 
     Each is decoded to see that, but for a pack's, which were encoded a moment ago.
     """
-    check = read_header if store.kind == "pack" else check_image
 
-    def read(k: int) -> tuple[bytes | memoryview, Header]:
-        data = store.encoded(places[k])
-        try:
-            return data, check(data, store.where(places[k]))
-        except ValueError as error:
-            raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
+    def read(k: int) -> tuple[bytes | memoryview, str]:
+        return store.encoded(places[k]), store.where(places[k])
 
-    return in_order(read, len(places))
+    try:
+        if store.kind == "pack":
+            yield from in_order(lambda k: (read(k)[0], read_header(*read(k))), len(places))
+        else:
+            yield from all_whole(read, len(places))
+    except ValueError as error:
+        raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
 
 
 def _beside(out: Path) -> Path:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from coalface.data.source import DECODER, decode, in_order
 from coalface.data.words import several, shown
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".bmp", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".pgm", ".ppm", ".pnm", ".pbm", ".bmp", ".webp")
 """The endings that make a file an image, in capitals or not."""
+FILE_LIMIT = 1 << 29
+"""The most bytes of an image's file, 512 MiB less one, as of a record: a sparse file can claim any length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +36,23 @@ class Folder:
 
         def read(i: int) -> NDArray[np.uint8]:
             path = self.root / self.files[i]
-            return decode(path.read_bytes(), str(path), size=size, grey=grey)
+            return decode(read_file(path), str(path), size=size, grey=grey)
 
         return in_order(read, len(self.files))
 
     def fingerprint(self) -> str:
         """The stamp taken when the folder was listed."""
         return self.stamp
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an image's file; ValueError, before anything is read, from `FILE_LIMIT` on."""
+    if (length := path.stat().st_size) >= FILE_LIMIT:
+        raise ValueError(
+            f"{shown(path)} has {length:,} bytes, and an image may have {FILE_LIMIT - 1:,}: if it is a photograph, "
+            "scale it down; if not, delete it"
+        )
+    return path.read_bytes()
 
 
 Faults = list[str] | None

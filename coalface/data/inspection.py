@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.headers import check_header
-from coalface.data.source import check_image
+from coalface.data.soundness import Ear, check_whole
 from coalface.data.words import several, shown
 
 SHOWN = 20
@@ -58,6 +58,8 @@ class Report:
     broken: list[str] = field(default_factory=list)
     """What else is damaged: folders that cannot be read, records that say who is who and do not fit the images."""
     broken_count: int = 0
+    passed_over: list[str] = field(default_factory=list)
+    """What lies there and is not among the images: other endings, other places, other parts; in sentences."""
     doubled_within: list[list[str]] = field(default_factory=list)
     """Groups of images of one identity with the same bytes."""
     doubled_within_count: int = 0
@@ -92,42 +94,46 @@ def inspect(
     kind: str,
     notes: Sequence[str] = (),
     broken: Sequence[str] = (),
+    passed_over: Sequence[str] = (),
     decode: bool = True,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Report:
     """Look at every image once; `names` are the identities, and `place` says where image i lies.
 
     `decode` decodes each; without it, damage beyond the header is not found. `broken` is what the store already knows
-    to be damaged beside its images.
+    to be damaged beside its images, and `passed_over` what lies there and is not among them.
 
     Images are told apart by 64 bits of a hash of their bytes, so that memory is 24 bytes an image.
     """
     report = Report(path, kind, identities=len(names), notes=list(notes))
     report.broken, report.broken_count = list(broken[:SHOWN]), len(broken)
+    report.passed_over = list(passed_over)
     sizes: collections.Counter[tuple[int, int]] = collections.Counter()
     channels: collections.Counter[int] = collections.Counter()
     formats: collections.Counter[str] = collections.Counter()
     hashes, labels, looked_at = array.array("Q"), array.array("q"), array.array("q")
-    for number, item in enumerate(items):
-        problem = item.problem
-        if item.encoded is not None:
-            try:
-                header = (check_image if decode else check_header)(item.encoded, place(number))
-                sizes[header.width, header.height] += 1
-                channels[header.channels] += 1
-                formats[header.kind] += 1
-            except ValueError as error:
-                problem = str(error)
-            digest = hashlib.blake2b(item.encoded, digest_size=8).digest()
-            hashes.append(int.from_bytes(digest, "little"))
-            labels.append(item.identity)
-            looked_at.append(number)
-        if problem is not None:
-            report.damaged_count += 1
-            if len(report.damaged) < SHOWN:
-                report.damaged.append(problem)
-        report.images = number + 1
-        progress(number + 1)
+    with Ear() as ear:
+        for number, item in enumerate(items):
+            problem = item.problem
+            if item.encoded is not None:
+                try:
+                    where = place(number)
+                    header = check_whole(item.encoded, where, ear) if decode else check_header(item.encoded, where)
+                    sizes[header.width, header.height] += 1
+                    channels[header.channels] += 1
+                    formats[header.kind] += 1
+                except ValueError as error:
+                    problem = str(error)
+                digest = hashlib.blake2b(item.encoded, digest_size=8).digest()
+                hashes.append(int.from_bytes(digest, "little"))
+                labels.append(item.identity)
+                looked_at.append(number)
+            if problem is not None:
+                report.damaged_count += 1
+                if len(report.damaged) < SHOWN:
+                    report.damaged.append(problem)
+            report.images = number + 1
+            progress(number + 1)
     report.different_sizes = len(sizes)
     report.sizes = {f"{w}×{h}": n for (w, h), n in sizes.most_common(SHOWN)}
     report.channels = {str(c): n for c, n in sorted(channels.items())}
@@ -136,7 +142,7 @@ def inspect(
     _count(report, of, len(names))
     _doubles(report, np.array(hashes, dtype=np.uint64), of, lambda i: place(looked_at[i]))
     near = near_names(names)
-    report.near_names, report.near_names_count = near[:SHOWN], len(near)
+    report.near_names, report.near_names_count = [group[:SHOWN] for group in near[:SHOWN]], len(near)
     report.wrong = list(_wrong(report, sizes))
     return report
 
@@ -160,6 +166,7 @@ def text(report: Report) -> str:
     for found, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
         lines += [f"damaged: {said}" for said in found]
         lines += [f"damaged: and {count - len(found):,} more"] if count > len(found) else []
+    lines += [f"passed over: {said}" for said in report.passed_over]
     lines += [f"{what}: {', '.join(group)}" for what, group in groups]
     lines += (
         ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else ["nothing looks wrong"]
@@ -206,8 +213,10 @@ def _doubles(
 def near_names(names: Sequence[str]) -> list[list[str]]:
     """Groups of names that differ in case, accents, order of words, punctuation, or one letter (of eight or more).
 
-    Numbers, such as `n000123`, are never near each other. Linear in the number of names: two words differ in one letter
-    where both give the same text when one letter is left out of each.
+    Numbers, such as `n000123`, are never near each other. Two words differ in one letter where both give the same text
+    when one letter is left out of each. Up to `_ALIKE` spellings that give one text are told pair by pair; more of them
+    are one group, in which any two may differ in one letter, or a letter stands elsewhere. So the work is linear in the
+    number of names, however alike they are.
     """
     plain: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -216,15 +225,21 @@ def near_names(names: Sequence[str]) -> list[list[str]]:
     groups = [found for found in plain.values() if len(found) > 1]
     shortened: dict[str, list[str]] = {}
     for spelling in plain:
-        for i in range(len(spelling) if len(spelling) >= 8 else 0):
-            shortened.setdefault(spelling[:i] + spelling[i + 1 :], []).append(spelling)
-    pairs = set()
+        for less in {spelling[:i] + spelling[i + 1 :] for i in range(len(spelling) if len(spelling) >= 8 else 0)}:
+            shortened.setdefault(less, []).append(spelling)
+    pairs: set[tuple[str, ...]] = set()
     for missing, found in shortened.items():
-        pairs |= {tuple(sorted(pair)) for pair in itertools.combinations(sorted(set(found)), 2)}
-        if missing in plain and len(missing) >= 7:
-            pairs |= {tuple(sorted((missing, other))) for other in found if other != missing}
-    groups += [[plain[first][0], plain[second][0]] for first, second in sorted(pairs)]
+        alike = [missing, *found] if missing in plain and len(missing) >= 7 else found
+        if len(alike) > _ALIKE:
+            pairs.add(tuple(sorted(alike)))
+        else:
+            pairs.update(itertools.combinations(sorted(alike), 2))
+    groups += [[plain[spelling][0] for spelling in alike] for alike in sorted(pairs)]
     return sorted(groups)
+
+
+_ALIKE = 12
+"""Spellings that are compared pair by pair."""
 
 
 def _spelling(name: str) -> str:

@@ -18,6 +18,9 @@ from coalface.data.words import shown
 
 Read = TypeVar("Read")
 
+if "OPENCV_LOG_LEVEL" not in os.environ:  # what is wrong with an image is said here, by name: not by OpenCV's own lines
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
 
 class Source(Protocol):
     """Face images that can be read one after another, whatever they are stored in.

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from coalface.data.bins import Bin, read_bin
 from coalface.data.faces import FaceSet
-from coalface.data.folder import Folder, read_folder
+from coalface.data.folder import Folder, read_file, read_folder
 from coalface.data.inspection import Item
 from coalface.data.joined import Joined
-from coalface.data.layouts import read_layout, recognise
+from coalface.data.layouts import LAYOUTS, read_layout, recognise
 from coalface.data.pack import read_pack
 from coalface.data.pairs import PairList, refuse_matlab
+from coalface.data.passed import passed_over
 from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
 from coalface.data.recranges import misfits
 from coalface.data.source import Source
@@ -55,6 +56,10 @@ class Store:
     """What is wrong with the images that were left out: records, and files that cannot be found."""
     broken: tuple[str, ...] = ()
     """What is wrong with the rest of the store: with what says which images belong to whom."""
+    layout: str = ""
+    """Of folders, the name in `LAYOUTS`; empty for plain identity folders."""
+    part: str = ""
+    """The part of the layout that was asked for."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -85,6 +90,13 @@ class Store:
             return mine
         return hashlib.sha256("\n".join([mine, *self.names]).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def passed_over(self) -> list[str]:
+        """Of folders: what lies there and is not among the images, in sentences; looks through all of the folder."""
+        if self.kind != "folder" or isinstance(self.source, FaceSet):
+            return []
+        parts = LAYOUTS[self.layout].parts if self.layout else ()
+        return passed_over(self.path, _places(self.source), parts=parts, asked=self.part, layout=self.layout)
+
     def items(self) -> Iterator[Item]:
         """Each image for an inspection: one that cannot be read does not end it."""
         for i, label in enumerate(self.labels.tolist()):
@@ -109,11 +121,14 @@ def open_store(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(_absent(path))
-    if path.is_file() and path.suffix == ".bin":
+    kind = _kind_at(path)
+    if part and kind is not None:
+        raise ValueError(f"{shown(path)} has no part {part!r}: only the layouts of the field's folders have parts")
+    if kind == "bin":
         return _of_bin(path)
-    if (path.is_file() and path.suffix == ".rec") or (path / "train.rec").is_file():
+    if kind == "rec":
         return _of_rec(path, damaged)
-    if (path / "meta.json").is_file():
+    if kind == "pack":
         return _of_pack(path)
     if path.is_file():
         refuse_matlab(path)
@@ -124,6 +139,15 @@ def open_store(
     if path.is_dir() and os.path.isfile(path / "train.idx"):
         raise FileNotFoundError(f"{shown(path / 'train.rec')} does not exist, and train.idx, its index, does: fetch it")
     return _of_folder(path, part, damaged)
+
+
+def _kind_at(path: Path) -> Kind | None:
+    """The form of what lies at a path; None for folders of images, and for what is none of them."""
+    if path.is_file() and path.suffix == ".bin":
+        return "bin"
+    if (path.is_file() and path.suffix == ".rec") or (path / "train.rec").is_file():
+        return "rec"
+    return "pack" if (path / "meta.json").is_file() else None
 
 
 def _absent(path: Path) -> str:
@@ -180,8 +204,10 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
         source.names,
         source.files,
         source.labels,
-        lambda i: where[i].read_bytes(),
+        lambda i: read_file(where[i]),
         broken=tuple(dict.fromkeys(faults or ())),
+        layout=layout,
+        part=part,
     )
 
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,40 @@ def test_the_form_is_known_from_the_name_or_is_asked_for() -> None:
         kind_of(Path("x"), None)
     with pytest.raises(ValueError, match="no such form"):
         kind_of(Path("x.bin"), "zip")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("folder", ["--size", 64], "--size is for a pack, and this makes a folder: leave it out, or say --to pack"),
+        ("rec", ["--grey"], "--grey is for a pack, and this makes a rec"),
+        ("bin", ["--size", 112, "--draw", 10], "--size is for a pack"),
+        ("pack", ["--pairs", "list.txt"], "--pairs is for a bin, and this makes a pack"),
+        ("rec", ["--draw", 10], "--draw is for a bin"),
+        ("folder", ["--list", "cfp-fp"], "--list is for a bin"),
+        ("bin", ["--pairs", "list.txt", "--draw", 10], "--pairs and --draw: pairs come from one place; keep one"),
+        ("bin", ["--list", "x", "--draw", 10], "--list and --draw: pairs come from one place"),
+        ("bin", ["--seed", 0, "--pairs", "list.txt"], "--seed is for drawn pairs"),
+        ("bin", ["--list", "x"], "--list x: .* has no pair lists of its own with names"),
+        ("rec", ["--part", "train"], "has no known layout"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, kind: str, options: list[object], said: str) -> None:
+    told = invoked("convert", faces(tmp_path / "f"), tmp_path / "out", "--to", kind, *options)
+    assert told.exit_code == 1 and re.search(said, str(told.exception))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+def test_of_what_has_no_parts_none_can_be_asked_for(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    with pytest.raises(ValueError, match="has no part 'train': only the layouts of the field's folders have parts"):
+        open_store(tmp_path / "r", part="train")
+
+
+def test_pairs_from_two_places_are_refused(tmp_path: Path) -> None:
+    folder, path = listed(tmp_path, 0)
+    with pytest.raises(ValueError, match="give one of --pairs, --list and --draw"):
+        convert(folder, tmp_path / "x.bin", "bin", pairs=Pairs(path, draw=10, rng=generator(0)))
 
 
 def test_what_is_no_set_of_images_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from coalface.data.folder import SUFFIXES, list_images, read_folder
 from coalface.data.source import decode, in_order
+from coalface.data.stores import open_store
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -58,11 +59,44 @@ def test_what_is_no_identity_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_image_type_is_read(tmp_path: Path, suffix: str) -> None:
-    image = np.full((6, 6), 90, np.uint8) if suffix == ".pgm" else np.full((6, 6, 3), 90, np.uint8)
+    value = 255 if suffix == ".pbm" else 90  # of which the former has white and black alone
+    image = np.full((6, 6), value, np.uint8) if suffix in (".pgm", ".pbm") else np.full((6, 6, 3), value, np.uint8)
     put(tmp_path, f"ann/1{suffix}", image)
     (pixels,) = read_folder(tmp_path).images(size=6, grey=True)
     assert pixels.shape == (6, 6, 1)
-    assert np.abs(pixels.astype(int) - 90).max() <= 2
+    assert np.abs(pixels.astype(int) - value).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "written", "grey"),
+    [
+        (".pbm", b"P1\n2 2\n1 0\n0 1\n", [[0, 255], [255, 0]]),
+        (".pbm", b"P4\n2 2\n\x80\x40", [[0, 255], [255, 0]]),
+        (".pgm", b"P2\n2 2\n255\n1 2 3 4\n", [[1, 2], [3, 4]]),
+        (".pgm", b"P5\n2 2\n255\n\x01\x02\x03\x04", [[1, 2], [3, 4]]),
+        (".ppm", b"P3\n2 1\n255\n9 9 9 7 7 7\n", [[9, 7]]),
+        (".pnm", b"P6\n2 1\n255\n\x09\x09\x09\x07\x07\x07", [[9, 7]]),
+    ],
+)
+def test_portable_maps_of_every_kind_are_read(
+    tmp_path: Path, ending: str, written: bytes, grey: list[list[int]]
+) -> None:
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / f"1{ending}").write_bytes(written)
+    (pixels,) = read_folder(tmp_path).images(size=len(grey), grey=True)
+    assert pixels[:, :, 0].tolist() == [row[: len(grey)] for row in grey]
+
+
+def test_a_file_of_any_length_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ann").mkdir()
+    with open(tmp_path / "ann" / "1.jpg", "wb") as file:
+        file.truncate(20 << 30)  # takes no room on the disk
+    monkeypatch.setattr(Path, "read_bytes", lambda at: pytest.fail(f"{at} was read"))
+    with pytest.raises(ValueError, match=r"1\.jpg has 21,474,836,480 bytes, and an image may have 536,870,911: if it"):
+        list(read_folder(tmp_path).images(size=6, grey=True))
+    store = open_store(tmp_path, damaged="leave out")
+    (item,) = store.items()
+    assert item.encoded is None and "21,474,836,480 bytes" in str(item.problem)
 
 
 def test_colours_come_as_red_green_blue() -> None:

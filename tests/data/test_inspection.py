@@ -103,12 +103,27 @@ def test_nearly_the_same_names_are_found(names: list[str], near: list[list[str]]
     assert near_names(names) == near
 
 
-def test_near_names_stay_fast_for_many_names() -> None:
-    """Linear, so that a hundred thousand names take a second: a look at all pairs would be five thousand million."""
+def test_near_names_of_many_names_are_few() -> None:
     letters = "abcdefghijklmnopqrst"
     rng = np.random.default_rng(0)
     names = ["".join(rng.choice(list(letters), 14)) for _ in range(20_000)]
     assert near_names([*names, names[0][:-1]]) == [sorted([names[0], names[0][:-1]])]
+
+
+@pytest.mark.parametrize("count", [100, 5000])
+def test_names_that_differ_in_one_letter_alone_are_one_group_and_not_all_pairs(count: int) -> None:
+    """All pairs of 5,000 names would be 12 million: what is told, and so the work, grows with the names."""
+    names = [f"marybell{chr(0x4E00 + i)}" for i in range(count)]
+    assert near_names(names) == [names]
+    report = looked([(i, image(i)) for i in range(3)], names)
+    assert report.near_names_count == 1 and len(report.near_names[0]) == SHOWN
+
+
+def test_a_few_names_that_differ_in_one_letter_are_told_in_pairs() -> None:
+    names = ["marybelle", "marybella", "marybell"]
+    assert near_names(names) == [["marybell", "marybella"], ["marybell", "marybelle"], ["marybella", "marybelle"]]
+    more = [f"marybell{letter}" for letter in "abcdefghijklm"]
+    assert near_names(more) == [more] and len(near_names(more[:12])) == 66
 
 
 def test_control_characters_of_names_do_not_reach_a_terminal() -> None:

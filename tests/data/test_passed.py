@@ -1,0 +1,68 @@
+"""What lies beside the images and is not read is counted and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_layouts import FACE, MADE, put, say
+from typer.testing import CliRunner, Result
+
+from coalface.cli import app
+from coalface.data.stores import open_store
+
+
+def invoked(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("layout", MADE)
+def test_of_a_whole_layout_nothing_is_passed_over_but_an_unused_part(tmp_path: Path, layout: str) -> None:
+    MADE[layout](tmp_path)
+    say(tmp_path, "readme.md", "about it")
+    wanted = ["1 image of the part test: `--part test` reads it"] if layout == "vggface2" else []
+    assert open_store(tmp_path).passed_over() == wanted
+
+
+def test_other_endings_places_and_folders_within_folders_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "ann/1.jpg", "bo/1.jpg", "loose.png", "ann/2019/2.jpg", "ann/2019/3.jpg", "ann/2020/x/4.jpg")
+    put(tmp_path, *(f"bo/{i}.gif" for i in range(4)), "bo/5.TIF", "bo/none", "bo/.hidden.gif", ".git/x.jpg")
+    say(tmp_path, "pairs.txt", "1")
+    say(tmp_path, "bo/notes.txt", "x")
+    assert open_store(tmp_path).passed_over() == [
+        "4 images in no identity's folder of its own: loose.png, ann/2019/2.jpg, ann/2019/3.jpg, …",
+        "7 files with other endings than images have (.gif 4, .tif 1, none 1 …): bo/0.gif, bo/1.gif, bo/2.gif, …",
+    ]
+
+
+def test_a_name_of_them_is_escaped(tmp_path: Path) -> None:
+    put(tmp_path, "ann/1.jpg", "ann/new\nline.gif")
+    (said,) = open_store(tmp_path).passed_over()
+    assert said.isprintable() and "new\\nline.gif" in said
+
+
+def test_images_that_a_list_does_not_name_are_said(tmp_path: Path) -> None:
+    MADE["cfp-fp"](tmp_path)
+    put(tmp_path, "imgs/77.jpg")
+    assert open_store(tmp_path).passed_over() == ["1 image that no list or place of the layout names: imgs/77.jpg"]
+
+
+def test_a_relative_path_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "ann/1.jpg", "ann/x/2.jpg")
+    monkeypatch.chdir(tmp_path)
+    assert open_store(".").passed_over() == ["1 image in no identity's folder of its own: ann/x/2.jpg"]
+    assert open_store(Path("ann/../")).passed_over() == open_store(".").passed_over()
+
+
+def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
+    MADE["vggface2"](tmp_path / "v")
+    part = "1 image of the part test: `--part test` reads it"
+    assert f"passed over: {part}\n" in invoked("inspect", tmp_path / "v").output
+    assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
+    assert f"note: passed over: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
+    assert f"note: passed over: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
+    for command in (["inspect"], ["convert", tmp_path / "s", "--to", "folder"], ["pack", tmp_path / "q", "--size", 8]):
+        told = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")
+        assert told.exit_code == 0 and "1 image of 1 identity" in told.output and "passed over" not in told.output
+    assert (tmp_path / "s" / "n000001" / "0001_01.jpg").read_bytes() == FACE

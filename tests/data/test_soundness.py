@@ -1,0 +1,121 @@
+"""Images that a decoder fills in where they are damaged are told from whole ones; nothing raw reaches the terminal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from coalface.cli import app
+from coalface.data.inspection import Item, inspect
+from coalface.data.soundness import Ear, all_whole, check_whole
+from coalface.data.source import decode
+from coalface.data.synthetic import SyntheticFaces
+
+WHOLE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=3, size=64, grey=False).generate().pixels[0])[1].tobytes()
+MIDDLE = WHOLE.index(b"\xff\xda") + 200
+
+
+def hurt(*, by: bytes = 20 * b"\xff") -> bytes:
+    """A JPEG that begins and ends as it should, with other bytes in its middle."""
+    return WHOLE[:MIDDLE] + by + WHOLE[MIDDLE + len(by) :]
+
+
+def test_a_jpeg_that_is_damaged_in_its_middle_is_named_with_the_decoders_reason(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert decode(hurt(), "x", size=64, grey=False).shape == (64, 64, 3)  # the decoder fills it in
+    assert "Corrupt JPEG data" in capfd.readouterr().err
+    with Ear() as ear:
+        assert check_whole(WHOLE, "place", ear).width == 64
+        with pytest.raises(ValueError, match=r"place is damaged in the middle \(its decoder says: Corrupt JPEG data: "):
+            check_whole(hurt(), "place", ear)
+        assert check_whole(WHOLE, "place", ear).width == 64  # what was heard is forgotten
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 130])
+def test_of_many_images_the_one_that_is_damaged_is_found(at: int, capfd: pytest.CaptureFixture[str]) -> None:
+    images = [hurt() if i in (at, at + 1) else WHOLE for i in range(140)]
+    found = []
+    with pytest.raises(ValueError, match=rf"image {at} is damaged in the middle"):
+        for data, header in all_whole(lambda i: (images[i], f"image {i}"), len(images)):
+            found.append((data, header.kind))
+    assert found == at * [(WHOLE, "jpeg")] and capfd.readouterr().err == ""
+
+
+def test_the_first_damage_counts_whichever_way_it_shows() -> None:
+    images = [WHOLE, b"no image", hurt(), WHOLE]
+    with pytest.raises(ValueError, match="image 1 is damaged or not an image"):
+        list(all_whole(lambda i: (images[i], f"image {i}"), 4))
+    with pytest.raises(ValueError, match="image 1 is damaged in the middle"):
+        list(all_whole(lambda i: (images[[0, 2, 1][i]], f"image {i}"), 3))
+
+
+def test_an_inspection_counts_them_and_prints_no_raw_line(capfd: pytest.CaptureFixture[str]) -> None:
+    items = [
+        Item(0, WHOLE),
+        Item(0, hurt()),
+        Item(0, cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()),
+    ]
+    report = inspect(items, ["a"], lambda i: f"image {i}", path="x", kind="folder")
+    assert (report.images, report.damaged_count, report.formats) == (3, 1, {"jpeg": 1, "png": 1})
+    assert report.damaged[0].startswith("image 1 is damaged in the middle (its decoder says: Corrupt JPEG data: ")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["folder", "rec", "bin"])
+def test_a_conversion_ends_at_it_and_leaves_nothing(
+    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for i in range(6):
+        (tmp_path / "set" / "a" / f"a_000{i + 1}.jpg").write_bytes(hurt() if i == 3 else WHOLE + bytes([i]))
+    (tmp_path / "set" / "b").mkdir()
+    (tmp_path / "set" / "b" / "b_0001.jpg").write_bytes(WHOLE)
+    (tmp_path / "list").write_text("1\na 4 1\na 2 b 1\n")
+    pairs = ["--pairs", str(tmp_path / "list")] if kind == "bin" else []
+    told = CliRunner().invoke(
+        app, ["data", "convert", str(tmp_path / "set"), str(tmp_path / "out"), "--to", kind, *pairs]
+    )
+    assert "a_0004.jpg is damaged in the middle" in str(told.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "set"] and capfd.readouterr().err == ""
+
+
+def test_what_others_write_meanwhile_is_passed_on_and_what_decoders_say_is_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = (
+        b"libpng warning: iCCP: known incorrect sRGB profile\na bar\n[ WARN:0@0.1] global x\nCorrupt JPEG data: odd\n"
+    )
+    with Ear() as ear:
+        assert ear.hear(lambda: os.write(2, said)) == (len(said), ["Corrupt JPEG data: odd"])
+    assert capfd.readouterr().err == "a bar\n"
+
+
+def test_an_error_gives_the_standard_error_back(capfd: pytest.CaptureFixture[str]) -> None:
+    with Ear() as ear, pytest.raises(ZeroDivisionError):
+        ear.hear(lambda: 1 // 0)
+    os.write(2, b"here")
+    assert capfd.readouterr().err == "here"
+
+
+def test_without_a_standard_error_nothing_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(number: int) -> int:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(os, "dup", closed)
+    with Ear() as ear:
+        assert ear.hear(lambda: 5) == (5, [])
+
+
+def test_opencv_keeps_its_own_lines_to_itself(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    png = cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
+    claimed = png[:16] + (1 << 21).to_bytes(4, "big") + (1).to_bytes(4, "big") + png[24:]  # beyond OpenCV's own limit
+    with pytest.raises(ValueError, match="x is damaged or not an image"):
+        decode(claimed, "x", size=8, grey=True)
+    assert "[" not in capfd.readouterr().err
