@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Together:
 
 def _serve(meeting: Path, rank: int, size: int, pipe: Any) -> None:
     torch.set_num_threads(1)
-    shards = Shards.join(meeting, rank, size)
+    shards = Shards.join(meeting, rank, size, patience=timedelta(seconds=30))  # where another one fails in a test
     while True:
         function, args = pipe.recv()
         try:
