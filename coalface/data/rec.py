@@ -77,7 +77,7 @@ class Rec:
     faults: dict[int, str]
     """What is wrong with the records that were left out, by record; empty unless that was asked for."""
     broken: tuple[str, ...] = ()
-    """What is wrong with the header record and the file `property`, likewise."""
+    """What is wrong with the header record, the file `property`, and the end of a file without an index, likewise."""
 
     @property
     def files(self) -> RecFiles:
@@ -119,14 +119,15 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
 
     Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
     damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
-    to be left out, what is wrong with each is in `faults`, and with the header in `broken`: then a record of two
+    to be left out, what is wrong with each is in `faults`, and with the header in `broken`, as is where reading through
+    a file without an index came to an end: then a record of two
     labels and no image is taken for an identity's, and an error is only what makes the whole file unreadable.
     """
     path = Path(path)
     path = path / "train.rec" if path.is_dir() else path
     index = path.with_suffix(".idx")
-    records = open_records(path, index if index.exists() else None)
     broken: list[str] = []
+    records = open_records(path, index if index.exists() else None, broken if damaged == "leave out" else None)
     images, identities, exact = _divide(records, broken if damaged == "leave out" else None)
     if not len(images):
         raise ValueError(f"{shown(path)} holds no image, only {len(records):,} records of other kinds; {_FETCH}")

@@ -208,26 +208,30 @@ class RecordFile:
             "short": f"at byte {offset:,} it is too short for the header and the labels that it claims",
             "parts": f"its parts, from byte {offset:,} on, do not follow one another",
         }[reason]
-        remedy = _remedy(self.index) if reason in ("outside", "astray") else _FETCH
+        remedy = _remedy(self.index) if reason == "astray" else _BOTH if reason == "outside" else _FETCH
         return f"{shown(self.path)}, record {key}: {said}; {remedy}"
 
 
 _FETCH = "fetch the file again from where it came, or write it anew"
+_BOTH = "fetch both files again: this one is cut short, or the index is another file's"
 
 
 class _FaultError(Exception):
     """What is wrong with one record, before it is known which number it has."""
 
 
-def open_records(path: str | os.PathLike[str], index: str | os.PathLike[str] | None) -> RecordFile:
+def open_records(
+    path: str | os.PathLike[str], index: str | os.PathLike[str] | None, broken: list[str] | None = None
+) -> RecordFile:
     """Map a record file and read its index; without one, read through the file and number the records as they lie.
 
-    Raises FileNotFoundError for a missing file, ValueError for an empty or damaged one.
+    Raises FileNotFoundError for a missing file, ValueError for an empty or damaged one. Where there is a list for what
+    is `broken`, damage that is met on reading through is noted there, and the records before it are kept.
     """
     path = Path(path)
     view = _mapped(path)
     if index is None:
-        offsets = np.fromiter(_scan(path, view), np.int64)
+        offsets = np.fromiter(_scan(path, view, broken), np.int64)
         return RecordFile(path, None, view, np.arange(len(offsets)), offsets)
     keys, offsets = read_index(index)
     return RecordFile(path, Path(index), view, keys, offsets)
@@ -296,16 +300,20 @@ def _mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _scan(path: Path, data: memoryview) -> Iterator[int]:
+def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[int]:
     """Where each record begins, found by going from one to the next."""
     offset = number = 0
     while offset < len(data):
-        yield offset
         try:
             start, length = _parts(data, offset)[-1]
         except _FaultError as error:
             fault = "is cut short" if str(error) == "cut" else "is damaged"
-            raise ValueError(f"{shown(path)}, record {number}, at byte {offset:,}, {fault}; {_FETCH}") from error
+            said = f"{shown(path)}, record {number}, at byte {offset:,}, {fault}"
+            if broken is None or number == 0:
+                raise ValueError(f"{said}; {_FETCH}") from error
+            broken.append(f"{said}, and {len(data) - offset:,} bytes from there on are left out; {_FETCH}")
+            return
+        yield offset
         offset, number = start + _padded(length), number + 1
 
 

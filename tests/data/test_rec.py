@@ -476,3 +476,39 @@ def test_a_damaged_header_does_not_end_an_inspection(tmp_path: Path, zero: bytes
     assert found.keys.tolist() == [1, 2, 3, 4] and found.identities.tolist() == [5, 6, 7] and not found.faults
     assert len(found.broken) == 2 and "record 0" in found.broken[0] and "property says" in found.broken[1]
     assert list(misfits(found)) == []
+
+
+def cut_short(folder: Path, *, index: bool) -> Path:
+    """A set of six images whose file ends within the fifth."""
+    write_rec(faces(), folder)
+    records = read_rec(folder).records
+    os.truncate(folder / "train.rec", int(records.offsets[5]) + 40)
+    if not index:
+        (folder / "train.idx").unlink()
+    return folder
+
+
+def test_of_a_cut_file_without_an_index_the_records_before_the_cut_are_kept(tmp_path: Path) -> None:
+    folder = cut_short(tmp_path / "set", index=False)
+    with pytest.raises(ValueError, match=r"record 5, at byte [\d,]+, is cut short; fetch the file again"):
+        read_rec(folder)
+    found = read_rec(folder, damaged="leave out")
+    assert [(label, image) for label, image in found.encoded()] == faces()[:4]
+    assert re.search(
+        r"record 5, at byte [\d,]+, is cut short, and 40 bytes from there on are left out", found.broken[0]
+    )
+    assert any("announces images up to record 6" in said for said in found.broken)
+    (folder / "train.rec").write_bytes((folder / "train.rec").read_bytes()[:20])
+    with pytest.raises(ValueError, match="record 0, at byte 0, is cut short"):
+        read_rec(folder, damaged="leave out")
+
+
+def test_of_a_cut_file_with_an_index_nobody_is_told_to_delete_the_index(tmp_path: Path) -> None:
+    folder = cut_short(tmp_path / "set", index=True)
+    with pytest.raises(ValueError, match=r"record 5: .* goes on after the end of the file \([\d,]+ bytes\); fetch the"):
+        read_rec(folder)
+    found = read_rec(folder, damaged="leave out")
+    assert [(label, image) for label, image in found.encoded()] == faces()[:4]
+    said = [*found.faults.values(), *found.broken, *misfits(found)]
+    assert len(said) >= 2 and not any("delete" in one for one in said)
+    assert "goes on after the end" in found.faults[5] and "fetch both files again" in found.faults[6]
