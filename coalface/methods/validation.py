@@ -135,10 +135,10 @@ class FederatedValidation(Component):
                 "their trainers: set model.batchnorm=average"
             )
         if self.fv == "folded" and self.candidates >= (training := asked or len(trainers)):
+            fewer = f"ask for fewer candidates than trainers (at most {training - 1}), or " if training > 2 else ""
             raise ValueError(
                 f"validation.fv=folded: {self.candidates} means of the backbones of {training} trainers can be solved "
-                f"for each single one, so nothing would be hidden: ask for fewer candidates than trainers "
-                f"(at most {training - 1}), or set validation.fv=kept"
+                f"for each single one, so nothing would be hidden: {fewer}set validation.fv=kept"
             )
         sizes = {p: float(fed.images(p)) if self.initial == "images" else 1.0 for p in trainers}
         whole = math.fsum(sizes.values())

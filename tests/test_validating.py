@@ -1,0 +1,333 @@
+"""Validators in a recipe: who they hold, what is refused before anything is written, and pooled images by silo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import tinyruns
+import torch
+from tinyruns import Silent, tiny
+
+from coalface import config, dry, experiment, pairlists, world
+from coalface.config import RecipeError
+from coalface.data.augment import DRAWS, Augment, to_tensor
+from coalface.data.bins import write_bin
+from coalface.data.pairs import PairList
+from coalface.data.synthetic import SyntheticFaces
+
+TWO: dict[str, Any] = {
+    "data": {"source": {"identities": 20}},
+    "validators": {"v": {"identities": 4, "pairs": 10}, "w": {"identities": 3, "pairs": 10}},
+}
+
+
+def recipe(method: str = "fedavg-fv", **changes: Any) -> config.Recipe:
+    return tiny(**config.merged(TWO | {"method": method}, changes))
+
+
+def validating(made: config.Recipe) -> dict[str, tuple[Any, PairList]]:
+    return world.validating(made, *world.training_faces(made))
+
+
+def people(faces: Any) -> set[str]:
+    return {faces.names[i] for i in faces.labels}
+
+
+# --- who they hold ----------------------------------------------------------------------------------------------------
+
+
+def test_validators_are_set_aside_from_training_and_judging_whatever_the_method() -> None:
+    held_by: dict[str, set[str]] = {name: people(faces) for name, (faces, _) in validating(recipe()).items()}
+    assert {name: len(names) for name, names in held_by.items()} == {"v": 4, "w": 3}
+    for method in ("fedavg-fv", "pfm-fv", "fedavg", "solo", "centralized"):
+        for seed in (0, 1):
+            made = recipe(method, seed=seed)
+            train, held = world.training_faces(made)
+            (judged,) = pairlists.judged(made, train, held)
+            everybody = [set(train.names), people(judged.faces), *held_by.values()]
+            assert [len(names) for names in everybody] == [9, 4, 4, 3]
+            assert set.union(*everybody) == set(SyntheticFaces(20, 4, 0).names)  # so no two share anybody
+    assert {name: people(f) for name, (f, _) in validating(recipe(seed=1)).items()} == held_by
+
+
+def test_a_method_without_validators_trains_on_the_same_people_and_gives_the_same_silos() -> None:
+    silos = [
+        {n: f.names for n, f in world.deal(made, world.training_faces(made)[0]).items()}
+        for made in (recipe("fedavg-fv"), recipe("fedavg"))
+    ]
+    assert silos[0] == silos[1]
+    built = world.build_world(recipe("fedavg").resolved())
+    assert sorted(built.data) == ["silo-00", "silo-01"] and not built.pairs and not built.roles
+    built = world.build_world(recipe("fedavg-fv").resolved())
+    assert sorted(built.data) == ["silo-00", "silo-01", "v", "w"]
+    assert built.roles == {"v": "validator", "w": "validator"} and set(built.pairs) == {"v", "w"}
+
+
+def test_a_validator_holds_its_pairs_and_no_other_image() -> None:
+    for faces, pairs in validating(recipe()).values():
+        assert set(pairs.left.tolist()) | set(pairs.right.tolist()) == set(range(len(faces)))
+        assert ((faces.labels[pairs.left] == faces.labels[pairs.right]) == pairs.same).all()
+        assert int(pairs.same.sum()) == int((~pairs.same).sum()) == 10
+
+
+def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
+    alone = tiny(**config.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
+    (one, pairs), (same, same_pairs) = validating(alone)["v"], validating(recipe())["v"]
+    assert one.names == same.names and np.array_equal(pairs.left, same_pairs.left)
+
+
+def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
+    made = recipe(pretrain={"method": "centralized", "rounds": 1})
+    before, now = (set(world.training_faces(r)[0].names) for r in (made.pretraining(), made))
+    assert before == now and len(before) == 9
+    split = {"half_split": "first", "validators": {"v": {"half_of": "unseen", "identities": None, "pairs": 3000}}}
+    halves = [recipe(pretrain={"method": "fedavg"}, **split | {"half_split": h}) for h in ("first", "second")]
+    assert halves[0].pretraining().digest() == halves[1].pretraining().digest()  # one model for both halves
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("validator", "said"),
+    [
+        (
+            {},
+            "validators.x: give either `identities`, how many of the trainable ones are set aside for it, or",
+        ),
+        ({"identities": 3, "source": {"kind": "synthetic"}}, "validators.x: give either `identities`"),
+        ({"identities": 1}, "validators.x.identities: Input should be greater than or equal to 2; got 1"),
+        ({"identitys": 3}, "validators.x.identitys is not a key of a recipe; did you mean validators.x.identities"),
+        ({"kind": "lfw", "path": "p", "identities": 3}, "validators.x.identities: pairs of kind 'lfw' name their own"),
+        ({"identities": 3, "part": "orl"}, "validators.x.part: identities are set aside from every part alike"),
+        ({"kind": "lfw", "path": "p", "part": "orl"}, "validators.x.part: 'orl' is not known"),
+        ({"kind": "lfw", "path": "p", "source": {"kind": "joined"}}, "validators.x.source: pairs are of images of one"),
+        ({"half_of": "unseen"}, "validators.x.half_of: say which half with half_split=first"),
+    ],
+)
+def test_a_validator_that_is_not_clear_is_refused(validator: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        tiny(validators={"x": validator})
+
+
+def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:
+    parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
+    data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
+    with pytest.raises(RecipeError, match="validators.x.part: say which part the pairs are of: a, b"):
+        config.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", ""])
+def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="a party's name becomes a folder"):
+        tiny(validators={name: {"identities": 3}})
+
+
+@pytest.mark.parametrize("name", ["silo-00", "silo-01"])
+def test_a_validator_is_not_called_as_a_trainer(name: str) -> None:
+    made = recipe(validators={name: {"identities": 3, "pairs": 10}})
+    with pytest.raises(RecipeError, match=f"validators.{name}: a trainer is called so as well; give the validator"):
+        world.build_world(made.resolved())
+
+
+def test_more_people_than_there_are_is_said_by_name() -> None:
+    with pytest.raises(RecipeError, match="validators.w.identities: holding out 12 of 12 identities leaves one side"):
+        world.training_faces(recipe(validators={"w": {"identities": 12}}))
+    with pytest.raises(RecipeError, match=r"validators.v: .* genuine pairs, and 100 are wanted"):
+        validating(recipe(validators={"v": {"pairs": 100}}))
+
+
+def own(**source: Any) -> dict[str, Any]:
+    return {"validators": {"v": {"identities": None, "source": {"kind": "synthetic", "images": 4, **source}}}}
+
+
+def test_people_who_are_trained_on_or_judged_are_no_validators() -> None:
+    with pytest.raises(RecipeError, match=r"validators.v: it would hold .* identities of the trainers \(s0-"):
+        validating(recipe(**own(identities=20)))
+    lists = {"other": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 5}}}
+    with pytest.raises(RecipeError, match=r"validators.v: .* of judge.lists.other \(s5-0000002, .*half_of"):
+        validating(recipe(judge={"lists": lists}, **own(identities=6, seed=5, first=2)))
+    apart = recipe(judge={"lists": lists}, **own(identities=6, seed=5, first=6))
+    assert not people(validating(apart)["v"][0]) & {f"s5-{i:07d}" for i in range(6)}
+
+
+def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -> None:
+    parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
+    judged = {"mine": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 7}}}
+
+    def joined(**source: Any) -> config.Recipe:
+        data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
+        wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
+        tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": judged}, "validators": {"v": wanted}}
+        return config.parse(tree)
+
+    with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
+        validating(joined(seed=1))
+    with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of judge.lists.mine \(s7-0000000"):
+        validating(joined(seed=7))
+    assert len(people(validating(joined(seed=8))["v"][0])) > 3
+
+
+def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None:
+    """Of the people in a `.bin` nothing is known but the file."""
+    for name, seed in (("one", 0), ("other", 1)):
+        rng = np.random.default_rng(seed)
+        images = [cv2.imencode(".png", rng.integers(0, 256, (32, 32), dtype=np.uint8))[1].tobytes() for _ in range(80)]
+        write_bin(tmp_path / f"{name}.bin", images, [True, False] * 20)
+    (tmp_path / "linked.bin").symlink_to(tmp_path / "one.bin")
+
+    def with_bins(mine: str) -> config.Recipe:
+        packs = {name: {"kind": "bin", "path": f"{path}.bin"} for name, path in (("j", "one"), ("v", mine))}
+        judged = {"lists": {"j": packs["j"]}}
+        return recipe(data={"root": str(tmp_path)}, judge=judged, validators={"v": {**packs["v"], "identities": None}})
+
+    for mine in ("one", "linked"):
+        with pytest.raises(RecipeError, match=r"validators.v: .* identities of judge.lists.j .* `half_of` a list"):
+            validating(with_bins(mine))
+    assert len(validating(with_bins("other"))["v"][1]) == 40
+
+
+def test_settings_of_the_validation_are_keys_of_the_method() -> None:
+    made = recipe("pfm-fv", methods={"pfm-fv": {"validation": {"candidates": 4, "norm": "moving", "lag": 0}}})
+    found: Any = made.build_method()
+    assert (found.validation.candidates, found.validation.norm, found.validation.lag) == (4, "moving", 0)
+    assert made.resolved()["methods"]["pfm-fv"]["validation"]["smoothing"] == 0.01
+    assert config.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
+    assert config.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
+        "methods": {"pfm-fv": {"validation": {"candidates": 4}}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"candidate": 4},
+            "validation.candidate is not a key of a recipe; did you mean methods.pfm-fv.validation",
+        ),
+        ({"norm": "globl"}, "methods.pfm-fv.validation.norm: Input should be 'local', 'moving' or 'none'; got 'globl'"),
+        ({"candidates": 1}, "methods.pfm-fv.validation: validation needs candidates ≥ 2 and lag ≥ 0; got 1 and 1"),
+        ({"smoothing": float("nan")}, "methods.pfm-fv.validation.smoothing: numbers must be finite; got nan"),
+        ({"candidates": 2.5}, "methods.pfm-fv.validation.candidates: "),
+    ],
+)
+def test_a_mistake_in_a_setting_is_said_where_it_is(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipe("pfm-fv", methods={"pfm-fv": {"validation": settings}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"validators": None}, "there is no validator: give the recipe `validators`"),
+        (
+            {"methods": {"fedavg-fv": {"validation": {"fv": "folded"}}}},
+            r"of 2 trainers .* hidden: set",
+        ),
+        ({"model": {"batchnorm": "local"}}, "set model.batchnorm=average"),
+    ],
+)
+def test_what_cannot_be_validated_is_found_before_anything_is_written(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    tree = config.merged(tinyruns.TINY, config.merged(TWO | {"method": "fedavg-fv"}, changes))
+    made = config.parse({key: value for key, value in tree.items() if value is not None})
+    with pytest.raises(ValueError, match=said):
+        experiment.run(made, tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_experiment_with_validators(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run", **TWO, method="pfm-fv", rounds=2)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert set(records[1]) >= {"weight/silo-00", "weight/silo-01", "score/v", "score/w"}
+    assert sorted(p.stem for p in (out / "ledger").iterdir()) == ["silo-00", "silo-01", "v", "w"]
+    assert dry.check(recipe()).keys() >= {"silo-00", "silo-01"}
+
+
+# --- pooled images, each changed as at the silo that it would be dealt to ---------------------------------------------
+
+AUGMENTS = {"silo-00": {"flip": False, "crop": 3}, "silo-02": {"flip": True, "colour": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "equal", "parties": 3},
+        {"kind": "dirichlet", "parties": 3, "alpha": 1.0},
+        {"kind": "equal", "parties": 3, "seed": 7},
+    ],
+)
+def test_a_pooled_image_is_changed_as_at_its_silo(partition: dict[str, Any]) -> None:
+    data = {"partition": partition, "party_augment": AUGMENTS, "augment": {"flip": True}}
+    tree = {"data": config.merged(TWO["data"], data)}
+    pooled = world.build_world(tiny(method="centralized", **tree).resolved())
+    silos = world.build_world(tiny(method="fedavg", **tree).resolved())
+    mine = pooled.data["pooled"]
+    index, rng = np.random.default_rng(3).permutation(len(mine)), np.random.default_rng(4)
+    draws = np.random.default_rng(4).random((len(mine), DRAWS))
+    found, labels = pooled.compute.batch(mine, index, rng)
+    usual = Augment(flip=True)
+    silo_of = {int(row): name for name, silo in silos.data.items() for row in silo.rows}
+    assert set(silo_of) == set(mine.rows.tolist())
+    kinds = set()
+    for place, i in enumerate(index.tolist()):
+        name = silo_of[int(mine.rows[i])]
+        kinds.add(name)
+        augment = Augment(**AUGMENTS[name]) if name in AUGMENTS else usual
+        alone = augment.by(draws[place : place + 1], to_tensor(mine.take(np.array([i]))))
+        assert torch.equal(found[place], alone[0])
+        assert silos.augment.get(name, silos.compute.augment) == augment
+    assert kinds == set(silos.data) and labels.tolist() == mine.labels[index].tolist()
+    assert rng.random() == np.random.default_rng(4).random(len(mine) * DRAWS + 1)[-1]  # no draw more
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_silos_by_domain_and_split_further_have_their_own_changes_pooled_too(split: int) -> None:
+    names = ["night", "studio"] if split == 1 else ["night-a", "night-b", "studio-a", "studio-b"]
+    partition = {"kind": "by-domain", "split": split}
+    data = {
+        "source": {"domains": ["studio", "night"], "identities": 20},
+        "partition": partition,
+        "augment": {"flip": False},
+    }
+    data["party_augment"] = {names[-1]: {"flip": True}}
+    silos = world.build_world(tiny(method="fedavg", data=data).resolved())
+    assert sorted(silos.data) == names
+    sizes = {name: len(set(silo.labels.tolist())) for name, silo in silos.data.items()}
+    assert sum(sizes.values()) == 16
+    for domain in ("night", "studio"):
+        of_domain = [n for name, n in sizes.items() if name.startswith(domain)]
+        assert max(of_domain) - min(of_domain) <= 1
+    pooled = world.build_world(tiny(method="centralized", data=data).resolved())
+    mine = pooled.data["pooled"]
+    flipped = set(silos.data[names[-1]].rows.tolist())
+    images, _ = pooled.compute.batch(mine, np.arange(len(mine)), np.random.default_rng(0))
+    plain = to_tensor(mine.take(np.arange(len(mine))))
+    changed = {int(row) for row, a, b in zip(mine.rows, images, plain, strict=True) if not torch.equal(a, b)}
+    assert changed and changed < flipped  # about a half of those
+    assert len(changed) > len(flipped) / 5
+
+
+def test_a_pooled_run_knows_the_names_of_its_silos() -> None:
+    made = tiny(method="centralized", data={"party_augment": {"silo-09": {"flip": False}}})
+    with pytest.raises(RecipeError, match="data.party_augment: 'silo-09' is not known; did you mean 'silo-0"):
+        world.build_world(made.resolved())
+
+
+def test_a_pooled_pretraining_changes_images_as_their_silos_do() -> None:
+    data = {"partition": {"kind": "shares", "shares": {"a": 0.7, "b": 0.3}, "parties": 2}}
+    data["party_augment"] = {"b": {"crop": 4}}
+    made = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
+    built = world.build_world(made.pretraining().resolved())
+    assert built.compute.by_domain == (Augment(), Augment(flip=True, crop=4))
+
+
+def test_without_changes_of_ones_own_a_pooled_run_is_what_it_was() -> None:
+    built = world.build_world(tiny(method="centralized").resolved())
+    assert built.compute.by_domain == () and built.augment == {}
