@@ -29,7 +29,6 @@ from coalface.engines.checkpoint import CheckpointError
 from coalface.engines.desk import Commit, Desk, Request
 from coalface.engines.local import InProcess
 from coalface.engines.sharding import Crews
-from coalface.engines.standing import Numerics
 from coalface.engines.transport import RunFailed
 from coalface.learn.losses import LOSSES
 from coalface.learn.sgd import HEAD, Learner
