@@ -171,9 +171,11 @@ class Crew:
 
     def _died(self, helper: _Helper) -> ShardLost:
         helper.process.join(_LAST_WORDS)
+        code = helper.process.exitcode
+        why = "killed, or out of memory" if code is None or code < 0 else "its own output may say why"
         return _ShardDied(
-            f"shard {helper.rank} of {self._size} died (out of memory, or killed; exit code {helper.process.exitcode})"
-            ". What was checkpointed is safe: resume the run"
+            f"shard {helper.rank} of {self._size} died (exit code {code}: {why}). What was checkpointed is safe: "
+            "resume the run"
         )
 
     def _end(self, error: BaseException) -> None:
