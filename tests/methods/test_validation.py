@@ -361,8 +361,9 @@ def trained(silo: naive.Silo, theta: Tensors) -> Tensors:
 # --- kept and folded --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedavg-fv", "pfm-fv"])
-@pytest.mark.parametrize(("count", "parties", "lag"), [(2, 4, 1), (3, 4, 0), (3, 5, 2)])
+@pytest.mark.parametrize(
+    ("name", "count", "parties", "lag"), [("fedavg-fv", 2, 4, 1), ("pfm-fv", 3, 4, 0), ("fedavg-fv", 3, 5, 2)]
+)
 @pytest.mark.parametrize("block", [16, 2])
 def test_kept_and_folded_give_the_same_weights(
     name: str, count: int, parties: int, lag: int, block: int, tmp_path: Path

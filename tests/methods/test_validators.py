@@ -131,7 +131,7 @@ def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stoppe
 ) -> None:
     build, method = Tiny(parties=4, validators=1), fv(rounds=4, lag=lag, fv=mode, norm="moving")
     unbroken, open_at_stops = run(method, tmp_path / "unbroken", build).bytes(), 0
-    for after in range(0, 100, 3):
+    for after in range(0, 100, 5):
         folder = tmp_path / str(after)
         try:
             run(method, folder, build, transport=stopping(after))
@@ -142,7 +142,7 @@ def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stoppe
         else:
             break
     assert 15 < after < 99  # four rounds of four trainers and the validations
-    assert open_at_stops >= 3
+    assert open_at_stops >= 2
 
 
 # --- validators that do not answer ------------------------------------------------------------------------------------
