@@ -31,14 +31,14 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     train, held = world.training_faces(recipe, sources.unseen)
     parties = world.deal(recipe, train)
     World(parties, world.backbone(recipe), None)
-    if not METHODS[recipe.method].pooled:
-        world.augments(recipe, parties)
+    if recipe.data.party_augment:
+        world.augments(recipe, world.silos_of(recipe, train))
     pairlists.judged(recipe, train, held, sources.unseen)
-    world.validating(recipe, train, held, sources.unseen)
+    validators = world.validating(recipe, train, held, sources.unseen)
     trouble = recipe.build_trouble()
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
     for party in named:
-        nearest(party, parties, "trouble: the party")
+        nearest(party, parties | validators, "trouble: the party")
     world.check_shards(recipe, parties)
     return parties
 

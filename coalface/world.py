@@ -146,18 +146,19 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties and their images."""
     if METHODS[recipe.method].pooled:
         return {POOLED: _marked(recipe, faces) if recipe.data.party_augment else faces}
-    return _dealt(recipe, faces)
+    return silos_of(recipe, faces)
 
 
 def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
     """The faces with the number of the silo that each would be dealt to as its domain."""
     domains = np.zeros(len(faces.pixels), dtype=np.int64)
-    for number, silo in enumerate(_dealt(recipe, faces).values()):
+    for number, silo in enumerate(silos_of(recipe, faces).values()):
         domains[silo.rows] = number
     return replace(faces, domains=domains[faces.rows])
 
 
-def _dealt(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+def silos_of(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """The silos that the recipe's partition makes, whether or not the method pools them."""
     partition, rng = recipe.data.partition, generator(_deal_seed(recipe), "deal")
     if partition.kind == "equal":
         return equal(faces, partition.parties, rng)
@@ -225,7 +226,7 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
     usual, own = Augment(**recipe.data.augment.model_dump()), {}
     pooled: tuple[Augment, ...] = ()
     if recipe.data.party_augment:
-        silos = list(_dealt(recipe, train)) if POOLED in parties else list(parties)
+        silos = list(silos_of(recipe, train)) if POOLED in parties else list(parties)
         own = augments(recipe, silos)
         pooled = tuple(own.get(name, usual) for name in silos) if POOLED in parties else ()
     compute = Compute(
