@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, check, check_labels, cosines, sine, wide
+from coalface.learn.cosines import CosineLoss, check, check_labels, cosines, lengths, require, sine, wide
+
+_LONG = 1e15
+"""Lengths from here on are divided by the longest before they are squared."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ class AdaFace(CosineLoss):
     the paper gives 0.99."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin <= math.pi or not 0 < self.share <= 1:
-            raise ValueError(f"AdaFace needs margin from 0 to π and 0 < share ≤ 1; got {self.margin} and {self.share}")
+        require(self, "scale > 0", 0 < self.scale < math.inf, self.scale)
+        require(self, "a margin from 0 to π", 0 <= self.margin <= math.pi, self.margin)
+        require(self, "a concentration of 0 or more", 0 <= self.concentration < math.inf, self.concentration)
+        require(self, "0 < share ≤ 1", 0 < self.share <= 1, self.share)
 
     def first(self) -> LengthStatistics:
         """What the running statistics start from in the authors' code: mean 20, standard deviation 100."""
@@ -59,9 +64,11 @@ class AdaFace(CosineLoss):
     def statistics(self, embeddings: Tensor, before: LengthStatistics | None = None) -> LengthStatistics:
         """Those of a batch of (n, d) embeddings; with those `before` it: the running ones, α·batch + (1 − α)·before."""
         with torch.no_grad():
-            lengths = torch.linalg.vector_norm(wide(embeddings)[0], dim=1)
-            mean = lengths.mean()
-            std = lengths.std() if len(lengths) > 1 else torch.zeros_like(mean)
+            found = lengths(wide(embeddings)[0])[:, 0]
+            # Squares of lengths can overflow where the lengths do not; 1 is multiplied and divided by without a trace.
+            reach = torch.where(found.amax() < _LONG, 1.0, found.amax())
+            mean = (found / reach).mean() * reach
+            std = (found / reach).std() * reach if len(found) > 1 else torch.zeros_like(mean)
             if before is not None:
                 mean = self.share * mean + (1 - self.share) * before.mean
                 std = self.share * std + (1 - self.share) * before.std
@@ -76,8 +83,9 @@ class AdaFace(CosineLoss):
         found, own = cosines(embeddings, weights), labels[:, None]
         known = self.statistics(embeddings) if statistics is None else statistics
         with torch.no_grad():
-            lengths = torch.linalg.vector_norm(embeddings.to(found.dtype), dim=1, keepdim=True)
-            quality = ((lengths - known.mean) / (known.std + 1e-3) * self.concentration).clamp(-1, 1)
+            quality = (
+                (lengths(embeddings.to(found.dtype)) - known.mean) / (known.std + 1e-3) * self.concentration
+            ).clamp(-1, 1)
             turn = -self.margin * quality
         cosine = found.gather(1, own)
         turned = cosine * turn.cos() - sine(cosine) * turn.sin()

@@ -49,7 +49,10 @@ class MarginSoftmax(CosineLoss):
     """
 
     scale: float = 64.0
-    """s, the factor on every cosine before the softmax."""
+    """s, the factor on every cosine before the softmax; above 0."""
+
+    def __post_init__(self) -> None:
+        require(self, "scale > 0", 0 < self.scale < math.inf, self.scale)
 
     @abstractmethod
     def target(self, cosine: Tensor) -> Tensor:
@@ -72,9 +75,54 @@ class MarginSoftmax(CosineLoss):
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """(n, d) vectors at length one; a vector of zeros stays one, with gradient 0 instead of an infinite one."""
+    """(n, d) vectors at length one; a vector of zeros stays one, with gradient 0 instead of an infinite one.
+
+    Vectors whose squares lie beyond the numbers of their dtype, of 1e19 or 1e-23 in float32, are brought near length
+    one first: by their largest entry, without gradient, since the direction does not depend on it.
+    """
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    if not _ordinary(length):
+        vectors = vectors / _reach(vectors, length)
+        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return vectors / length.masked_fill(length == 0, math.inf)
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """(n, 1) the lengths of (n, d) vectors, also of those whose squares lie beyond the numbers of their dtype."""
+    length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    if _ordinary(length):
+        return length
+    reach = _reach(vectors, length)
+    return torch.linalg.vector_norm(vectors / reach, dim=1, keepdim=True) * reach
+
+
+def _ordinary(length: Tensor) -> bool:
+    """Whether no length is 0, not finite, or so small that the squares in it lost digits.
+
+    Elsewhere than on the CPU the look would wait for the device: there the answer is no, and the long way is taken.
+    """
+    if length.device.type != "cpu" or not length.numel():
+        return False
+    low, high = (bound.item() for bound in length.detach().aminmax())
+    return _least(length.dtype) <= low and high < math.inf
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The length down to which all digits of the squares are there: 3e-16 in float32."""
+    info = torch.finfo(dtype)
+    return math.sqrt(info.tiny / info.eps)
+
+
+def _reach(vectors: Tensor, length: Tensor) -> Tensor:
+    """(n, 1) the largest absolute entry of vectors of no ordinary length; 1 for others, which it leaves bit for bit.
+
+    Where that entry is below the dtype's smallest normal number, 1e-38 in float32, the vector counts as zeros.
+    """
+    tiny = torch.finfo(length.dtype).tiny
+    with torch.no_grad():
+        most = torch.linalg.vector_norm(vectors, ord=math.inf, dim=1, keepdim=True)
+        odd = ((length < _least(length.dtype)) | (length == math.inf)) & (most >= tiny) & (most < math.inf)
+        return torch.where(odd, most, 1.0)
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:
@@ -90,6 +138,12 @@ def cosines(embeddings: Tensor, weights: Tensor) -> Tensor:
     with torch.autocast(embeddings.device.type, enabled=False):
         embeddings, weights = wide(embeddings, weights)
         return unit(embeddings) @ unit(weights).T
+
+
+def require(loss: CosineLoss, what: str, holds: bool, got: float) -> None:
+    """Raise ValueError, naming the loss, unless what it needs of its settings holds."""
+    if not holds:
+        raise ValueError(f"{type(loss).__name__} needs {what}; got {got}")
 
 
 def sine(cosine: Tensor) -> Tensor:

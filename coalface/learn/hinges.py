@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, check, check_labels, unit, wide
+from coalface.learn.cosines import CosineLoss, check, check_labels, require, unit, wide
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,10 @@ class PositiveHinge(CosineLoss):
     """
 
     wanted: float = 0.9
-    """m, a cosine: from it on the loss is 0."""
+    """m, a cosine, -1 to 1: from it on the loss is 0."""
+
+    def __post_init__(self) -> None:
+        require(self, "a wanted cosine from -1 to 1", -1 <= self.wanted <= 1, self.wanted)
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         check(embeddings, weights, labels)

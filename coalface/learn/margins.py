@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, MarginSoftmax, sine, unit
+from coalface.learn.cosines import CosineLoss, MarginSoftmax, require, sine, unit
 
 __all__ = ["ArcFace", "CosFace", "CosineLoss", "Softmax", "unit"]
 
@@ -29,7 +29,11 @@ class CosFace(MarginSoftmax):
     """A margin m on the cosine: f(c) = c − m. Source: Wang et al., "CosFace" (CVPR 2018), equation 4."""
 
     margin: float = 0.35
-    """m, in units of cosine."""
+    """m, in units of cosine, 0 to 2."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "a margin from 0 to 2", 0 <= self.margin <= 2, self.margin)
 
     def target(self, cosine: Tensor) -> Tensor:
         return cosine - self.margin
@@ -46,6 +50,10 @@ class ArcFace(MarginSoftmax):
 
     margin: float = 0.5
     """m, in radians, 0 to π."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "a margin from 0 to π", 0 <= self.margin <= math.pi, self.margin)
 
     def target(self, cosine: Tensor) -> Tensor:
         height = sine(cosine)  # first: the order decides in which the parts of the gradient are added, so its last bits

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, check, check_labels, cosines, wide
+from coalface.learn.cosines import CosineLoss, check, check_labels, cosines, lengths, require, wide
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,10 @@ class SphereFace(CosineLoss):
     """λ, 0 or more: how much of the plain cosine is mixed in. Who anneals takes a new loss: `replace(loss, …)`."""
 
     def __post_init__(self) -> None:
-        if self.margin_factor < 1 or self.annealing < 0:
-            raise ValueError(
-                f"SphereFace needs margin_factor of 1 or more and annealing of 0 or more; "
-                f"got {self.margin_factor} and {self.annealing}"
-            )
+        scale = 1.0 if self.scale is None else self.scale
+        require(self, "scale > 0, or none", 0 < scale < math.inf, scale)
+        require(self, "a margin_factor of 1 or more", self.margin_factor >= 1, self.margin_factor)
+        require(self, "annealing of 0 or more", 0 <= self.annealing < math.inf, self.annealing)
 
     def target(self, cosine: Tensor) -> Tensor:
         """f, of the cosine to the own class."""
@@ -58,7 +57,7 @@ class SphereFace(CosineLoss):
         marked = found.scatter(1, own, self.target(found.gather(1, own)))
         if self.scale is not None:
             return marked * self.scale
-        return marked * torch.linalg.vector_norm(wide(embeddings, weights)[0], dim=1, keepdim=True)
+        return marked * lengths(wide(embeddings, weights)[0])
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(embeddings, weights, labels), labels)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, check, check_labels, cosines
+from coalface.learn.cosines import CosineLoss, check, check_labels, cosines, require
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class SphereFace2(CosineLoss):
     """λ, between 0 and 1: the weight of the one positive against the k − 1 negatives."""
 
     def __post_init__(self) -> None:
-        if not self.scale > 0 or self.power < 1 or not 0 < self.balance < 1:
-            raise ValueError(
-                f"SphereFace2 needs scale > 0, power of 1 or more and 0 < balance < 1; "
-                f"got {self.scale}, {self.power} and {self.balance}"
-            )
+        require(self, "scale > 0", 0 < self.scale < math.inf, self.scale)
+        require(self, "a margin of 0 or more", 0 <= self.margin < math.inf, self.margin)
+        require(self, "power of 1 or more", 1 <= self.power < math.inf, self.power)
+        require(self, "0 < balance < 1", 0 < self.balance < 1, self.balance)
 
     def start(self, classes: int) -> float:
         """The first b: the one at which the loss of `classes` classes has slope 0 in b while all cosines are 0.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from coalface.learn.cosines import MarginSoftmax, cosines
+from coalface.learn.cosines import MarginSoftmax, cosines, require
 from coalface.learn.margins import ArcFace
 
 
@@ -25,8 +26,9 @@ class SubCenterArcFace(MarginSoftmax):
     """c, 1 or more; 1 is ArcFace."""
 
     def __post_init__(self) -> None:
-        if self.centers < 1:
-            raise ValueError(f"Sub-center ArcFace needs 1 center a class or more; got {self.centers}")
+        super().__post_init__()
+        require(self, "a margin from 0 to π", 0 <= self.margin <= math.pi, self.margin)
+        require(self, "1 center a class or more", self.centers >= 1, self.centers)
 
     def rows(self, classes: int) -> int:
         """k·c."""

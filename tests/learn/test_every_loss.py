@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -217,6 +217,92 @@ def test_huge_and_tiny_scales_stay_finite(row, scale, dtype):
     value.backward()
     if dtype == torch.float32:  # a gradient of 1e30 is beyond float16
         assert embeddings.grad.isfinite().all() and weights.grad.isfinite().all()
+
+
+@every_row
+@pytest.mark.parametrize("far", [1e30, 1e19, 1e-19, 1e-23, 1e-30])
+@pytest.mark.parametrize("which", ["embeddings", "class embeddings", "one of each"])
+def test_lengths_whose_squares_are_no_numbers_are_lengths_all_the_same(row, far, which):
+    """In float64, whose squares reach to 1e±308, nothing is out of the ordinary."""
+    embeddings, weights, labels = row.problem(dtype=torch.float32)
+    if which == "one of each":
+        embeddings[3] *= far
+        weights[2] *= far
+    else:
+        (embeddings if which == "embeddings" else weights).mul_(far)
+    assert row.loss(embeddings, weights, labels).item() == pytest.approx(
+        naive(row, embeddings, weights, labels), rel=1e-5
+    )
+    here = gradients(row.loss, embeddings, weights, labels)
+    there = gradients(row.loss, embeddings.double(), weights.double(), labels)
+    assert (here[1] != 0).any() and (here[2] != 0).any()
+    for by32, by64, of in ((here[1], there[1], embeddings), (here[2], there[2], weights)):
+        reach = of.double().abs().amax(1, keepdim=True)  # gradients by the direction, alike for long and short ones
+        by_direction, off = by64 * reach, (by32.double() - by64) * reach
+        assert off.abs().max() <= 1e-5 * by_direction.abs().max()
+
+
+def test_a_vector_beside_one_of_no_ordinary_length_keeps_its_bits():
+    vectors = problem(n=40, d=16, dtype=torch.float32)[0].requires_grad_()
+    beside = torch.cat([vectors.detach(), 1e30 * vectors.detach()[:1], torch.zeros(1, 16)]).requires_grad_()
+    slope = problem(n=42, d=16, seed=1, dtype=torch.float32)[0]
+    alone, together = unit(vectors), unit(beside)
+    assert torch.equal(alone, together[:40]) and (together[41] == 0).all()
+    assert torch.equal(alone, vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True))
+    alone.backward(slope[:40])
+    together.backward(slope)
+    assert torch.equal(vectors.grad, beside.grad[:40]) and (beside.grad[41] == 0).all()
+    assert together[40].norm().item() == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_vectors_below_every_normal_number_count_as_zeros_and_what_is_no_number_stays_one(dtype):
+    tiny = torch.finfo(dtype).tiny
+    vectors = torch.tensor([[tiny / 8, 0], [4 * tiny, 3 * tiny]], dtype=dtype).requires_grad_()
+    found = unit(vectors)
+    torch.testing.assert_close(found.detach(), torch.tensor([[0, 0], [0.8, 0.6]], dtype=dtype))
+    (by,) = torch.autograd.grad(found[0].sum(), vectors)
+    assert (by == 0).all()
+    assert unit(torch.tensor([[math.nan, 1.0], [3.0, 4.0]])).isnan().tolist() == [[True, True], [False, False]]
+    assert unit(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@every_row
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e-3])
+def test_gradients_in_float16_are_those_in_float32_as_near_as_float16_comes(row, size):
+    embeddings, weights, labels = row.problem(dtype=torch.float16)
+    embeddings = (size * embeddings.float()).half()
+    here = gradients(row.loss, embeddings, weights, labels)
+    there = gradients(row.loss, embeddings.float(), weights.float(), labels)
+    assert (here[0].dtype, here[1].dtype, here[2].dtype) == (torch.float32, torch.float16, torch.float16)
+    for by16, by32 in zip(here[1:], there[1:], strict=True):
+        # SphereFace adds two gradients, by direction and by length, in float16: one more rounding, of what cancels.
+        off = (by16.float() - by32.half().float()).abs().amax()
+        assert off <= (2**-9 if isinstance(row.loss, SphereFace) else 0) * by32.abs().amax() and (by16 != 0).any()
+
+
+WRONG = {
+    Softmax: [{"scale": 0.0}],
+    CosFace: [{"margin": -0.1}, {"margin": 2.1}],
+    ArcFace: [{"margin": -0.1}, {"margin": 3.2}],
+    SubCenterArcFace: [{"margin": 3.2}, {"centers": 0}],
+    SphereFace: [{"margin_factor": 0}, {"annealing": -1.0}],
+    AdaFace: [{"margin": 4.0}, {"share": 0.0}, {"concentration": -1.0}],
+    SphereFace2: [{"power": 0.5}, {"balance": 1.0}, {"margin": -1.0}],
+    PositiveHinge: [{"wanted": 1.1}, {"wanted": -1.1}],
+}
+
+
+@pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
+def test_settings_that_cannot_be_are_refused_by_name(loss):
+    names = {f.name for f in fields(loss)}
+    wrong = [*WRONG[loss], *({"scale": value} for value in (0.0, -1.0, math.inf) if "scale" in names)]
+    for settings in [
+        *wrong,
+        *({name: math.nan} for name in names if name in ("scale", "margin", "wanted", "annealing")),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{loss.__name__} needs .*; got "):
+            loss(**settings)
 
 
 @every_row

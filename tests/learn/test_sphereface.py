@@ -70,5 +70,7 @@ def test_a_factor_of_one_with_a_scale_is_the_softmax():
 
 def test_what_cannot_be_is_refused():
     for wrong in ({"margin_factor": 0}, {"annealing": -1.0}):
-        with pytest.raises(ValueError, match="margin_factor of 1 or more and annealing of 0 or more"):
+        with pytest.raises(
+            ValueError, match="SphereFace needs (a margin_factor of 1 or more|annealing of 0 or more); got"
+        ):
             SphereFace(**wrong)

@@ -113,7 +113,7 @@ def test_a_cosine_just_below_minus_one_has_a_gradient(power):
 
 def test_what_cannot_be_is_refused():
     for wrong in ({"scale": 0.0}, {"power": 0.5}, {"balance": 1.0}, {"balance": 0.0}):
-        with pytest.raises(ValueError, match="scale > 0, power of 1 or more and 0 < balance < 1"):
+        with pytest.raises(ValueError, match="SphereFace2 needs (scale > 0|power of 1 or more|0 < balance < 1); got"):
             SphereFace2(**wrong)
     with pytest.raises(ValueError, match=r"bias is \(3,\): give one number, or one for each of 2 classes"):
         SphereFace2()(EMBEDDING, WEIGHTS, OWN, torch.zeros(3))
