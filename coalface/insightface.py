@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import yaml
 
 from coalface.checking import RecipeError
+from coalface.data.words import shown
 
 WORDS = ("margin_list", "embedding_size", "sample_rate", "val_targets")
 """What a recipe may say at its top in insightface's words."""
@@ -99,6 +102,8 @@ def understood(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _targets(names: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise RecipeError(f"val_targets: a list of names is needed, as [lfw, cfp_fp, agedb_30]; got {names!r}")
+    if not names:
+        return {}
     source = (tree.get("data") or {}).get("source") or {}
     folder = source.get("path") if source.get("kind") in ("rec", "folder", "pack") else None
     if folder is None:
@@ -138,6 +143,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{path} is no Python file ({error}): give a configuration of insightface") from None
     found: dict[str, Any] = {}
+    whose = _configuration(tree)
     for statement in tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom) or _is_text(statement):
             continue
@@ -151,7 +157,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
             raise _cannot(path, statement, "only keys of the configuration are read, as config.lr = 0.1")
         if not (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
             raise _cannot(path, statement, "only keys of the configuration are read, as config.lr = 0.1")
-        found[target.attr] = _value(statement.value, found, path)
+        if target.value.id != whose:
+            raise _cannot(path, statement, f"the configuration is {whose}, and this belongs to {target.value.id}")
+        if _SECRET.search(target.attr):
+            found[target.attr] = None  # neither kept nor shown, whatever it is
+            continue
+        try:
+            found[target.attr] = _checked(_value(statement.value, found, path, whose), statement.value, path)
+        except RecursionError:
+            raise RecipeError(f"{path}, line {statement.lineno}: the value is nested too deeply to be read") from None
     if not found:
         raise RecipeError(f"{path}: no line such as config.lr = 0.1 is in it; give a configuration of insightface")
     return found
@@ -166,15 +180,46 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def _value(node: ast.expr, found: Mapping[str, Any], path: Path) -> Any:
+_SECRET = re.compile("key|token|passw|secret|credential", re.I)
+"""In the name of a word whose value is not for others to see, as insightface's `wandb_key`."""
+_BOUND = 1 << 63
+"""Whole numbers of a configuration lie below this: products of products would grow without end."""
+
+
+def _configuration(tree: ast.Module) -> str:
+    """What the configuration is called in a file: `config` where that occurs, else the first whose keys are set."""
+    targets = [t for statement in tree.body if isinstance(statement, ast.Assign) for t in statement.targets]
+    owners = [t.value.id for t in targets if isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name)]
+    return "config" if "config" in owners or not owners else owners[0]
+
+
+def _checked(value: Any, node: ast.expr, path: Path) -> Any:
+    """A value that a recipe can hold; RecipeError for others."""
+    if isinstance(value, list | tuple):
+        return type(value)(_checked(entry, node, path) for entry in value)
+    if isinstance(value, dict):
+        return {_checked(key, node, path): _checked(entry, node, path) for key, entry in value.items()}
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise _cannot(path, node, f"a value of kind {type(value).__name__} has no place in a recipe")
+    if isinstance(value, int | float) and not (abs(value) < _BOUND and math.isfinite(value)):
+        raise _cannot(path, node, "the number is too large: below 2^63 is what a recipe holds")
+    return value
+
+
+def _value(node: ast.expr, found: Mapping[str, Any], path: Path, whose: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         pass
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in found:
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == whose
+        and node.attr in found
+    ):
         return found[node.attr]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _value(node.left, found, path), _value(node.right, found, path)
+        left, right = (_checked(_value(side, found, path, whose), node, path) for side in (node.left, node.right))
         if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (left, right)):
             try:
                 return _OPERATORS[type(node.op)](left, right)
@@ -188,7 +233,9 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _cannot(path: Path, node: ast.stmt | ast.expr, why: str) -> RecipeError:
-    return RecipeError(f"{path}, line {node.lineno}: {ast.unparse(node)[:80]}: {why}. Write the value out by hand")
+    text = ast.unparse(node)[:80]
+    text = text.partition("=")[0] + "…" if _SECRET.search(text) else text
+    return RecipeError(f"{path}, line {node.lineno}: {text}: {why}. Write the value out by hand")
 
 
 def translate(config: Mapping[str, Any]) -> Translation:
@@ -206,7 +253,7 @@ def translate(config: Mapping[str, Any]) -> Translation:
             if value == "mbf":
                 remarks.append("network 'mbf' is wider there (2.06 M parameters); here it is the paper's MobileFaceNet")
         elif word == "rec":
-            data["source"] = {"kind": "rec", "path": str(value)}
+            data["source"] = _source(value, remarks)
         elif word == "num_epoch":
             recipe["rounds"] = int(value)
         elif word in ("lr", "momentum", "weight_decay"):
@@ -224,12 +271,37 @@ def translate(config: Mapping[str, Any]) -> Translation:
         elif word == "warmup_epoch" and value:
             remarks.append("warmup_epoch: the learning rate has no warm-up here")
         elif word not in (*_SETTLED, "optimizer", "warmup_epoch"):
-            remarks.append(f"{word} = {value!r} has no counterpart here")
+            remarks.append(f"{word}{_told(word, value)} has no counterpart here")
     if "lr" in local:
         local["schedule"] = "cosine"
         remarks.append("the learning rate falls as a square to zero there; `cosine` is the nearest schedule here")
+    if "source" not in data:
+        data["source"] = _source(None, remarks)
+    if data["source"]["kind"] != "rec" and recipe.pop("val_targets", None):
+        remarks.append("val_targets are left out: they lie beside the training images, and no folder of these is named")
     recipe |= {"local": local, "data": data}
     return made
+
+
+def _source(rec: Any, remarks: list[str]) -> dict[str, Any]:
+    """The training images that the word `rec` names."""
+    if rec is None or rec == "synthetic":
+        remarks.append(
+            "rec 'synthetic' is a dummy of one image there, to measure speed; here synthetic faces take its place"
+            if rec == "synthetic"
+            else "rec names no training images: give data.source, as {kind: rec, path: FOLDER}; till then synthetic "
+            "faces stand there"
+        )
+        return {"kind": "synthetic"}
+    return {"kind": "rec", "path": str(rec)}
+
+
+def _told(word: str, value: Any) -> str:
+    """A word's value for a remark; nothing where its name, or something in it, speaks of a secret."""
+    text = repr(value)
+    if _SECRET.search(word) or (isinstance(value, dict | list | tuple) and _SECRET.search(text)):
+        return ""
+    return f" = {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
 def as_recipe(path: str | Path) -> str:
@@ -238,9 +310,9 @@ def as_recipe(path: str | Path) -> str:
         made = translate(read_config(path))
     except RecipeError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RecipeError(f"{path}: a value is not of the kind that its word needs ({error})") from None
-    head = [f"# From insightface's {Path(path).name}: pooled training, the bound for every federated method."]
+    head = [f"# From insightface's {shown(Path(path).name)}: pooled training, the bound for every federated method."]
     head += [f"# - {remark}." for remark in made.remarks]
     return "\n".join(head) + "\n" + yaml.safe_dump({"name": Path(path).stem, **made.recipe}, sort_keys=False)
 

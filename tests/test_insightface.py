@@ -112,6 +112,8 @@ def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
         ("for i in range(3):\n    config.x = i", "not a line such as"),
         ("config.a = config.b = 1", "not a line such as"),
         ("config.x = config.unknown * 2", "not a plain one"),
+        ("config.x = 'a' * 3", "not a plain one"),
+        ("config.x = [1] * 3", "not a plain one"),
         ("config.x = 1 / 0", "division by zero"),
         ("config.x = 'a' * 100000000000", "not a plain one"),
         ("config.x = f'{1}'", "not a plain one"),
@@ -196,3 +198,79 @@ def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
         insightface.as_recipe(written(tmp_path, "config.lr = 'a'\n"))
     with pytest.raises(RecipeError, match="^network: 'r1000' is not here"):
         insightface.as_recipe(written(tmp_path, "config.network = 'r1000'\n"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "config.a = 9223372036854775807\nconfig.b = config.a + 1",
+        "config.a = 4611686018427387904\nconfig.b = config.a * config.a",
+        "config.a = 9223372036854775808",
+        "config.a = [1, {'x': -9223372036854775808}]",
+        "config.a = 1e300\nconfig.b = config.a * config.a",
+        "config.a = 1e999",
+        "config.num_epoch = 2j",
+        "config.embedding_size = b'x'",
+    ],
+)
+def test_numbers_that_a_recipe_cannot_hold_are_refused_with_their_line(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(RecipeError, match=r"line \d: .*(too large|has no place in a recipe)"):
+        insightface.as_recipe(written(tmp_path, f"{lines}\n"))
+
+
+def test_products_of_products_do_not_grow(tmp_path: Path) -> None:
+    lines = ["config.x0 = 9", *(f"config.x{i + 1} = config.x{i} * config.x{i}" for i in range(40))]
+    with pytest.raises(RecipeError, match="line 6: .*too large"):  # 9 to the 2⁴ is below 2⁶³, to the 2⁵ it is not
+        insightface.read_config(written(tmp_path, "\n".join(lines)))
+
+
+def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="ms1mv3_r50"):
+        insightface.read_config(written(tmp_path, f"config.a = {'+'.join(['config.b'] * 3000)}\n"))
+
+
+def test_secrets_are_neither_kept_nor_shown(tmp_path: Path) -> None:
+    secrets = """config.wandb_key = "S3CRET"
+config.hub_token = "S3" + "CRET"
+config.Password = open("S3CRET")
+config.wandb = {"project": "faces", "api": [{"secret": "S3CRET"}]}
+config.suffix = "shown"
+"""
+    found = insightface.read_config(written(tmp_path, CONFIG + secrets))
+    assert found["wandb_key"] is found["hub_token"] is found["Password"] is None
+    text = insightface.as_recipe(written(tmp_path, CONFIG + secrets))
+    assert "S3CRET" not in text and "# - suffix = 'shown' has no counterpart here." in text
+    for word in ("wandb_key", "hub_token", "Password", "wandb"):
+        assert f"# - {word} has no counterpart here." in text
+    for line in ('config["api_key"] = "S3CRET"', 'config.key = config.b = "S3CRET"', 'config.token += "S3CRET"'):
+        with pytest.raises(RecipeError, match="line ") as caught:
+            insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
+        assert "S3CRET" not in str(caught.value)
+
+
+def test_keys_of_something_else_do_not_become_the_configurations(tmp_path: Path) -> None:
+    for lines in ("config.lr = 0.1\nother.lr = 5", "other.lr = 5\nconfig.lr = 0.1", "config.a = 1\nconfig.b = other.a"):
+        with pytest.raises(RecipeError, match="other"):
+            insightface.read_config(written(tmp_path, f"{lines}\n"))
+    assert insightface.read_config(written(tmp_path, "cfg = edict()\ncfg.lr = 0.1\ncfg.b = cfg.lr\n")) == {
+        "lr": 0.1,
+        "b": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "remark"),
+    [
+        ("config.rec = None", "names no training"),
+        ("", "names no training"),
+        ('config.rec = "synthetic"', "a dummy of one image"),
+    ],
+)
+@pytest.mark.parametrize("targets", ["[]", "['lfw']"])
+def test_a_configuration_without_images_gets_a_recipe_that_runs_and_a_remark(
+    tmp_path: Path, line: str, remark: str, targets: str
+) -> None:
+    text = insightface.as_recipe(written(tmp_path, f"config.network = 'r18'\n{line}\nconfig.val_targets = {targets}\n"))
+    assert remark in text and ("val_targets are left out" in text) == (targets != "[]")
+    recipe = config.parse(yaml.safe_load(text))
+    assert recipe.data.source.kind == "synthetic" and recipe.judge.lists == {}
