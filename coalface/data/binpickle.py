@@ -22,6 +22,9 @@ _STACK = 100_000
 """Values that may wait to be put into a list; picklers put them there 1,000 at a time."""
 _MEMO = 4_000_000
 """Values that may be noted for a later mention; NumPy's form notes six an image."""
+_MEMO_FEW = 100_000
+"""So many may be noted whatever the length of the file; beyond, one for each 16 bytes of it: a note takes one byte in
+the file and a hundred in memory."""
 
 
 class Refused(Exception):
@@ -78,6 +81,7 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.most = min(_MEMO, _MEMO_FEW + len(data) // 16)
         self.lists: list[list[Any]] = []
         u8, u16, u32, u64, i32 = (struct.Struct(form) for form in ("<B", "<H", "<I", "<Q", "<i"))
         self.codes: dict[int, Callable[[], None]] = {
@@ -203,8 +207,8 @@ class Machine:
         return str(self.data[span.start : span.start + span.length], "utf-8", "replace")
 
     def note(self, place: int) -> None:
-        if len(self.memo) >= _MEMO:
-            raise Refused(f"more than {_MEMO:,} values noted")
+        if len(self.memo) >= self.most:
+            raise Refused(f"more than {self.most:,} values noted")
         value = self.pop()
         self.stack.append(value)
         self.memo[place] = value

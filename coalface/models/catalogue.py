@@ -8,7 +8,7 @@ from typing import Any
 
 from coalface.models import BACKBONES, Backbone, describe, sketch
 from coalface.models.counting import multiply_adds
-from coalface.models.measuring import measure
+from coalface.models.measuring import check_measure, measure
 
 
 def catalogue(
@@ -28,8 +28,11 @@ def catalogue(
     `measured`, `speed` (as `measuring.Speed`; `begins` is told each name before it is measured). A backbone that cannot
     take the size has `name` and `cannot`, the reason.
 
-    Raises ValueError for an unknown name, and for channels that no backbone takes.
+    Raises ValueError for an unknown name, for channels that no backbone takes, and before all else where a batch or
+    threads cannot be measured.
     """
+    if measured:
+        check_measure(batch, threads)
     entries: list[dict[str, Any]] = []
     for name in names or BACKBONES:
         try:

@@ -35,12 +35,9 @@ def measure(name: str, *, size: int, channels: int, batch: int = 8, threads: int
 
     torch's number of threads is put back afterwards. Other work on the machine shows in the figures.
 
-    Raises ValueError for a batch below 2 (BatchNorm cannot train on one image) or no thread, and as `build` does.
+    Raises ValueError as `check_measure` and `build` do.
     """
-    if batch < 2:
-        raise ValueError(f"a batch of {batch} cannot be trained through BatchNorm; give a batch of 2 or more")
-    if threads < 1:
-        raise ValueError(f"{threads} threads cannot compute anything; give 1 or more")
+    check_measure(batch, threads)
     module = build(name, size=size, channels=channels, generator=np.random.default_rng(0))
     images = torch.rand(batch, channels, size, size, generator=torch.Generator().manual_seed(0)) * 2 - 1
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -64,6 +61,14 @@ def measure(name: str, *, size: int, channels: int, batch: int = 8, threads: int
     finally:
         torch.set_num_threads(before)
     return Speed(inference=inference, training=training, batch=batch, threads=threads)
+
+
+def check_measure(batch: int, threads: int) -> None:
+    """Raise ValueError for a batch below 2 (BatchNorm cannot train on one image) or no thread."""
+    if batch < 2:
+        raise ValueError(f"a batch of {batch} cannot be trained through BatchNorm; give a batch of 2 or more")
+    if threads < 1:
+        raise ValueError(f"{threads} threads cannot compute anything; give 1 or more")
 
 
 def processor() -> str:

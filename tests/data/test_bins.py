@@ -481,6 +481,18 @@ def test_what_can_be_noted_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         read_bin(path)
 
 
+def test_what_may_be_noted_grows_with_the_file_and_not_beyond(tmp_path: Path) -> None:
+    """A note takes one byte of the file and a hundred of memory."""
+    notes = 400_000
+    (tmp_path / "x.bin").write_bytes(b"\x80\x04\x88" + notes * b"\x94" + b".")
+    with pytest.raises(ValueError, match=f"more than {100_000 + (notes + 4) // 16:,} values noted"):
+        read_bin(tmp_path / "x.bin")
+    images, same = 7_000 * [b"tiny"], 3_500 * [True]  # NumPy's form of images of a few bytes
+    with open(tmp_path / "y.bin", "wb") as file:
+        pickle.dump(([np.frombuffer(image, np.uint8) for image in images], [np.bool_(v) for v in same]), file, 4)
+    assert len(read_bin(tmp_path / "y.bin")) == 7_000
+
+
 def test_the_hand_made_parts_are_a_pack_when_they_are_put_right(tmp_path: Path) -> None:
     one = ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x89C\x01atb"
     truth = short("numpy.core.multiarray") + short("scalar") + b"\x93" + U1.replace(b"u1", b"b1") + b"C\x01\x01\x86R"

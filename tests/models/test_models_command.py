@@ -110,8 +110,8 @@ def test_what_cannot_be_is_said_in_one_line(arguments, says, monkeypatch, capsys
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("coalface: ") and says in last
+    (line,) = capsys.readouterr().err.splitlines()  # and nothing was said to begin
+    assert line.startswith("coalface: ") and says in line
 
 
 def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
