@@ -9,6 +9,7 @@ processes have the same backbone, bit for bit, and together the class embeddings
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -51,6 +52,7 @@ class Shards:
         group: Any
         try:
             if torch.device(device).type == "cuda":
+                os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost process is an error here, not an abort
                 nccl = dist.ProcessGroupNCCL.Options()
                 nccl._timeout = patience
                 group = dist.ProcessGroupNCCL(store, rank, size, nccl)
