@@ -23,15 +23,12 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import Rules, Server
+from coalface.engines.server import READ, Rules, Server
 from coalface.engines.transport import RunFailed
 from coalface.judging import Judge, write_json, write_text
 from coalface.methods import METHODS
 from coalface.privacy import ledger
 from coalface.report import page, runs
-
-SCANNED = 200
-"""Ledgers that a summary reads line by line; the totals are of all."""
 
 
 class View(Protocol):
@@ -146,10 +143,14 @@ def _execute(
                 "is as it was at the start"
             )
         figures = judge(server, models)
+        faults = server.check_ledgers()
         _write_models(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
-    summary = _summary(recipe, method, server, planned, judge, figures, untrained, out)
+    summary = _summary(recipe, method, server, planned, judge, figures, untrained)
+    summary["ledger"] = _ledger(out / "ledger", list(server.at.tallies), faults)
+    for fault in faults.values():
+        view.note(fault)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
@@ -307,7 +308,6 @@ def _summary(
     judge: Judge,
     figures: judging.Figures,
     untrained: judging.Figures,
-    out: Path,
 ) -> dict[str, Any]:
     members = server.transport.members
     parties = [
@@ -327,22 +327,23 @@ def _summary(
         "untrained": untrained,
         "curves": judge.curves(),
         "numerics": vars(server.numerics),
-        "ledger": _ledger(out / "ledger", list(members)),
         "messages": planning.as_dicts(planned.sent),
         "stays": list(planned.stays),
     }
 
 
-def _ledger(folder: Path, parties: list[str]) -> dict[str, Any]:
+def _ledger(folder: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
     lines, heads, total = 0, {}, 0
     distinct: dict[tuple[Any, ...], int] = {}
-    for place, party in enumerate(sorted(parties)):
+    for place, party in enumerate(parties):
         path = folder / f"{party}.jsonl"
+        if party in faults:
+            continue
         head = ledger.read_head(path)
         lines += head.lines
         if head.lines:
             heads[party] = head.chain
-        if place < SCANNED and path.exists():
+        if place < READ and path.exists():
             for text in path.read_text(encoding="utf-8").splitlines():
                 line = json.loads(text)
                 total += line["bytes"]
@@ -350,4 +351,5 @@ def _ledger(folder: Path, parties: list[str]) -> dict[str, Any]:
                 distinct[key] = distinct.get(key, 0) + 1
     names = ("name", "kind", "shape", "dtype", "bytes")
     tensors = [{**dict(zip(names, key, strict=True)), "count": count} for key, count in distinct.items()]
-    return {"lines": lines, "bytes": total, "tensors": tensors, "head": heads, "scanned": min(SCANNED, len(parties))}
+    checked = {"heads": len(parties), "whole": min(READ, len(parties)), "faults": faults}
+    return {"lines": lines, "bytes": total, "tensors": tensors, "head": heads, "checked": checked}

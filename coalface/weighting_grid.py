@@ -25,7 +25,7 @@ from coalface.core import Backbone, Method, Tensors
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engines import checkpoint
-from coalface.engines.desk import REPLY, Commit
+from coalface.engines.commits import REPLY, Commit
 from coalface.evaluate.features import embed, images_needed
 from coalface.evaluate.verification import score_pairs
 from coalface.judging import Judge, write_json, write_text

@@ -23,7 +23,8 @@ from coalface import wire
 from coalface.core import Party, Tensors
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
-from coalface.engines.desk import Commit, Request
+from coalface.engines.commits import Commit
+from coalface.engines.desk import Request
 from coalface.engines.local import World
 from coalface.learn.compute import Compute
 from coalface.learn.cosines import CosineLoss

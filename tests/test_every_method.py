@@ -23,7 +23,8 @@ from worlds import Ran, Stop, Tiny, run, stopping, workers
 from coalface import wire
 from coalface.core import Federation, Mean, Method, Party, Tensors, free, message, step
 from coalface.data.augment import to_tensor
-from coalface.engines.desk import Commit, Request
+from coalface.engines.commits import Commit
+from coalface.engines.desk import Request
 from coalface.engines.local import InProcess
 from coalface.engines.transport import Reply, RunFailed
 from coalface.engines.trouble import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble

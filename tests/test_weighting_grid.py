@@ -20,7 +20,7 @@ from coalface import config, experiment, weighting_grid, wire, world
 from coalface.cli import app
 from coalface.core import Tensors
 from coalface.engines import checkpoint
-from coalface.engines.desk import REPLY, Commit
+from coalface.engines.commits import REPLY, Commit
 from coalface.evaluate.features import embed
 from coalface.evaluate.verification import ten_fold_accuracy
 from coalface.methods import fedavg

@@ -22,7 +22,8 @@ from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic import SyntheticFaces
-from coalface.engines.desk import REPLY, Commit, Request
+from coalface.engines.commits import REPLY, Commit
+from coalface.engines.desk import Request
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.server import Rules, Server
 from coalface.engines.standing import Numerics

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface import wire
+from coalface.engines.commits import flush_folder
 
 
 class CheckpointError(RuntimeError):
@@ -47,10 +48,11 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     for name, data in files.items():
         _write(fresh / f"{name}.safetensors", data)
     _write(fresh / "checkpoint.json", json.dumps(about, separators=(",", ":")).encode())
+    flush_folder(fresh)
     place = folder / f"{checkpoint.ordinal:07d}"
     shutil.rmtree(place, ignore_errors=True)  # only where a resume repeats a round
     os.rename(fresh, place)
-    _flush_folder(folder)
+    flush_folder(folder)
     for old in _found(folder)[:-keep]:
         shutil.rmtree(old)
 
@@ -94,11 +96,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,21 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from coalface import wire
 from coalface.core import Method, Party, Tensors
 from coalface.declarations import StepDeclaration
+from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.privacy import ledger
-
-REPLY, LINES = "(reply)", "(ledger)"  # in a commit, beside the private states, which have the names of their classes
-_MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
 
 
 @dataclass(frozen=True)
@@ -92,122 +88,6 @@ class Site:
     """The others, by party."""
 
 
-@dataclass
-class Commit:
-    """One commit as it lies on the disk: a JSON header, then the private states, then the saved reply."""
-
-    path: Path | None = None
-    base: str | None = None
-    """The commit that its step started from."""
-    head: ledger.Head = ledger.Head()
-    """The head of the ledger once this commit's lines are in it."""
-    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
-    shards: tuple[str, ...] = ()
-    """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
-
-    @classmethod
-    def open(cls, path: Path) -> Commit:
-        """Read the header. Raises FileNotFoundError with what to do where the commit is gone."""
-        try:
-            with open(path, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                head = json.loads(file.read(length))
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{path}: the private state that the server last accepted is not here. Restore the party's folder, or "
-                "start a new run: going on without it would silently begin the party anew."
-            ) from None
-        spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-        return cls(path, head.get("base"), ledger.Head(**head["ledger"]), spans, tuple(head.get("shards", ())))
-
-    def part(self, rank: int, size: int) -> Commit:
-        """What process `rank` of `size` keeps of it. Raises ValueError where another number of processes wrote it."""
-        if self.path is None or (rank == 0 and len(self.shards) + 1 == size):
-            return self
-        if len(self.shards) + 1 != size:
-            raise ValueError(
-                f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
-                f"{size} processes: go on with the engine.shards that the run was begun with"
-            )
-        return Commit.open(self.path.with_name(self.shards[rank - 1]))
-
-    def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
-        """The private states by class name, but one."""
-        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES, but)}
-        return {name: part for name, part in found.items() if part is not None}
-
-    def lines(self) -> list[str]:
-        """The ledger lines of the message that left with it."""
-        return bytes(self.read(LINES) or b"").decode().splitlines()
-
-    def read(self, name: str) -> bytearray | memoryview | None:
-        """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none."""
-        if name not in self.spans or self.path is None:
-            return None
-        return read_span(self.path, *self.spans[name])
-
-
-def read_span(path: Path, start: int, size: int) -> bytearray | memoryview:
-    """`size` writable bytes of a file from `start` on; many are mapped, and so in memory only once they are used."""
-    if size > _MAPPED:
-        return np.memmap(path, dtype=np.uint8, mode="c", offset=start, shape=(size,)).data
-    data = bytearray(size)
-    with open(path, "rb", buffering=0) as file:
-        file.seek(start)
-        file.readinto(data)
-    return data
-
-
-def write_commit(
-    path: Path,
-    base: str | None,
-    after: ledger.Head,
-    parts: Mapping[str, bytes | bytearray | memoryview],
-    *,
-    over: Path | None,
-    flush: bool,
-    shards: Iterable[str] = (),
-) -> None:
-    """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again.
-
-    `shards` names the parts of other processes, which lie there already.
-    """
-    spans, offset = {}, 0
-    for name, part in parts.items():
-        spans[name] = (offset, len(part))
-        offset += len(part)
-    about: dict[str, Any] = {"base": base, "ledger": vars(after), "spans": spans}
-    if named := list(shards):
-        about["shards"] = named
-    head = json.dumps(about).encode()
-    fresh = path.with_suffix(".new")
-    if over is not None:
-        os.rename(over, fresh)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        written = os.writev(descriptor, [len(head).to_bytes(8, "little"), head, *parts.values()])
-        if written != 8 + len(head) + offset:  # one call writes at most 2 GiB
-            os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
-            for part in parts.values():
-                with memoryview(part) as rest:
-                    done = 0
-                    while done < len(rest):
-                        done += os.write(descriptor, rest[done:])
-        os.ftruncate(descriptor, 8 + len(head) + offset)
-        if flush:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(fresh, path)
-    if flush:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # without it a power cut may undo the rename
-        finally:
-            os.close(folder)
-
-
 class Desk:
     """One party's desk. It holds nothing in memory between requests, so ten thousand desks cost nothing."""
 
@@ -222,7 +102,7 @@ class Desk:
 
         Raises StepFailed, from its cause, and then leaves the party as it was.
         """
-        commits, head = self._look()
+        commits, head = self._look({f"{name}.commit" for name in (request.base, request.horizon[1])})
         place = self.folder / f"{request.id}.commit"
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         before = Commit.open(place) if place.name in commits else None
@@ -244,6 +124,8 @@ class Desk:
         flush, shards = self.site.flush, self._shards_of(request, over)
         write_commit(place, request.base, head.after(lines), parts, over=over, flush=flush, shards=shards)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
+        if flush and not head.size:
+            flush_folder(self.ledger.parent)
         return encoded
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
@@ -275,7 +157,7 @@ class Desk:
 
         Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
         """
-        if f"{accepted}.commit" in (commits := self._look()[0]):
+        if f"{accepted}.commit" in (commits := self._look({f"{accepted}.commit"})[0]):
             stays = {f"{accepted}.commit", *Commit.open(self.folder / f"{accepted}.commit").shards}
         else:
             stays = set()
@@ -283,6 +165,19 @@ class Desk:
             for entry in list(os.scandir(self.folder)):
                 if entry.name not in stays and int(entry.name[:7]) <= ordinal:
                     os.unlink(entry.path)
+
+    def check(self, accepted: str | None, *, whole: bool) -> None:
+        """Mend what a crash cut off; then see that the ledger has the lines that the accepted commit says.
+
+        With `whole` the chain is followed from its start. Raises FileNotFoundError or ValueError, with what to do.
+        """
+        if accepted is None and not self.folder.exists():
+            return
+        self._look({f"{accepted}.commit"})
+        if accepted is not None:
+            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit").head)
+        if whole and self.ledger.exists():
+            ledger.verify(self.ledger)
 
     def _base(self, request: Request) -> Commit:
         made = Commit.open(self.folder / f"{request.base}.commit") if request.base else Commit()
@@ -356,23 +251,46 @@ class Desk:
             arguments["own"] = wire.unpack(stored, declaration.own) if stored is not None else None
         return arguments
 
-    def _look(self) -> tuple[list[str], ledger.Head]:
-        """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first."""
+    def _look(self, needed: Collection[str]) -> tuple[list[str], ledger.Head]:
+        """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first.
+
+        After a power cut any of the files that were not flushed may be torn, or gone. A commit that is damaged is
+        dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit.
+        """
         try:
-            commits = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
+            names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
         except FileNotFoundError:
             self.folder.mkdir(parents=True, mode=0o700)
             self.ledger.parent.mkdir(parents=True, exist_ok=True)
-            return [], ledger.read_head(self.ledger)
-        if not commits:
-            return [], ledger.read_head(self.ledger)
+            for made in (self.folder.parent, self.site.folder) if self.site.flush else ():
+                flush_folder(made)
+            names = []
+        commits: dict[str, Commit] = {}
+        for name in names:
+            try:
+                commits[name] = Commit.whole(self.folder / name)
+            except (DamagedCommit, FileNotFoundError):
+                if name in needed:
+                    raise
+                (self.folder / name).unlink()
+        size = self.ledger.stat().st_size if self.ledger.exists() else 0
         # The commit written last, which a resume may have named before others, has the most lines behind it.
-        newest = max((Commit.open(self.folder / name) for name in commits), key=lambda commit: commit.head.lines)
-        if self.ledger.exists() and self.ledger.stat().st_size == newest.head.size:
-            return commits, newest.head
-        if ledger.read_head(self.ledger).lines < newest.head.lines:
-            ledger.extend(self.ledger, newest.lines(), flush=self.site.flush)
-        return commits, ledger.read_head(self.ledger)
+        newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
+        if size == newest.size:
+            return list(commits), newest
+        head = ledger.follow(self.ledger) if size else ledger.Head()
+        for name in sorted(commits, key=lambda name: commits[name].head.lines):
+            if commits[name].head.lines > head.lines:
+                try:
+                    head = ledger.extend(self.ledger, commits[name].lines(), head, flush=self.site.flush)
+                except ValueError:  # the commits before it are lost, and their lines
+                    if name in needed or self.site.flush:
+                        raise
+                    (self.folder / name).unlink()
+                    del commits[name]
+        if size > head.size:
+            os.truncate(self.ledger, head.size)
+        return list(commits), head
 
     def _prune(self, commits: list[str], request: Request) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""

@@ -20,7 +20,8 @@ from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
 from coalface.engines import processes
-from coalface.engines.desk import Desk, Request, Site, StepFailed, read_span
+from coalface.engines.commits import read_span
+from coalface.engines.desk import Desk, Request, Site, StepFailed
 from coalface.engines.sharding import Crews
 from coalface.engines.standing import Numerics
 from coalface.engines.transport import Member, Reply, RunFailed
@@ -156,6 +157,19 @@ class InProcess:
         """Tell every party which commit was accepted last, up to the round `ordinal`."""
         for party, commit in accepted.items():
             Desk(self._site, party).settle(commit, ordinal)
+
+    def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
+        """What is wrong with parties' ledgers, held against their accepted commits; the first `whole` are read whole.
+
+        What a crash left unfinished is mended first.
+        """
+        faults = {}
+        for place, (party, commit) in enumerate(accepted.items()):
+            try:
+                Desk(self._site, party).check(commit, whole=place < whole)
+            except (FileNotFoundError, ValueError) as error:
+                faults[party] = str(error)
+        return faults
 
     def close(self) -> None:
         """End the helpers."""

@@ -28,6 +28,9 @@ from coalface.engines.trouble import Trouble
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
 
+READ = 200
+"""Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -291,6 +294,10 @@ class Server(Federation):
             return 0, self.at.totals
         return sum(s.rounds for s in self._stages[: found.stage]) + found.round, found.record["totals"]
 
+    def check_ledgers(self) -> dict[str, str]:
+        """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
+        return self.transport.check({party: self.at.accepted.get(party) for party in self.at.tallies}, READ)
+
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
         return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
@@ -399,12 +406,19 @@ class Server(Federation):
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
         checkpoint.save(self.folder / "checkpoints", here, keep=keep)
-        at.horizons = [*at.horizons, (at.ordinal, dict(at.accepted))][-keep:]
+        at.horizons = [*at.horizons, at.horizon][-keep:]
+
+    def _refuse_faults(self) -> None:
+        """Raise RunFailed where the chain of a party's ledger does not hold."""
+        if faults := self.check_ledgers():
+            more = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
+            raise RunFailed(f"{next(iter(faults.values()))}{more}")
 
     def _restore(self) -> Any:
         found = checkpoint.load(self.folder / "checkpoints")
         metrics = self.folder / "metrics.jsonl"
         if found is None:
+            self._refuse_faults()
             metrics.write_bytes(b"")
             return None
         check_same(found.record, self.numerics, self.rules.seed)
@@ -412,6 +426,7 @@ class Server(Federation):
         self.at.restore(found.record, found.posted, self.method, self.rules.keep)
         if found.record.get("rules") != self._row_rules:  # other rules: a row of abandoned rounds begins anew
             self.at.abandoned = 0
+        self._refuse_faults()  # before any party is at work again
         os.truncate(metrics, found.record["metrics"])
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))

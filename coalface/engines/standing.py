@@ -70,12 +70,20 @@ class Standing:
     accepted: dict[str, str] = field(default_factory=dict)
     """Each party's last accepted commit."""
     horizons: list[tuple[int, dict[str, str]]] = field(default_factory=lambda: [(0, {})])
-    """(ordinal, accepted) at each checkpoint that is kept, the oldest first."""
+    """`horizon` at each checkpoint that is kept, the oldest first."""
     posted: dict[Ticket, Call] = field(default_factory=dict)
     """Work that was posted and not yet collected."""
     totals: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     """Bytes of all messages."""
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "judging": 0.0, "checkpoint": 0.0})
+
+    @property
+    def horizon(self) -> tuple[int, dict[str, str]]:
+        """What a party may forget once a resume begins here or later: commits up to an ordinal, but those accepted.
+
+        Work that was posted has the ordinal of its posting and is accepted, or asked for again, later than that.
+        """
+        return min([self.ordinal, *(call.ordinal - 1 for call in self.posted.values())]), dict(self.accepted)
 
     def record(self, numerics: Numerics, seed: int, metrics: int) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What a checkpoint holds of it: JSON, and the encoded messages of posted work by name.
@@ -108,7 +116,6 @@ class Standing:
     def restore(self, record: Mapping[str, Any], messages: Mapping[str, bytes], method: Method, keep: int) -> None:
         """Take up what `record` gave, once `ordinal`, `stage` and `round` are set. The engine posts `posted` again."""
         self.accepted, self.abandoned = record["accepted"], record["abandoned"]
-        self.horizons = [(0, {}), (self.ordinal, dict(self.accepted))][-keep:]  # older checkpoints lie there too
         self.totals, self.seconds = record["totals"], record["seconds"]
         self.tallies |= {p: Tally(*values) for p, values in record["tallies"].items()}
         for place, entry in enumerate(record["posted"]):
@@ -123,6 +130,7 @@ class Standing:
             if common is not None and declaration.common is not None:
                 encoded = wire.encode(wire.decode(bytearray(common), declaration.common))
             self.posted[Ticket(**entry["ticket"])] = Call(**about, common=encoded, each=each)
+        self.horizons = [(0, {}), self.horizon][-keep:]  # older checkpoints lie there too
 
 
 def check_same(record: Mapping[str, Any], numerics: Numerics, seed: int) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from coalface.wire import Encoded, Entry
 
 START = "0" * 64
+_CHAIN = b'"chain": "'
+_RESTORE = "Restore the file, or start a new run: a chain that is patched proves nothing."
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,49 @@ def _described(entry: Entry) -> str:
     return json.dumps(about)[1:-1]
 
 
-def read_head(path: Path) -> Head:
-    """The head of a ledger file; a last line that was cut off by a crash does not count."""
+def read_head(path: Path, *, at: int | None = None) -> Head:
+    """The head of a ledger file, or of its first `at` bytes; a last line that was cut off by a crash does not count.
+
+    Raises ValueError where the last line is none of a ledger.
+    """
     try:
         with open(path, "rb") as file:
             end, span, tail = file.seek(0, os.SEEK_END), 4096, b""
+            end = end if at is None else min(end, at)
             while tail.count(b"\n") < 2 and len(tail) < end:  # the last whole line may be a long one
                 span *= 2
-                file.seek(max(0, end - span))
-                tail = file.read()
+                start = max(0, end - span)
+                file.seek(start)
+                tail = file.read(end - start)
     except FileNotFoundError:
         return Head()
     whole, newline, cut = tail.rpartition(b"\n")
     if not newline:
         return Head()
-    last = json.loads(whole.rpartition(b"\n")[2])
-    return Head(last["line"] + 1, last["chain"], end - len(cut))
+    try:
+        last = json.loads(whole.rpartition(b"\n")[2])
+        return Head(last["line"] + 1, last["chain"], end - len(cut))
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: its last line is none of a ledger. {_RESTORE}") from None
 
 
-def extend(path: Path, lines: list[str], *, flush: bool = False) -> None:
-    """Append those of some consecutive lines that are not there yet, and take away a line that a crash cut off."""
-    head = read_head(path)
-    there = head.lines - json.loads(lines[0])["line"]
-    if there < len(lines):
-        append(path, lines[max(0, there) :], head, flush=flush)
+def extend(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> Head:
+    """Append those of some consecutive lines that are not there yet; returns the new head.
+
+    What lies after `head` in the file is written over. Raises ValueError where the lines do not follow it, since
+    others are missing in between or were changed.
+    """
+    there = head.lines - json.loads(lines[0])["line"] if lines else 0
+    if there >= len(lines):
+        return head
+    if there < 0 or json.loads(lines[there])["chain"] != _chained(head.chain, lines[there].encode()):
+        what = f"{-there} lines are missing after it" if there < 0 else "these do not follow from it"
+        raise ValueError(
+            f"{path} ends after line {head.lines}, and a reply that left the party has the lines "
+            f"{head.lines - there + 1} to {head.lines - there + len(lines)}: {what}. {_RESTORE}"
+        )
+    append(path, lines[there:], head, flush=flush)
+    return head.after(lines[there:])
 
 
 def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> None:
@@ -91,17 +112,52 @@ def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> 
         os.close(descriptor)
 
 
+def follow(path: Path) -> Head:
+    """Follow the chain from the start as far as a crash left it: up to a line that is cut off or no text of a line.
+
+    Raises ValueError naming the first whole line that breaks the chain.
+    """
+    head = Head()
+    with open(path, "rb") as file:
+        for text in file:
+            chain = _chained(head.chain, text)
+            try:
+                entry = json.loads(text)
+                holds = text.endswith(f'"chain": "{chain}"}}\n'.encode()) and entry["line"] == head.lines
+            except (ValueError, KeyError, TypeError):
+                return head
+            if not text.endswith(b"\n"):
+                return head
+            if not holds:
+                raise ValueError(_breaks(path, head))
+            head = Head(head.lines + 1, chain, head.size + len(text))
+    return head
+
+
 def verify(path: Path) -> Head:
-    """Follow the chain from the start. Raises ValueError naming the first line that breaks it."""
-    chain, number = START, -1
-    with open(path, encoding="utf-8") as file:
-        for number, text in enumerate(file):
-            body, _, rest = text.rpartition('"chain": "')
-            expected = hashlib.sha256(f'{chain}{body}"chain": "'.encode()).hexdigest()
-            if rest != f'{expected}"}}\n' or json.loads(text)["line"] != number:
-                raise ValueError(
-                    f"{path}, line {number + 1}: the hash chain breaks here: this line or one before it was changed, "
-                    "removed or added after it was written."
-                )
-            chain = expected
-    return Head(number + 1, chain, path.stat().st_size)
+    """Follow the chain from the start to the end. Raises ValueError naming the first line that breaks it."""
+    head = follow(path)
+    if head.size != path.stat().st_size:
+        raise ValueError(_breaks(path, head))
+    return head
+
+
+def check_holds(path: Path, head: Head) -> None:
+    """Raise ValueError unless the file has the lines up to a head that its party wrote down."""
+    if head.lines and read_head(path, at=head.size) != head:
+        raise ValueError(
+            f"{path}, line {head.lines}: it is not the line that the party's last accepted commit ends with, so lines "
+            f"were changed, removed or added after they were written. {_RESTORE}"
+        )
+
+
+def _chained(chain: str, line: bytes) -> str:
+    """The hash that a line must end with, after one with the hash `chain`."""
+    return hashlib.sha256(chain.encode() + line[: line.rfind(_CHAIN) + len(_CHAIN)]).hexdigest()
+
+
+def _breaks(path: Path, head: Head) -> str:
+    return (
+        f"{path}, line {head.lines + 1}: the hash chain breaks here: this line or one before it was changed, removed "
+        f"or added after it was written. {_RESTORE}"
+    )

@@ -14,8 +14,10 @@ from toys import CALLS, HOOKS, Control, Lagged, Memory, Moved, Moves, Note, Nudg
 
 from coalface import wire
 from coalface.core import Party
+from coalface.engines import commits as committing
 from coalface.engines import desk
-from coalface.engines.desk import Commit, Desk, Request, StepFailed
+from coalface.engines.commits import Commit
+from coalface.engines.desk import Desk, Request, StepFailed
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -126,7 +128,7 @@ def test_private_state_of_other_steps_is_carried_on(tmp_path: Path) -> None:
 def test_large_private_state_is_read_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = at(tmp_path / "copied")
     done = chain(here, [request(1), request(2)])
-    monkeypatch.setattr(desk, "_MAPPED", 16)  # everything is mapped
+    monkeypatch.setattr(committing, "_MAPPED", 16)  # everything is mapped
     mapped = at(tmp_path / "mapped")
     assert [r.id for r in chain(mapped, [request(1), request(2)])] == [r.id for r in done]
     for path in here.folder.glob("*.commit"):

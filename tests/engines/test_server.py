@@ -15,9 +15,10 @@ from worlds import Ran, Stop, Tiny, run, stopping
 
 from coalface import wire
 from coalface.core import Federation, Mean, Party
-from coalface.engines import desk
+from coalface.engines import commits
 from coalface.engines.checkpoint import CheckpointError
-from coalface.engines.desk import Commit, Request
+from coalface.engines.commits import Commit
+from coalface.engines.desk import Request
 from coalface.engines.local import InProcess
 from coalface.engines.transport import Reply, RunFailed
 from coalface.engines.trouble import Trouble
@@ -296,7 +297,7 @@ def test_single_fields_of_saved_replies_do_not_change_with_their_file(
     def ask(method: Moves, fed: Federation, state: State) -> None:
         seen.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
 
-    monkeypatch.setattr(desk, "_MAPPED", 0)
+    monkeypatch.setattr(commits, "_MAPPED", 0)
     method = Asks(rounds=6, asks=ask)
     run(method, tmp_path / "unbroken")
     expected = [{p: t.tolist() for p, t in each.items()} for each in seen]

@@ -130,7 +130,7 @@ def test_a_line_that_a_crash_cut_off_is_mended(tmp_path: Path, share: float) -> 
     last = lines[-1].rstrip("\n").encode()
     path.write_bytes("".join(lines[:-1]).encode() + last[: int(share * len(last))])
     assert ledger.read_head(path).lines == 11
-    ledger.extend(path, [text.rstrip("\n") for text in lines[-3:]])
+    ledger.extend(path, [text.rstrip("\n") for text in lines[-3:]], ledger.read_head(path))
     assert path.read_text(encoding="utf-8") == "".join(lines)
 
 
@@ -140,8 +140,8 @@ def test_extending_writes_what_is_missing_and_nothing_twice(tmp_path: Path) -> N
     commit = [text.rstrip("\n") for text in lines[-3:]]
     for kept in (9, 10, 12):
         path.write_text("".join(lines[:kept]), encoding="utf-8")
-        ledger.extend(path, commit)
-        ledger.extend(path, commit)
+        head = ledger.extend(path, commit, ledger.read_head(path))
+        assert head == ledger.extend(path, commit, ledger.read_head(path)) == ledger.verify(path)
         assert path.read_text(encoding="utf-8") == "".join(lines)
 
 
