@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -28,9 +28,11 @@ from coalface.declarations import (
     like,
     message,
     private,
+    resolved,
     state,
     step,
 )
+from coalface.means import Mean
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
@@ -52,49 +54,7 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
 
-# --- folds ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Ask for Σ w_p x_p / Σ w_p over the replies instead of for the replies themselves.
-
-    `by` gives the weights w: the name of a number in the reply (`"images"`), a mapping from party to weight that the
-    server chose (a party of the role that it leaves out weighs nothing), or None for equal weights. The field must
-    have a counterpart in what was sent, so that all replies have the same tensors; `free()` ones come singly. Several
-    means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
-    that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
-    zero (SCAFFOLD's control variates). `of="differences"` folds x_p − s_p, where s is the field of the same name that
-    was sent to p.
-    """
-
-    field: str
-    by: str | Mapping[str, float] | None = None
-    over: Literal["arrived", "all"] = "arrived"
-    of: Literal["values", "differences"] = "values"
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        for key, known in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
-            if getattr(self, key) not in known:
-                raise DeclarationError(
-                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {known[0]!r} or {known[1]!r}."
-                )
-        if not isinstance(self.by, str | Mapping | None):
-            raise DeclarationError(
-                f"Mean({self.field!r}, by={self.by!r}): give the name of a number in the reply, a mapping from party "
-                "to weight, or None for equal weights."
-            )
-        if self.over == "all" and isinstance(self.by, str):
-            raise DeclarationError(
-                f"Mean({self.field!r}, by={self.by!r}, over='all'): the weight of a party that did not answer is not "
-                "known. Give the weights from the server (by={party: weight}) or leave `by` out for equal weights."
-            )
-
-    @property
-    def key(self) -> str:
-        """The name under which `answer.folded` holds the result."""
-        return self.name or self.field
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,6 +145,25 @@ class Models:
     """A step with `stays=True` that makes a party's own model at the party."""
     common: Any = None
     """The message that this step is given."""
+
+    def __post_init__(self) -> None:
+        if self.shared is None and self.at_party is None:
+            raise DeclarationError(
+                "Models() names no model: write `Models(shared=state.backbone)` for one global model, or "
+                "`Models(at_party=self.own_model)`, a step with stays=True, for one per party."
+            )
+        if self.shared is not None and not (
+            isinstance(self.shared, dict) and all(isinstance(t, torch.Tensor) for t in self.shared.values())
+        ):
+            raise DeclarationError(
+                f"Models(shared=…) is a {type(self.shared).__name__}; give the tensors of the backbone by name (a "
+                "dict), for example `state.backbone`."
+            )
+        if self.at_party is not None and not callable(self.at_party):
+            raise DeclarationError(
+                f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with stays=True, such as "
+                "`self.own_model`."
+            )
 
 
 class Federation(ABC):
@@ -280,7 +259,13 @@ class Stage:
     @property
     def state(self) -> type:
         """The class of the state, from the annotation of `round`."""
-        return typing.cast(type, typing.get_type_hints(self.round)["return"])
+        made = resolved(self.round, f"stage {self.name}").get("return")
+        if kind_of(made) != "state":
+            raise DeclarationError(
+                f"stage {self.name}: its round must return a class declared with @state, since a checkpoint holds it; "
+                f"it has {made}. Write `-> State`."
+            )
+        return typing.cast(type, made)
 
 
 class Method(HasSteps, ABC):
@@ -301,7 +286,7 @@ class Method(HasSteps, ABC):
             if not inspect.isabstract(cls) and not hasattr(cls, name):
                 raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
         for name in {"init", "round"} & set(vars(cls)):
-            made = typing.get_type_hints(getattr(cls, name)).get("return")
+            made = resolved(getattr(cls, name), f"method {cls.__name__}: {name}").get("return")
             if kind_of(made) != "state":
                 raise DeclarationError(
                     f"method {cls.__name__}: {name} must return a class declared with @state, since a checkpoint holds "
@@ -322,4 +307,8 @@ class Method(HasSteps, ABC):
 
     def stages(self) -> tuple[Stage, ...]:
         """The method's parts in order; one stage called `train` unless the method says otherwise."""
+        if not isinstance(getattr(self, "rounds", None), int):
+            raise DeclarationError(
+                f"method {type(self).__name__} does not say how many rounds it has: give it a field `rounds: int = 20`."
+            )
         return (Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round),)

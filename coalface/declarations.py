@@ -12,19 +12,18 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, dataclass_transform, overload
 
 from torch import Tensor
+
+from coalface.annotations import DeclarationError as DeclarationError
+from coalface.annotations import resolved as resolved
 
 Tensors = dict[str, Tensor]
 """Tensors by name, for example the parameters of a backbone."""
 
 Kind = Literal["message", "private", "state"]
 C = TypeVar("C", bound=type)
-
-
-class DeclarationError(TypeError):
-    """A message, a step or a method is declared in a way that no engine could carry out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Ticket:
 def _declare(cls: C, kind: Kind) -> C:
     made: Any = dataclass(frozen=True, kw_only=True, eq=False)(cls)
     made.__coalface_kind__ = kind
-    for name, annotation in typing.get_type_hints(made).items():
+    for name, annotation in resolved(made, f"{kind} {cls.__name__}").items():
         _check_field(made, name, annotation, kind)
     return typing.cast(C, made)
 
@@ -140,26 +139,46 @@ class StepDeclaration:
     function: Callable[..., Any]
 
 
-def step(*, role: str, stays: bool = False) -> Callable[[Callable[..., Any]], Any]:
+@overload
+def step(function: Callable[..., Any], /) -> NoReturn: ...
+@overload
+def step(*, role: str, stays: bool = False) -> Callable[[Callable[..., Any]], Any]: ...
+def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare a step at a party. The signature says what goes in, out and stays; see `docs/architecture.md`.
 
     `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
     and `each` may be left out where the step does not use them. With `stays=True` the result is a model (`Tensors`)
     that is written at the party and never sent.
     """
+    if bare or not (isinstance(role, str) and role):
+        above = f" above {getattr(bare[0], '__qualname__', bare[0])}" if bare else ""
+        raise DeclarationError(f'@step{above} must say who runs it: write `@step(role="trainer")`.')
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_plain(function)
         function.__coalface_step__ = (role, stays)  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
+def _check_plain(function: Any) -> None:
+    if not inspect.isfunction(function):
+        inner = getattr(function, "__func__", None) or getattr(function, "fget", function)
+        raise DeclarationError(
+            f"step {getattr(inner, '__qualname__', inner)}: a step is a plain method, and this is a "
+            f"{type(function).__name__}. Take @{type(function).__name__} off, and let its first parameter be `self`, "
+            "which holds the hyper-parameters."
+        )
+
+
 def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDeclaration:
     role, stays = function.__coalface_step__  # type: ignore[attr-defined]
     where = f"step {owner.__name__}.{name}"
-    parameters = [p for p in inspect.signature(function).parameters if p != "self"]
-    hints = typing.get_type_hints(function)
+    first, *parameters = [*inspect.signature(function).parameters, ""][:-1] or [""]
+    hints = resolved(function, where)
+    if first != "self":
+        raise DeclarationError(f"{where}: a step is a method: its first parameter must be `self`; it is {first!r}.")
     if parameters[:1] != ["party"]:
         raise DeclarationError(f"{where}: the first parameter must be `party: Party`; it has {parameters[:1]}.")
     if unknown := set(parameters) - {"party", "own", "common", "each"}:
@@ -221,6 +240,12 @@ def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
             )
 
 
+_FROZEN = (
+    "put `@dataclass(frozen=True, kw_only=True)` above the class. Its fields are hyper-parameters, the same in every "
+    "process; what changes goes into the state or into private state."
+)
+
+
 class HasSteps:
     """Frozen hyper-parameters with steps: a `Method`, or a `Component` that brings steps to several methods."""
 
@@ -230,7 +255,9 @@ class HasSteps:
         super().__init_subclass__(**more)
         found = dict(cls.own_steps)
         for name, value in vars(cls).items():
-            if hasattr(value, "__coalface_step__"):
+            inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+            if hasattr(inner, "__coalface_step__"):
+                _check_plain(value)
                 found[name] = _declaration(cls, name, value)
             elif name in found:
                 raise DeclarationError(
@@ -242,6 +269,7 @@ class HasSteps:
     @property
     def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
         """All steps by name: its own (`train`), then those of its components (`validation.score`)."""
+        self._check_frozen()
         found: dict[str, tuple[HasSteps, StepDeclaration]] = {n: (self, d) for n, d in self.own_steps.items()}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             part = getattr(self, f.name)
@@ -256,6 +284,18 @@ class HasSteps:
                     "one would take the other's place. Rename one of them."
                 )
         return found
+
+    def _check_frozen(self) -> None:
+        cls = type(self)
+        fields = getattr(cls, "__dataclass_fields__", {})
+        lost = [
+            n for n, a in vars(cls).get("__annotations__", {}).items() if n not in fields and "ClassVar" not in str(a)
+        ]
+        if not hasattr(cls, "__dataclass_params__") or lost:
+            what = f", so that {', '.join(lost)} would be no setting of it" if lost else ""
+            raise DeclarationError(f"{cls.__name__} is not declared a dataclass{what}: {_FROZEN}")
+        if not cls.__dataclass_params__.frozen:
+            raise DeclarationError(f"{cls.__name__} is a dataclass that is not frozen: {_FROZEN}")
 
     def find(self, bound: Callable[..., Any]) -> tuple[str, StepDeclaration]:
         """The name and the declaration of a step given as a bound method, as in `fed.ask(self.train, …)`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coalface import wire
+from coalface.calls import check_call, check_models, check_state
 from coalface.core import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.declarations import counterpart, kind_of
 
@@ -63,12 +64,18 @@ class Plan:
 
 
 def plan(method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> Plan:
-    """Follow one round of each stage of a method over `parties` (role -> names)."""
+    """Follow one round of each stage of a method over `parties` (role -> names), and what it would leave.
+
+    Raises DeclarationError, TypeError or ValueError where the method says what no engine could carry out.
+    """
     fed = _Paper(method, parties, backbone)
-    state = None
+    stays, state = what_stays(method), None
     for stage in method.stages():
-        state = stage.round(fed, stage.begin(fed, state))
-    return Plan(tuple(fed.sent.values()), what_stays(method), fed.asked)
+        state = check_state(method, stage, stage.begin(fed, state), beginning=True)
+        state = check_state(method, stage, stage.round(fed, state))
+    planned = Plan(tuple(fed.sent.values()), stays, dict(fed.asked))
+    check_models(method, method.models(fed, state), fed.parties)
+    return planned
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -119,8 +126,9 @@ class _Paper(Federation):
         folds: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
-        name, declaration = self.method.find(step)
-        names = tuple(sorted(to if to is not None else each if each is not None else self.parties(declaration.role)))
+        name, declaration, names = check_call(
+            self.method, step, self.parties, to=to, common=common, each=each, folds=folds
+        )
         one = each[names[0]] if each is not None else None
         self.asked[name] = len(names)
         for message, how in ((common, "all alike"), (one, "each its own")):

@@ -11,8 +11,11 @@ import coalface
 
 ROOT = Path(coalface.__file__).parent
 LEVELS = [
+    {"annotations"},
     {"declarations"},
+    {"means"},
     {"core"},
+    {"calls"},  # whether what a method says can be carried out
     {"wire"},  # the codec of what the core declares; the ledger and the folds are written in its terms
     {"learn", "models", "data"},
     {"methods", "evaluate", "privacy"},

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from coalface.core import Mean, Tensors
-from coalface.declarations import counterpart, without_none
-from coalface.wire import Refused, hints
+from coalface.means import check_mean
+from coalface.wire import Refused
 
 
 class Fold:
@@ -28,44 +28,18 @@ class Fold:
         self, mean: Mean, *, block: int, everyone: Iterable[str], reply: type, sent: Sequence[type] = ()
     ) -> None:
         self.mean = mean
-        self._check_names(reply, sent)
         everyone = tuple(everyone)
-        if isinstance(mean.by, Mapping):
-            if unknown := sorted(set(mean.by) - set(everyone))[:5]:
-                raise ValueError(
-                    f"Mean({mean.field!r}): `by` gives weights to {unknown}, which are not parties of the step's role. "
-                    f"The parties are {', '.join(everyone[:5])}{' …' if len(everyone) > 5 else ''}"
-                )
-            bad = {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
-            if bad:
-                raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
+        check_mean(mean, everyone=everyone, reply=reply, sent=sent)
+        if isinstance(mean.by, Mapping) and (
+            bad := {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
+        ):
+            raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
         self._block = block
         self._current = 0
         self._partial: Tensors = {}
         self._total: Tensors = {}
         self._looks: dict[str, tuple[torch.Size, torch.dtype]] | None = None
         self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
-
-    def _check_names(self, cls: type, sent: Sequence[type]) -> None:
-        mean, declared, reply = self.mean, hints(cls), cls.__name__
-        tensors = [n for n, a in declared.items() if without_none(a)[0] in (Tensor, Tensors)]
-        if mean.field not in tensors:
-            raise ValueError(f"Mean({mean.field!r}): no tensors of {reply}; those that can be folded: {tensors}.")
-        numbers = [n for n, a in declared.items() if a in (int, float)]
-        if isinstance(mean.by, str) and mean.by not in numbers:
-            raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): no number of {reply}; it has {numbers}.")
-        other = counterpart(cls, mean.field)
-        if other is None:
-            raise ValueError(
-                f"Mean({mean.field!r}): {reply}.{mean.field} is free(), so replies need not have the same tensors, and "
-                "a sum of them would mean nothing. Send a field that it must look like and declare it "
-                f"`{mean.field}: … = like('…')`, or take the replies singly from answer.each."
-            )
-        if mean.of == "differences" and (other != mean.field or not any(mean.field in hints(c) for c in sent)):
-            raise ValueError(
-                f"Mean({mean.field!r}, of='differences'): nothing sent to the party is called {mean.field!r}. Send the "
-                "values under that name, or fold differences that the step has taken."
-            )
 
     def _server_weight(self, party: str) -> float:
         return float(self.mean.by.get(party, 0.0)) if isinstance(self.mean.by, Mapping) else 1.0

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from coalface import wire
+from coalface.calls import check_call, check_state
 from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
@@ -126,7 +127,7 @@ class Server(Federation):
         folds: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
-        call = self._idle(self._call(step, to, common, each))
+        call = self._idle(self._call(step, to, common, each, folds))
         failed: dict[str, str] = {}
         self._event("asks", call)
         answer = self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
@@ -141,7 +142,7 @@ class Server(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
-        call = self._idle(self._call(step, to, common, each))
+        call = self._idle(self._call(step, to, common, each, ()))
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
         self._event("posts", call)
@@ -162,28 +163,14 @@ class Server(Federation):
         return answer
 
     def _call(
-        self, step: Callable[..., Any], to: Iterable[str] | None, common: Any, each: Mapping[str, Any] | None
+        self,
+        step: Callable[..., Any],
+        to: Iterable[str] | None,
+        common: Any,
+        each: Mapping[str, Any] | None,
+        folds: Sequence[Mean] | None = None,
     ) -> Call:
-        name, declaration = self.method.find(step)
-        where = f"{type(self.method).__name__}, step {name}"
-        known = self.parties(declaration.role)
-        names = tuple(sorted(to if to is not None else each if each is not None else known))
-        if len(set(names)) < len(names):
-            raise ValueError(f"{where}: a party is named twice in `to`; it would count twice. Name each once.")
-        if not names or (unknown := sorted(set(names) - set(known))[:5]):
-            has = f"{unknown} are not" if names else "there are no"
-            raise ValueError(f"{where}: {has} parties with the role {declaration.role!r}.")
-        if each is not None and (missing := [p for p in names if p not in each][:5]):
-            raise ValueError(f"{where}: `each` has nothing for {missing}; give every party in `to` a message.")
-        given = {"common": common, "each": next(iter(each.values()), None) if each else None}
-        for kind, value in given.items():
-            declared = getattr(declaration, kind)
-            if value is None and declared is not None and kind not in declaration.optional:
-                raise TypeError(
-                    f"{where}: the step needs `{kind}`, a {declared.__name__}; give it, or declare it `| None`."
-                )
-            if value is not None and type(value) is not declared:
-                raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}.")
+        name, _, names = check_call(self.method, step, self.parties, to=to, common=common, each=each, folds=folds)
         self._now.calls += 1
         stage = self._stages[self.at.stage]
         encoded = wire.encode(common) if common is not None else None
@@ -323,7 +310,7 @@ class Server(Federation):
         except Abandoned as error:
             raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
         self.at.accepted |= self._now.accepted
-        return state
+        return check_state(self.method, self._stages[self.at.stage], state, beginning=True)
 
     def _start(self) -> None:
         self._now = _Round()
@@ -335,7 +322,7 @@ class Server(Federation):
         begun, abandoned = time.perf_counter(), None
         kept_open = dict(self.at.posted)
         try:
-            state = round_(self, state)
+            state = check_state(self.method, self._stages[self.at.stage], round_(self, state))
             self.at.accepted |= self._now.accepted
             self.at.abandoned = 0
         except Abandoned as error:
