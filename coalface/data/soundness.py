@@ -69,7 +69,6 @@ class Ear:
             said = os.pread(heard, length, 0) if length else b""
             if length:
                 os.lseek(heard, 0, os.SEEK_SET)
-                os.ftruncate(heard, 0)
                 if others := _DECODERS.sub(b"", said):
                     os.write(self._error, others)
         return done, [line.decode("ascii", "replace") for line in _DAMAGE.findall(said)]
