@@ -201,3 +201,16 @@ def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path) -> None:
     assert started.returncode == 130, errors
     assert errors == "stopped; where a run was going on, `coalface resume RUN` takes it up again\n"
     assert re.search(r"tiny  stopped by KeyboardInterrupt after \d+/5000 rounds", printed)
+
+
+def test_too_little_memory_is_said_in_one_line(monkeypatch, capsys):
+    def greedy(*_, **__):
+        raise MemoryError("Unable to allocate 20.0 GiB")
+
+    monkeypatch.setattr("coalface.data.stores.open_store", greedy)
+    monkeypatch.setattr(sys, "argv", ["coalface", "data", "inspect", "faces"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("coalface: there is too little memory for this (Unable to allocate 20.0 GiB): take smaller")

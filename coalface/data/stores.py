@@ -60,6 +60,8 @@ class Store:
     """Of folders, the name in `LAYOUTS`; empty for plain identity folders."""
     part: str = ""
     """The part of the layout that was asked for."""
+    places: Sequence[Path] = ()
+    """Of folders, (n,) the file of each image."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,7 +70,9 @@ class Store:
         """What an error calls image i: its file, or the file that holds it and its record."""
         if isinstance(self.source, Rec):
             return shown(f"{self.source.records.path}, record {self.source.keys[i]}")
-        return shown(f"{self.path}, image {i:,}" if isinstance(self.source, Bin) else self.path / self.files[i])
+        if isinstance(self.source, Bin):
+            return shown(f"{self.path}, image {i:,}")
+        return shown(self.places[i] if self.places else self.path / self.files[i])
 
     @property
     def domains(self) -> NDArray[np.int64] | None:
@@ -92,10 +96,10 @@ class Store:
 
     def passed_over(self) -> list[str]:
         """Of folders: what lies there and is not among the images, in sentences; looks through all of the folder."""
-        if self.kind != "folder" or isinstance(self.source, FaceSet):
+        if self.kind != "folder":
             return []
         parts = LAYOUTS[self.layout].parts if self.layout else ()
-        return passed_over(self.path, _places(self.source), parts=parts, asked=self.part, layout=self.layout)
+        return passed_over(self.path, self.places, parts=parts, asked=self.part, layout=self.layout)
 
     def items(self) -> Iterator[Item]:
         """Each image for an inspection: one that cannot be read does not end it."""
@@ -208,6 +212,7 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
         broken=tuple(dict.fromkeys(faults or ())),
         layout=layout,
         part=part,
+        places=where,
     )
 
 

@@ -151,6 +151,18 @@ def test_one_race_alone_is_read_again(tmp_path: Path) -> None:
         assert set(held(store)) == {"Asian/m.01", "Asian/m.0x"}
 
 
+@pytest.mark.parametrize("layout", MADE)
+def test_a_damaged_image_is_named_by_the_file_that_it_lies_in(tmp_path: Path, layout: str) -> None:
+    root = lay(tmp_path / "set", layout)
+    for file in root.rglob("*.jpg"):
+        file.write_bytes(b"no image")
+    store = open_store(root)
+    for i in range(len(store)):
+        assert Path(store.where(i)).read_bytes() == b"no image"
+    with pytest.raises(ValueError, match=str(store.where(0))):
+        convert(store, tmp_path / "g", "folder")
+
+
 def test_a_pack_of_parts_that_are_no_races_becomes_plain_folders(tmp_path: Path) -> None:
     lay(tmp_path / "set", "calfw")
     store = open_store(tmp_path / "set")
