@@ -38,9 +38,11 @@ def embed(
     if batch < 1:
         raise ValueError(f"cannot embed {batch} images at a time: batch must be at least 1")
     features: NDArray[np.float32] | None = None
+    exact = any(parameter.dtype == torch.float64 for parameter in module.parameters())
     with _eval_mode(module), torch.no_grad():
         for start in range(0, len(wanted), batch):
             images = _pixels(faces.take(wanted[start : start + batch]), device)
+            images = images.double() if exact else images  # a float64 backbone takes no other
             raw = module(images)
             if raw.ndim != 2 or len(raw) != len(images):
                 raise ValueError(

@@ -114,3 +114,13 @@ def test_the_images_of_a_pair_list_are_found_again():
     index, a, b = images_needed(left, right)
     assert index.tolist() == [3, 5, 9]
     assert index[a].tolist() == left.tolist() and index[b].tolist() == right.tolist()
+
+
+def test_a_backbone_in_float64_embeds_as_in_float32():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
+    faces = FaceSet(pixels, np.arange(6), np.zeros(6, np.int64), ("a",))
+    single, double = embed(module, faces), embed(module.double(), faces)
+    assert double.dtype == np.float32
+    np.testing.assert_allclose(double, single, atol=1e-6)
