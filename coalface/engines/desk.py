@@ -173,7 +173,7 @@ class Desk:
         """
         if accepted is None and not self.folder.exists():
             return
-        self._look({f"{accepted}.commit"})
+        self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
         if accepted is not None:
             ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit").head)
         if whole and self.ledger.exists():
@@ -251,8 +251,13 @@ class Desk:
             arguments["own"] = wire.unpack(stored, declaration.own) if stored is not None else None
         return arguments
 
-    def _look(self, needed: Collection[str]) -> tuple[list[str], ledger.Head]:
+    def _look(
+        self, needed: Collection[str], *, doubt: bool = False, whole: bool = False
+    ) -> tuple[list[str], ledger.Head]:
         """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first.
+
+        A ledger as long as the last commit says is taken to be whole; in `doubt` if its last line is right, and with
+        `whole` only once the chain has been followed.
 
         After a power cut any of the files that were not flushed may be torn, or gone. A commit that is damaged is
         dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit.
@@ -276,7 +281,7 @@ class Desk:
         size = self.ledger.stat().st_size if self.ledger.exists() else 0
         # The commit written last, which a resume may have named before others, has the most lines behind it.
         newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
-        if size == newest.size:
+        if size == newest.size and not whole and not (doubt and not self._ends(newest)):
             return list(commits), newest
         head = ledger.follow(self.ledger) if size else ledger.Head()
         for name in sorted(commits, key=lambda name: commits[name].head.lines):
@@ -291,6 +296,12 @@ class Desk:
         if size > head.size:
             os.truncate(self.ledger, head.size)
         return list(commits), head
+
+    def _ends(self, head: ledger.Head) -> bool:
+        try:
+            return ledger.read_head(self.ledger) == head
+        except ValueError:
+            return False
 
     def _prune(self, commits: list[str], request: Request) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""
