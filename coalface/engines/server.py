@@ -376,7 +376,7 @@ class Server(Federation):
         return {"quorum": self.rules.quorum, "patience": self.rules.patience}
 
     def _event(self, what: str, call: Call) -> None:
-        """What the server does, about which call: `asks` till it is `answered`; `posts`, `collects` till `collected`."""
+        """What the server does, about which call: `asks` till `answered`; `posts`, `collects` till `collected`."""
         about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
         self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
 

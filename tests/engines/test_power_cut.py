@@ -326,6 +326,6 @@ def test_heads_are_checked_where_there_are_too_many_ledgers_to_read(
         text = path.read_text()
         path.write_text(text.replace('"round": 1', '"round": 7', 1))
         assert set(ran.server.check_ledgers()) == ({"silo-0"} if name == "silo-0" else set())  # the first is read whole
-        os.truncate(path, len(text) - 500)
+        path.write_text(text[:-500])
         assert set(ran.server.check_ledgers()) == set()  # the accepted commit has the lines that are cut off
         assert path.read_text() == text
