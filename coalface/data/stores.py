@@ -107,7 +107,8 @@ class Store:
             try:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
-                yield Item(label, None, shown(f"{self.where(i)}: {error}"))
+                where, said = self.where(i), shown(error)
+                yield Item(label, None, said if said.startswith(where) else f"{where}: {said}")
         yield from (Item(0, None, fault) for fault in self.faults)
 
 
