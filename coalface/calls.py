@@ -68,7 +68,7 @@ def _check_message(where: str, kind: str, value: Any, declared: type | None, dec
     if value is None and declared is not None and kind not in declaration.optional:
         raise TypeError(f"{where}: the step needs `{kind}`, a {declared.__name__}; give it, or declare it `| None`.")
     if value is not None and type(value) is not declared:
-        fix = f"give `{kind}={declared.__name__}(…)`" if declared else f"leave it out, or give the step a `{kind}`"
+        fix = f"give `{kind}={declared.__name__}(…)`" if declared else f"leave it out, or declare `{kind}` in the step"
         raise TypeError(f"{where}: `{kind}` is a {type(value).__name__}, but the step declares {declared}: {fix}.")
 
 
