@@ -1,0 +1,157 @@
+"""The sections of a recipe: their keys, types and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(Section):
+    """Where face images come from."""
+
+    kind: Literal["folder", "rec", "pack", "synthetic", "joined"] = "synthetic"
+    """`rec` are insightface's records: a folder with `train.rec`, or the file."""
+    path: str | None = None
+    """`folder`, `rec` and `pack`: below the data root unless absolute."""
+    part: str | None = None
+    """`folder`: a part of a data set that has several in the field's layouts, such as `test` of VGGFace2."""
+    identities: int = 400
+    """`synthetic`: how many people."""
+    images: int = 20
+    """`synthetic`: images of each."""
+    first: int = 0
+    """`synthetic`: the number of the first person."""
+    seed: int = 0
+    """`synthetic`: people of another seed are other people."""
+    domains: tuple[str, ...] = ("studio",)
+    """`synthetic`: person i is seen in domain i modulo their number."""
+    parts: dict[str, Source] = {}
+    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`."""
+
+
+class Augmentation(Section):
+    """Changes to training images."""
+
+    flip: bool = True
+    crop: int = 0
+    colour: float = 0.0
+    blur: float = 0.0
+
+
+class Partition(Section):
+    """How the training identities are dealt to the parties."""
+
+    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
+    """`by-domain`: a party for each part of a joined source, or for each of the synthetic domains, named as it is."""
+    parties: int = 8
+    alpha: float = 0.5
+    """`dirichlet`: the smaller, the more unequal."""
+    shares: dict[str, float] = {}
+    """`shares`: party -> its share of the identities, in proportion."""
+    split: int | None = Field(None, ge=1)
+    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
+    seed: int | None = None
+    """Of the deal; None: the run's seed."""
+
+
+class Data(Section):
+    """Training images."""
+
+    root: str | None = None
+    """None: the environment variable COALFACE_DATA."""
+    source: Source = Source()
+    size: int = 64
+    """Side of the images in pixels."""
+    grey: bool = True
+    exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Pair lists whose identities are not trained on. Of a joined source: part -> lists, each holding for that part."""
+    min_images: int = 2
+    """Identities with fewer images are left out."""
+    max_identities: int | None = None
+    """Take only so many identities, drawn by the deal's seed."""
+    hold_out: int = 0
+    """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
+    partition: Partition = Partition()
+    augment: Augmentation = Augmentation()
+    party_augment: dict[str, Augmentation] = {}
+    """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
+
+
+class PairsFrom(Section):
+    """A list of pairs to judge on."""
+
+    kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
+    path: str | None = None
+    """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs.
+    `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
+    list: str | None = None
+    """`layout`: which of its lists, where it has several."""
+    source: Source | None = None
+    """Images other than the training source's, for example another domain."""
+    part: str | None = None
+    """Of a joined training source, the part that is judged on: its held-out identities, or its images by file name."""
+    pairs: int = 3000
+    """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
+    most_images: int | None = Field(None, ge=2)
+    """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+
+
+class Validator(PairsFrom):
+    """A party of its own that holds pairs for Federated Validation; only the scores of its pairs leave it."""
+
+    identities: int | None = Field(None, ge=2)
+    """`balanced` without a source: so many trainable identities are set aside for it, drawn by a fixed seed. No trainer
+    holds them, whatever the method."""
+    half_of: str | None = None
+    """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
+
+
+class Judge(Section):
+    """What is judged, and when."""
+
+    every: int = 0
+    """Rounds between two judgements during the run; 0: the end only."""
+    flip: bool = False
+    """Add the embedding of the mirrored image."""
+    parties: int = Field(16, ge=1)
+    """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
+    lists: dict[str, PairsFrom] = {}
+
+
+class Model(Section):
+    """The backbone."""
+
+    name: str = "cnn-small"
+    embedding_size: int | None = None
+    batchnorm: Literal["average", "local", "parameters-only"] = "average"
+
+
+class Engine(Section):
+    """How the run is carried out on this machine."""
+
+    workers: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1)
+    """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
+    window: int | None = Field(None, ge=1)
+    """Parties under way or waiting to be folded; None: four for each worker."""
+    block: int = Field(16, ge=1)
+    shards: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
+    Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
+    device: str = "cpu"
+    autocast: Literal["bfloat16"] | None = None
+    channels_last: bool = False
+    flush_denormals: bool = True
+    save_replies: bool = True
+    checkpoint: int = Field(1, ge=1)
+    keep: int = Field(2, ge=1)
+    quorum: float = Field(0.5, ge=0, le=1)
+    patience: int = Field(5, ge=0)
+    on_error: Literal["stop", "exclude"] = "stop"
