@@ -269,7 +269,7 @@ class HasSteps:
     @property
     def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
         """All steps by name: its own (`train`), then those of its components (`validation.score`)."""
-        self._check_frozen()
+        self.check_frozen()
         found: dict[str, tuple[HasSteps, StepDeclaration]] = {n: (self, d) for n, d in self.own_steps.items()}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             part = getattr(self, f.name)
@@ -285,8 +285,9 @@ class HasSteps:
                 )
         return found
 
-    def _check_frozen(self) -> None:
-        cls = type(self)
+    @classmethod
+    def check_frozen(cls) -> None:
+        """Raise DeclarationError unless the class is a frozen dataclass, which can be known once it is decorated."""
         fields = getattr(cls, "__dataclass_fields__", {})
         lost = [
             n for n, a in vars(cls).get("__annotations__", {}).items() if n not in fields and "ClassVar" not in str(a)

@@ -300,6 +300,8 @@ def test_a_method_that_is_no_dataclass_is_refused_at_its_first_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = method(tmp_path, monkeypatch, DECORATED, "").Damped()
+    with pytest.raises(DeclarationError, match=FROZEN):
+        type(made).check_frozen()
     with pytest.raises(
         DeclarationError, match=f"Damped is not declared a dataclass.*rounds, way, local, loss.*{FROZEN}"
     ):
