@@ -322,7 +322,7 @@ def _summary(
         "seed": recipe.seed,
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,
-        "bytes": dict(server.at.totals),
+        "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
         "figures": figures,
         "untrained": untrained,
         "curves": judge.curves(),

@@ -13,6 +13,10 @@ from coalface.engines.folding import Fold
 from coalface.engines.standing import Call, Tally
 
 
+class Lost(wire.Refused):
+    """A reply that was sent and did not arrive in time."""
+
+
 class Gathering:
     """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
 
@@ -32,7 +36,8 @@ class Gathering:
         self.call, self.failed = call, failed
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count."""
-        self.bytes_down = self.bytes_up = 0
+        self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0}
+        """To the parties, and from them; of what they sent, what was refused, and what was lost or late."""
         reply: Any = declaration.reply
         self._class = reply
         sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
@@ -49,14 +54,16 @@ class Gathering:
         self._down = len(call.common.data) if call.common else 0
         self._places = {party: place for place, party in enumerate(call.to)}
 
-    def take(self, request: Request, read: Callable[[type], tuple[Any, int]], tally: Tally, most: int) -> None:
-        """Take in one reply; `read` gives the message and its bytes, `most` is how many images the party can have."""
+    def take(self, request: Request, size: int, read: Callable[[type], Any], tally: Tally, most: int) -> None:
+        """Take in one reply of `size` bytes; `read` gives the message, `most` is how many images the party can have."""
         party = request.party
         sent = self._down + (len(request.each.data) if request.each else 0)
         tally.bytes_down += sent
-        self.bytes_down += sent
+        tally.bytes_up += size
+        self.bytes["down"] += sent
+        self.bytes["up"] += size
         try:
-            message, size = read(self._class)
+            message = read(self._class)
             own = self.call.each[party] if self.call.each is not None else None
             wire.validate(message, [m for m in (own, self._common) if m is not None])
             if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
@@ -65,9 +72,8 @@ class Gathering:
                 fold.check(message, most)
         except (wire.Refused, wire.WireError, StepFailed) as error:
             self.failed[party] = str(error)
+            self.bytes["lost" if isinstance(error, Lost) else "refused"] += size
             return
-        tally.bytes_up += size
-        self.bytes_up += size
         for fold in self._sums:
             name = fold.mean.field
             before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)

@@ -21,7 +21,7 @@ from coalface.calls import check_call, check_state
 from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
-from coalface.engines.gathering import Gathering
+from coalface.engines.gathering import Gathering, Lost
 from coalface.engines.standing import Call, Numerics, Standing, Tally, check_same
 from coalface.engines.transport import Reply, RunFailed, Transport
 from coalface.engines.trouble import Trouble
@@ -55,6 +55,10 @@ class Rules:
     trouble: Trouble = Trouble()
 
 
+def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryview:
+    return reply.data if isinstance(reply, wire.Encoded) else reply
+
+
 Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
 
@@ -66,8 +70,7 @@ class _Round:
     accepted: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    bytes: collections.Counter[str] = field(default_factory=collections.Counter)
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     """The training loss that each party's last reply says."""
@@ -220,9 +223,10 @@ class Server(Federation):
         got = Gathering(call, declaration, folds, failed, block=block, everyone=everyone)
         for request, reply in replies:
             most = self.images(request.party) + (len(self.data) if self.data is not None else 0)
-            got.take(request, functools.partial(self._read, request, reply), self.at.tallies[request.party], most)
-        now.bytes_down += got.bytes_down
-        now.bytes_up += got.bytes_up
+            size = 0 if isinstance(reply, StepFailed) else len(_data(reply))
+            read = functools.partial(self._read, request, reply)
+            got.take(request, size, read, self.at.tallies[request.party], most)
+        now.bytes.update(got.bytes)
         now.asked |= set(call.to)
         now.failed |= failed
         for party in failed:
@@ -240,7 +244,7 @@ class Server(Federation):
         now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.accepted))
 
-    def _read(self, request: Request, reply: Reply, cls: type) -> tuple[Any, int]:
+    def _read(self, request: Request, reply: Reply, cls: type) -> Any:
         if isinstance(reply, StepFailed):
             if self.rules.on_error == "stop":
                 raise RunFailed(
@@ -249,9 +253,8 @@ class Server(Federation):
             raise reply
         when = (request.stage, request.round, request.call)
         if why := self.rules.trouble.after(self.rules.seed, request.party, when):
-            raise wire.Refused(why)
-        data = reply.data if isinstance(reply, wire.Encoded) else reply
-        return self.rules.trouble.reply(request.party, wire.decode(data, cls)), len(data)
+            raise Lost(why)
+        return self.rules.trouble.reply(request.party, wire.decode(_data(reply), cls))
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -310,7 +313,12 @@ class Server(Federation):
         except Abandoned as error:
             raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
         self.at.accepted |= self._now.accepted
+        self._count()
         return check_state(self.method, self._stages[self.at.stage], state, beginning=True)
+
+    def _count(self) -> None:
+        for what, count in self._now.bytes.items():
+            self.at.totals[what] = self.at.totals.get(what, 0) + count
 
     def _start(self) -> None:
         self._now = _Round()
@@ -333,12 +341,12 @@ class Server(Federation):
         trained = time.perf_counter()
         for party in self._now.asked - set(self._now.failed):
             self.at.tallies[party].rounds += abandoned is None
-        self.at.totals["down"] += self._now.bytes_down
-        self.at.totals["up"] += self._now.bytes_up
+        self._count()
         record: dict[str, Any] = {"stage": self._stages[self.at.stage].name, "round": self.at.round}
         record |= {"asked": len(self._now.asked), "arrived": len(self._now.asked - set(self._now.failed))}
         record |= {"failed": dict(sorted(self._now.failed.items())), "abandoned": abandoned is not None}
-        record |= {"bytes_down": self._now.bytes_down, "bytes_up": self._now.bytes_up, **self._now.metrics}
+        sent = {f"bytes_{what}": n for what, n in self._now.bytes.items() if n or what in ("down", "up")}
+        record |= {"bytes_down": 0, "bytes_up": 0, **sent, **self._now.metrics}
         if len(self._now.losses) <= FEW:
             record["losses"] = self._now.losses
         if abandoned is not None:

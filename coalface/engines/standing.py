@@ -74,7 +74,7 @@ class Standing:
     posted: dict[Ticket, Call] = field(default_factory=dict)
     """Work that was posted and not yet collected."""
     totals: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
-    """Bytes of all messages."""
+    """Bytes of all messages to the parties, and from them; of these, what was `refused`, and `lost` or late."""
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "judging": 0.0, "checkpoint": 0.0})
 
     @property

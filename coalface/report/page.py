@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from coalface.report import charts, grids
+from coalface.report import charts, grids, troubles
 from coalface.report.runs import (
     Run,
     clean,
@@ -56,12 +56,14 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     judged = [key for key in run.figures if not key.endswith("_se")]
     comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
     ledger = mapping(run.summary.get("ledger"))
+    chains, chains_hold = troubles.checked_chains(ledger)
     return template("page.html").render(
         run=run,
         runs=runs,
         pooled=[one.label for one in runs if one.summary.get("pooled")],
         sentence=_sentence(run),
         result=_result(run, judged, comparison),
+        troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
         tiles=_tiles(run, judged),
         figures=grids.figures(run, judged),
         comparison=comparison,
@@ -80,13 +82,22 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
         kinds=grids.kinds(ledger),
         tensors=grids.tensors(ledger),
+        not_counted=troubles.not_counted(run),
         ledger=ledger,
+        ledger_difference=troubles.ledger_difference(run),
+        chains=chains,
+        chains_hold=chains_hold,
         ledger_lines=grids.integer_text(ledger.get("lines")),
         ledger_bytes=grids.size_text(ledger.get("bytes")),
         heads=grids.heads(ledger),
         numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
+
+
+def _troubles(run: Run, *, named: bool) -> str:
+    said = " ".join(troubles.at_the_head(run))
+    return f"{run.label}: {said}" if said and named else said
 
 
 def _model(run: Run) -> str:

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving import Asks, metrics, stopped_and_resumed
+from toys import CALLS, HOOKS, Lagged, Moves, Nudge, State, Values
+from worlds import Tiny, run
+
+from coalface.core import Federation
+from coalface.engines.desk import Request
+from coalface.engines.local import InProcess
+from coalface.engines.transport import Reply
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+ROLES = Tiny(parties=4, roles=(("silo-2", "validator"), ("silo-3", "validator")))
+
+
+def test_posted_work_is_collected_in_the_round_that_was_set(tmp_path: Path) -> None:
+    ran = run(Lagged(rounds=5, lag=2), tmp_path, ROLES)
+    # Posted in round 1 (values 0), collected in round 3 and posted anew (values 2), collected in 4 (values 3), in 5.
+    # The score is 2 · the sum of three equal values + how many the validator has seen.
+    assert {k: t.tolist() for k, t in ran.state.scores.items()} == {
+        "round-3": [1.0, 1.0],
+        "round-4": [2.0 * 3 * 2 + 2] * 2,
+        "round-5": [2.0 * 3 * 3 + 3] * 2,
+    }
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("after", range(1, 16, 2))
+def test_a_run_with_open_tickets_stopped_anywhere_and_resumed_is_the_unbroken_run(
+    tmp_path: Path, after: int, every: int
+) -> None:
+    method = Lagged(rounds=5, lag=2)
+    unbroken = run(method, tmp_path / "unbroken", ROLES, checkpoint=every).bytes()
+    resumed = stopped_and_resumed(method, tmp_path / "broken", after, ROLES, checkpoint=every).bytes()
+    assert resumed == unbroken
+
+
+def test_a_party_that_still_works_on_something_is_not_asked(tmp_path: Path) -> None:
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        fed.post(method.move, to=["silo-1"], common=Values(values=state.values))
+        fed.ask(method.move, common=Values(values=state.values))
+
+    with pytest.raises(ValueError, match=r"step move: \['silo-1'\] still work on what was posted.*collect that ticket"):
+        run(Asks(rounds=1, asks=ask), tmp_path)
+
+
+def test_a_ticket_is_collected_once(tmp_path: Path) -> None:
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        ticket = fed.post(method.move, common=Values(values=state.values))
+        assert fed.collect(ticket).arrived == fed.parties("trainer")
+        fed.collect(ticket)
+
+    with pytest.raises(ValueError, match="is not open: a ticket is collected once"):
+        run(Asks(rounds=1, asks=ask), tmp_path)
+
+
+def test_work_posted_in_an_abandoned_round_is_over_before_the_next(tmp_path: Path) -> None:
+    HOOKS.append(lambda party: 1 / 0 if party.round == 1 and party.name == "silo-0" else None)
+    ran = run(Lagged(rounds=4, lag=1, fragile=True), tmp_path, ROLES, on_error="exclude")
+    assert [r["abandoned"] for r in metrics(tmp_path)] == [True, False, False, False]
+    # The candidate of the abandoned round was scored, and that does not count: 3 posted, 2 collected, 1 left open.
+    assert {k: t.tolist() for k, t in ran.state.scores.items()} == {"round-3": [1.0] * 2, "round-4": [8.0] * 2}
+    scored = [call for call in CALLS if call[1] == "score"]
+    assert [call[3] for call in scored] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_work_of_an_abandoned_round_ends_from_the_state_that_it_was_posted_on(tmp_path: Path) -> None:
+    """The same in every engine, although one does the work at once and another when it is collected."""
+    bases: dict[str, list[str | None]] = {"posted": [], "collected": []}
+
+    class Spying(InProcess):
+        def post(self, ticket: Any, requests: Any) -> None:
+            bases["posted"] += [request.base for request in requests]
+
+        def collect(self, ticket: Any, requests: Any) -> Iterator[tuple[Request, Reply]]:
+            bases["collected"] += [request.base for request in requests]
+            return super().collect(ticket, requests)
+
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        nudge = Nudge(amount=torch.zeros(1))
+        fed.ask(method.remember, each={"silo-0": nudge})
+        fed.post(method.remember, each={"silo-0": nudge})
+        fed.ask(method.move, to=["silo-1"], common=Values(values=state.values), at_least=2)
+
+    run(Asks(rounds=1, asks=ask), tmp_path, transport=Spying)
+    assert bases["posted"] == bases["collected"] != [None]
