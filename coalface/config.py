@@ -80,6 +80,7 @@ class Recipe(Section):
 
     def _method(self, name: str) -> Method:
         cls = METHODS[name]
+        cls.check_frozen()
         shared = {"rounds": self.rounds, "local": self.build_local(), "loss": self.build_loss()}
         known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         given = {k: v for k, v in shared.items() if k in known}

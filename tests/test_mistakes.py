@@ -310,6 +310,8 @@ def test_a_method_that_is_no_dataclass_is_refused_at_its_first_use(
         planning.plan(made, {"trainer": ["silo-0"]}, worlds.Tiny()().backbone)
     with pytest.raises(DeclarationError, match=FROZEN):
         worlds.run(made, tmp_path)
+    with pytest.raises(DeclarationError, match=FROZEN):
+        tiny(method="damped")
 
 
 def test_new_fields_need_a_decorator_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
