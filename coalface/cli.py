@@ -206,7 +206,13 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
+    if shared := figures.get("people_in_both_lists"):
+        typer.echo(
+            f"warning: {shared:,} people are in both lists, so the threshold has seen people that are judged", err=True
+        )
     for name, value in figures.items():
+        if name == "roc":  # points for a drawing
+            continue
         if isinstance(value, float):  # thresholds are cosines, all other figures percent
             typer.echo(f"{name:24} {value:.6f}" if name.startswith("threshold") else f"{name:24} {value:.2f} %")
         else:

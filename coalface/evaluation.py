@@ -15,8 +15,9 @@ from coalface.data.faces import FaceSet
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.stores import open_store
+from coalface.data.words import several
 from coalface.evaluate.features import embed, images_needed
-from coalface.evaluate.verification import judge, score_pairs, two_list_accuracy
+from coalface.evaluate.verification import judge, roc, score_pairs, two_list_accuracy
 from coalface.models import Backbone, build
 
 FARS = (0.1, 0.01, 0.001)
@@ -29,6 +30,8 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
         raise FileNotFoundError(f"{place} holds no model: give a run folder, or the folder `model` in one")
     about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     path = folder / "backbone.safetensors" if party is None else folder / "parties" / f"{party}.safetensors"
+    if party is not None and (folder / "backbone.safetensors").exists():
+        raise ValueError(f"{place}: this run left one global model, and none of {party}'s own: leave --party out")
     if not path.exists():
         found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
         hint = f"each party has its own: add --party with one of {', '.join(found[:8])}" if found else "it is damaged"
@@ -71,7 +74,10 @@ def judge_model(
 ) -> dict[str, Any]:
     """Figures of a model on a pair list over `images`, or on pairs drawn from a pack or from identity folders.
 
-    Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1).
+    Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1),
+    and `people_in_both_lists` says how many people the two share: where it is not 0, the figure flatters the model.
+    `roc` holds points of the curve as `far` and `tar` from 0 to 1, all other figures are in percent.
+    Raises ValueError where the second list holds pairs of the first.
     """
     backbone, about = read_model(model, party)
     if not on.exists():
@@ -90,13 +96,31 @@ def judge_model(
     judged = judge(features, left, right, chosen.same, chosen.fold, chosen.headline, FARS)
     figures: dict[str, Any] = {"model": str(model), "on": str(on), "pairs": len(chosen), **judged.figures()}
     figures |= {f"threshold@far={tar.far:g}": tar.threshold for tar in judged.tars if tar.carried}
+    scores = score_pairs(features, left, right)
     if threshold_from is not None:
         other = read_pairs(threshold_from, faces)
+        if shared := _images(chosen) & _images(other):
+            first, second = (faces.files[faces.rows[image]] for image in min(shared)) if faces.files else min(shared)
+            raise ValueError(
+                f"{threshold_from} and {on} share {several(len(shared), 'pair')}, such as {first} with "
+                f"{second}: a threshold chosen on pairs that are judged flatters the model; give a list of others"
+            )
+        figures["people_in_both_lists"] = len(_people(chosen, faces) & _people(other, faces))
         chosen_on = score_pairs(*_features(backbone, faces, other, flip))
-        scores = score_pairs(features, left, right)
         found = two_list_accuracy(chosen_on, other.same, scores, chosen.same)
         figures |= {"accuracy_two_lists": 100 * found.mean, "threshold_two_lists": found.thresholds[0]}
-    return figures
+    counted = chosen.headline | ~chosen.same if chosen.headline is not None else np.ones(len(chosen), dtype=bool)
+    curve = roc(scores[counted], chosen.same[counted])
+    return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
+
+
+def _images(pairs: PairList) -> set[tuple[int, int]]:
+    """The pairs of a list, whichever of the two images it names first."""
+    return {(min(pair), max(pair)) for pair in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)}
+
+
+def _people(pairs: PairList, faces: FaceSet) -> set[int]:
+    return set(faces.labels[np.concatenate([pairs.left, pairs.right])].tolist())
 
 
 def _features(

@@ -94,6 +94,7 @@ def test_evaluate_as_text_and_as_json(fedavg_run: Path, tmp_path: Path) -> None:
     text = said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20)
     assert re.search(rf"^accuracy +{found['accuracy']:.2f} %$", text, re.M)
     assert re.search(r"^threshold@far=0.1 +-?0\.\d{6}$", text, re.M)
+    assert found["roc"]["far"][-1] == 1 and "roc" not in text
 
 
 def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from coalface.evaluate.verification import best_threshold, tar_at_far
 PEOPLE = [f"P{i:02d}" for i in range(12)]
 
 
-def pair_list(path: Path, pairs: int, shift: int = 1) -> Path:
-    genuine = [f"P{i % 12:02d}\t{1 + i // 12}\t{2 + i // 12}" for i in range(pairs)]
+def pair_list(path: Path, pairs: int, shift: int = 1, second: int | None = None) -> Path:
+    genuine = [f"P{i % 12:02d}\t{1 + i // 12}\t{second or 2 + i // 12}" for i in range(pairs)]
     impostor = [f"P{i % 12:02d}\t1\tP{(i % 12 + shift + i // 12) % 12:02d}\t2" for i in range(pairs)]
     path.write_text("\n".join([str(pairs), *genuine, *impostor]) + "\n")
     return path
@@ -68,13 +68,49 @@ def test_each_image_is_embedded_once(
 
 
 def test_the_threshold_of_a_second_list_decides_the_first(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
-    test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, shift=3)
+    test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, 3, second=4)
     found = evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
     threshold = best_threshold(*scores(fedavg_run, pictures, train))
     cosines, same = scores(fedavg_run, pictures, test)
     assert found["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
     assert found["threshold_two_lists"] == pytest.approx(threshold, abs=1e-6)
     assert not [n for n in evaluation.judge_model(fedavg_run, test, images=pictures) if n.endswith("two_lists")]
+
+
+def test_a_threshold_is_not_chosen_on_pairs_that_are_judged(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, 3, second=4)
+    assert evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)["people_in_both_lists"] == 12
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join([*lines[:3], "P05\t2\t1", *lines[4:]]))  # P05's images 1 and 2, in the other order
+    with pytest.raises(
+        ValueError, match=r"train.txt and .*test.txt share 1 pair, such as P05/P05_0001.png with P05/P05_0002.png"
+    ):
+        evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
+
+
+def test_lists_of_other_people_share_none(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    for name, first in (("a", 0), ("b", 6)):
+        people = [f"P{first + i:02d}" for i in range(6)]
+        genuine = [f"{who}\t1\t{k}" for who in people for k in (2, 3)]
+        impostor = [f"{who}\t1\t{people[i - 1]}\t{k}" for i, who in enumerate(people) for k in (1, 2)]
+        (tmp_path / name).write_text("\n".join(["12", *genuine, *impostor]))
+    found = evaluation.judge_model(fedavg_run, tmp_path / "a", images=pictures, threshold_from=tmp_path / "b")
+    assert found["people_in_both_lists"] == 0
+
+
+def test_points_of_the_curve_come_along(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    path = pair_list(tmp_path / "pairs.txt", 20)
+    curve = evaluation.judge_model(fedavg_run, path, images=pictures)["roc"]
+    cosines, same = scores(fedavg_run, pictures, path)
+    assert curve["far"][0] == 1 / 20 and curve["far"][-1] == curve["tar"][-1] == 1
+    for far, tar in zip(curve["far"], curve["tar"], strict=True):
+        (expected,) = tar_at_far(cosines, same, (far,))
+        assert tar == pytest.approx(expected.tar)
+
+
+def test_a_global_model_is_no_partys_own(fedavg_run: Path, pictures: Path) -> None:
+    with pytest.raises(ValueError, match=r"this run left one global model, and none of silo-00's own: leave --party"):
+        evaluation.judge_model(fedavg_run, pictures, party="silo-00")
 
 
 def test_flip_changes_the_features(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:

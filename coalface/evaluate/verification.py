@@ -312,11 +312,22 @@ def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200)
 
 
 def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 100) -> Histogram:
-    """Counts of genuine and impostor scores in equal intervals of [−1, 1]; rounding may put a cosine past an end."""
+    """Counts of genuine and impostor scores in equal intervals over what was observed, its ends rounded outward.
+
+    The cosines of an untrained model may all lie within a hundredth of each other. The ends are multiples of a tenth
+    of the power of ten at or below the width, within [−1, 1], which rounding may put a cosine past.
+    """
     check_scores(scores, same)
     inside = np.clip(scores, -1, 1)
-    genuine, edges = np.histogram(inside[same], bins=bins, range=(-1, 1))
-    impostor, _ = np.histogram(inside[~same], bins=bins, range=(-1, 1))
+    width = max(float(np.ptp(inside)), 1e-6)
+    places = 1 - math.floor(math.log10(width))
+    low = max(-1.0, round(math.floor(inside.min() * 10**places) / 10**places, places))
+    high = min(1.0, round(math.ceil(inside.max() * 10**places) / 10**places, places))
+    if low == high:
+        low, high = (low, low + 10**-places) if low < 1 else (1 - 10**-places, 1.0)
+    ends = (min(low, float(inside.min())), max(high, float(inside.max())))
+    genuine, edges = np.histogram(inside[same], bins=bins, range=ends)
+    impostor, _ = np.histogram(inside[~same], bins=bins, range=ends)
     return Histogram(edges=edges, genuine=genuine, impostor=impostor)
 
 

@@ -199,6 +199,36 @@ def test_histogram_counts_every_pair_once():
     assert result.impostor.tolist() == [1, 1, 1, 0] and result.genuine.tolist() == [0, 0, 0, 3]
 
 
+@pytest.mark.parametrize(
+    ("scores", "ends"),
+    [
+        ([0.0512, 0.31, 0.4288], (0.05, 0.43)),
+        ([-0.07, 0.2, 0.939], (-0.1, 1.0)),  # 1.009 wide: to tenths
+        ([0.998712, 0.99912, 0.999346], (0.99871, 0.99935)),
+        ([0.5, 0.5, 0.5], (0.5, 0.5000001)),
+        ([1.0, 1.0, 1.0 + 1e-9], (0.9999999, 1.0)),
+        ([-1.0, -1.0, -1.0], (-1.0, -0.9999999)),
+    ],
+)
+def test_a_histogram_spans_what_was_observed(scores, ends):
+    same = np.array([True, False, True])
+    found = v.histogram(np.array(scores), same, bins=7)
+    assert (found.edges[0], found.edges[-1]) == pytest.approx(ends, abs=1e-12)
+    assert found.genuine.sum() == 2 and found.impostor.sum() == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 1e-3, 1e-5, 1e-9])
+def test_no_pair_falls_out_of_a_histogram_and_those_of_a_weak_model_spread_over_it(scale):
+    rng = np.random.default_rng(int(-np.log10(scale)))
+    for _ in range(50):
+        scores = np.clip(rng.uniform(-1, 1) + scale * rng.normal(size=400), -1, 1)
+        found = v.histogram(scores, np.arange(400) % 2 == 0)
+        assert found.genuine.sum() == found.impostor.sum() == 200
+        assert -1 <= found.edges[0] <= scores.min() and scores.max() <= found.edges[-1] <= 1
+        if 1e-6 < np.ptp(scores):
+            assert np.ptp(scores) >= 0.8 * (found.edges[-1] - found.edges[0])
+
+
 def features_and_pairs(seed=0, pairs=400):
     rng = np.random.default_rng(seed)
     identity = rng.integers(12, size=60)
