@@ -25,7 +25,8 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     world.check_device(recipe)
     if recipe.pretrain is not None:
         try:
-            check(recipe.pretraining())
+            check_leaves_shared(inner := recipe.pretraining())
+            check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
     train, held = world.training_faces(recipe, sources.unseen)
@@ -48,6 +49,16 @@ def plan(recipe: Recipe, parties: int | None = None) -> Plan:
     names = [f"party-{place:05d}" for place in range(parties or party_count(recipe))]
     validators = tuple(recipe.validators) or ("validator-0",)
     return planning.plan(recipe.build_method(), {"trainer": names, world.VALIDATOR: validators}, world.backbone(recipe))
+
+
+def check_leaves_shared(pretraining: Recipe) -> None:
+    """Raise RecipeError for a pre-training that would leave no model to start from, before anybody trains."""
+    if not plan(pretraining).leaves_shared:
+        policy = pretraining.model.batchnorm
+        norm = "" if policy == "average" else f", with pretrain.model.batchnorm=average in place of {policy}"
+        raise RecipeError(
+            f"pretrain.method: {pretraining.method!r} leaves no global model to start from; take centralized{norm}"
+        )
 
 
 def party_count(recipe: Recipe) -> int:

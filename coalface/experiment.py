@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from coalface import config, judging, pairlists, planning, world
+from coalface import config, dry, judging, pairlists, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
@@ -232,6 +232,7 @@ def _packing(view: View) -> Callable[[int, int], None]:
 def _pretrained(recipe: Recipe, view: View) -> Tensors:
     """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before."""
     inner = recipe.pretraining()
+    dry.check_leaves_shared(inner)
     seen = hashlib.sha256(json.dumps([inner.digest(), world.content(inner, _packing(view))]).encode()).hexdigest()
     place = default_cache() / "pretrained" / seen[:24]
     model = place / "model" / "backbone.safetensors"
@@ -243,8 +244,6 @@ def _pretrained(recipe: Recipe, view: View) -> Tensors:
                     resume(place, view)
                 else:
                     run(inner, place, view)
-    if not model.exists():
-        raise RecipeError(f"pretrain.method: {inner.method!r} leaves no global model to start from; take centralized")
     shared = world.backbone(recipe).shared()
     loaded = load_file(model)
     return {name: loaded[name] for name in shared}

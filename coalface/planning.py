@@ -49,6 +49,8 @@ class Plan:
     stays: tuple[str, ...]
     parties: dict[str, int]
     """How many parties are asked in a round, by step."""
+    leaves_shared: bool
+    """Whether a run leaves a global model, and not only one at each party."""
 
     def down(self) -> int:
         """Bytes to all parties in a round."""
@@ -73,9 +75,10 @@ def plan(method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbon
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
         state = check_state(method, stage, stage.round(fed, state))
-    planned = Plan(tuple(fed.sent.values()), stays, dict(fed.asked))
-    check_models(method, method.models(fed, state), fed.parties)
-    return planned
+    sent, asked = tuple(fed.sent.values()), dict(fed.asked)
+    models = method.models(fed, state)
+    check_models(method, models, fed.parties)
+    return Plan(sent, stays, asked, models.shared is not None)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:

@@ -241,6 +241,14 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
     assert config.parse(tree).digest() == tiny().digest()
 
 
+def test_epochs_and_iterations_are_not_given_both() -> None:
+    with pytest.raises(RecipeError, match="local.epochs is 2 and local.iterations 3.*leave one of them out"):
+        tiny(local={"epochs": 2, "iterations": 3})
+    recipe = tiny(local={"iterations": 3})
+    again = config.parse(recipe.resolved())  # config.yaml has the default of the other as well
+    assert again.digest() == recipe.digest() and again.resolved() == recipe.resolved()
+
+
 def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own() -> None:
     recipe = tiny(pretrain={"method": "centralized", "rounds": 1, "loss": {"name": "softmax"}})
     inner = recipe.pretraining()

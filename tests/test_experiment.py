@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tinyruns import Silent, model_bytes, tiny
 from torch import nn
 
-from coalface import config, experiment, models
+from coalface import config, dry, experiment, models
 from coalface.config import RecipeError
 from coalface.data.pack import default_cache
 from coalface.engines.processes import wait_for_workers
@@ -303,8 +303,22 @@ def test_the_first_round_starts_from_the_pretrained_model(tmp_path: Path, monkey
 
 def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(RecipeError, match="pretrain.method: 'solo' leaves no global model to start from"):
-        experiment.run(tiny(pretrain={"method": "solo", "rounds": 1}), tmp_path / "run", Silent())
+    local = {"model": {"name": "ir18", "batchnorm": "local"}}
+    for start, says in (
+        ({"method": "solo"}, "pretrain.method: 'solo' leaves no global model to start from; take centralized$"),
+        (
+            {"method": "centralized", **local},
+            "'centralized' leaves no .*pretrain.model.batchnorm=average in place of l",
+        ),
+    ):
+        recipe = tiny(pretrain={"rounds": 1, **start})
+        view = Silent()
+        with pytest.raises(RecipeError, match=says):
+            experiment.run(recipe, tmp_path / "run", view)
+        with pytest.raises(RecipeError, match=says):
+            dry.check(recipe)
+        assert view.started == view.notes == []  # nobody trained, and nothing was begun
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
 def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:

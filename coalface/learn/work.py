@@ -51,10 +51,17 @@ class LocalWork:
         for name in ("epochs", "batch", *(["iterations"] if self.iterations is not None else [])):
             if getattr(self, name) < 1:
                 raise ValueError(f"local.{name} is {getattr(self, name)}; give 1 or more")
+        if self.iterations is not None and self.epochs != 1:
+            raise ValueError(
+                f"local.epochs is {self.epochs} and local.iterations {self.iterations}, which would take its place: "
+                "leave one of them out (or set local.epochs=1 where a recipe gives it)"
+            )
         if bad := [party for party, images in self.party_batch.items() if images < 1]:
             raise ValueError(f"local.party_batch of {bad[0]} is {self.party_batch[bad[0]]}; give 1 or more")
         if self.party_batch and self.iterations is None:
-            raise ValueError("local.party_batch needs local.iterations: in an epoch it would change the steps of a round")
+            raise ValueError(
+                "local.party_batch needs local.iterations: in an epoch it would change the steps of a round"
+            )
         if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError(
                 f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "

@@ -129,9 +129,7 @@ def test_a_gap_before_what_is_needed_or_was_flushed_is_an_error(tmp_path: Path, 
     place(here, done[1]).unlink()
     shorten(here, done[0])
     base = done[0].id if flush else done[2].id
-    with pytest.raises(
-        ValueError, match=r"silo-1.jsonl ends after line 5, .* lines 11 to 15: 5 lines are missing.*"
-    ):
+    with pytest.raises(ValueError, match=r"silo-1.jsonl ends after line 5, .* lines 11 to 15: 5 lines are missing.*"):
         here.answer(request(4, base))
 
 

@@ -82,6 +82,7 @@ def test_a_milestone_counts_the_rounds_that_are_over() -> None:
     [
         ({"epochs": 0}, r"local.epochs is 0; give 1 or more"),
         ({"batch": 0}, r"local.batch is 0"),
+        ({"epochs": 2, "iterations": 3}, r"local.epochs is 2 and local.iterations 3, .*leave one of them out"),
         ({"iterations": 0}, r"local.iterations is 0"),
         ({"lr": 0.0}, "lr > 0.*got lr=0.0"),
         ({"momentum": 1.0}, "momentum < 1.*momentum=1.0"),
