@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,53 @@ def test_a_line_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path, l
 def test_only_the_owner_may_read_a_ledger(tmp_path: Path) -> None:
     written(tmp_path / "l.jsonl")
     assert (tmp_path / "l.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_are_appended_only_where_they_follow(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = [text.rstrip("\n") for text in written(path)]
+    path.write_text("\n".join(lines[:3]) + "\n")
+    head = ledger.read_head(path)
+    with pytest.raises(ValueError, match=r"l.jsonl ends after line 3, .* lines 7 to 9: 3 lines are missing after it"):
+        ledger.extend(path, lines[6:9], head)
+    other = ledger.lines_for(encoded(7), about(7), ledger.Head(3, "1" * 64, head.size))
+    with pytest.raises(ValueError, match=r"l.jsonl ends after line 3, .* lines 4 to 6: these do not follow from it"):
+        ledger.extend(path, other, head)
+    assert ledger.verify(path) == head == ledger.extend(path, lines[:3], head) == ledger.extend(path, [], head)
+    assert ledger.extend(path, lines[2:6], head) == ledger.verify(path)
+    assert path.read_text().splitlines() == lines[:6]
+
+
+@pytest.mark.parametrize("torn", ["", '{"line": 3, "ru', "\0" * 200, "\0" * 200 + '4a"}\n{"line": 4}\n'])
+def test_a_chain_is_followed_to_where_it_is_torn(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    path.write_text("".join(lines[:3]) + torn, encoding="utf-8")
+    assert ledger.follow(path) == ledger.Head(3, json.loads(lines[2])["chain"], len("".join(lines[:3]).encode()))
+    if torn:
+        with pytest.raises(ValueError, match="l.jsonl, line 4: the hash chain breaks here"):
+            ledger.verify(path)
+
+
+def test_a_line_that_was_changed_is_not_torn(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    path.write_text("".join(change_white_space(written(path))), encoding="utf-8")
+    with pytest.raises(ValueError, match="l.jsonl, line 6: the hash chain breaks here"):
+        ledger.follow(path)
+
+
+def test_a_head_is_held_against_the_line_that_it_speaks_of(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    head = ledger.Head(6, json.loads(lines[5])["chain"], len("".join(lines[:6]).encode()))
+    ledger.check_holds(path, head)
+    ledger.check_holds(tmp_path / "none", ledger.Head())
+    for wrong in (replace(head, chain="0" * 64), replace(head, lines=5), replace(head, size=head.size - 1)):
+        with pytest.raises(ValueError, match="l.jsonl, line .*not the line that the party's last accepted commit ends"):
+            ledger.check_holds(path, wrong)
+    path.write_text("".join(lines[:5]), encoding="utf-8")
+    with pytest.raises(ValueError, match="l.jsonl, line 6: .*Restore the file"):
+        ledger.check_holds(path, head)
+    path.write_bytes(bytes(100) + b"\n")
+    with pytest.raises(ValueError, match="l.jsonl: its last line is none of a ledger. Restore the file"):
+        ledger.read_head(path)
