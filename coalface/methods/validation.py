@@ -240,6 +240,11 @@ class Validated(Federation):
         if backbones not in folds:
             return self.fed.ask(step, to=to, common=common, each=each, folds=folds, at_least=at_least)
         rest = [mean for mean in folds if mean != backbones]
+        if self.validation.fv == "folded" and any(mean.field == "backbone" for mean in rest):
+            raise ValueError(
+                "validation.fv=folded: the method asks for other means of the backbones beside the candidates', by "
+                "which single ones could be solved for; set validation.fv=kept, or take that mean out of the method"
+            )
         if self.validation.fv == "kept":
             answer = self.fed.ask(step, to=to, common=common, each=each, folds=rest, at_least=at_least)
             models = answer.each.pop("backbone")
@@ -269,6 +274,11 @@ class Validated(Federation):
 
     def validate(self) -> Weighting:
         """Collect the validations that are due, and post that of this round; call it once the round has trained."""
+        if not self._means:
+            raise ValueError(
+                "Federated Validation weighs what a method folds as Mean('backbone', by='images'), and this one asked "
+                "for no such mean; write its aggregation so, or leave validation out"
+            )
         now = self._collected(self.weighting)
         if now.open is None:
             stacked = {name: torch.stack([mean[name] for mean in self._means]) for name in self._means[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from torch import Tensor
 from worlds import LOSS, WORK, Ran, Tiny, run
 
 from coalface import wire
-from coalface.core import Mean, Tensors, Ticket, generator
+from coalface.core import Federation, Mean, Tensors, Ticket, generator
 from coalface.data.pairs import PairList
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.folding import Fold
 from coalface.engines.local import InProcess
 from coalface.engines.server import Server
 from coalface.engines.transport import Reply
-from coalface.methods import METHODS
+from coalface.methods import METHODS, fedavg, fedavg_fv
+from coalface.methods.fedavg_fv import FedAvgFV
 from coalface.methods.validation import FederatedValidation, Open, Weighting, weighted_mean
 
 FIVE = Tiny(parties=5, validators=2)
@@ -506,3 +507,37 @@ def test_who_does_not_arrive_leaves_the_weights_in_proportion(mode: Any, tmp_pat
 
 def update(method: Any) -> Any:
     return method.steps["train"][1].reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peeking(FedAvgFV):
+    """Asks for one more mean of the backbones, by which a single one shows."""
+
+    def round(self, fed: Federation, state: Any) -> fedavg_fv.State:
+        weighted = self.validation.over(fed, state.weighting)
+        peek = Mean("backbone", by={"silo-0": 1.0}, name="peek")
+        common = fedavg.Global(backbone=state.training.backbone)
+        weighted.ask(self.train, common=common, folds=[Mean("backbone", by="images"), peek])
+        return fedavg_fv.State(training=state.training, weighting=state.weighting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unweighted(FedAvgFV):
+    """Averages by weights of its own, which FV cannot take the place of."""
+
+    def round(self, fed: Federation, state: Any) -> fedavg_fv.State:
+        weighted = self.validation.over(fed, state.weighting)
+        common = fedavg.Global(backbone=state.training.backbone)
+        weighted.ask(self.train, common=common, folds=[Mean("backbone")])
+        weighted.validate()
+        return fedavg_fv.State(training=state.training, weighting=state.weighting)
+
+
+@pytest.mark.parametrize(
+    ("cls", "mode", "says"),
+    [(Peeking, "folded", "other means of the backbones"), (Unweighted, "kept", "asked for no such mean")],
+)
+def test_a_method_that_fv_cannot_weigh_is_told_so(cls: Any, mode: str, says: str, tmp_path: Path) -> None:
+    method = cls(rounds=1, local=WORK, loss=LOSS, validation=FederatedValidation(fv=mode, candidates=2))
+    with pytest.raises(ValueError, match=says):
+        run(method, tmp_path, Tiny(parties=4, validators=1))
