@@ -8,7 +8,6 @@ from coalface import pairlists, planning, sources, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.data.faces import FaceSet
-from coalface.engines.local import World
 from coalface.footprint import footprint
 from coalface.methods import METHODS
 from coalface.methods.validation import FederatedValidation
@@ -17,11 +16,16 @@ from coalface.report.runs import size
 
 
 def check(recipe: Recipe) -> dict[str, FaceSet]:
-    """The parties that a run would have, after what it checks before it writes: device, images, deal, lists, trouble.
+    """The trainers that a run would have, after what it checks before it writes: images, deal, lists, method and all.
 
     Images are listed and none is decoded: one that is damaged does not show. A pre-training is checked as well.
     Raises RecipeError, ValueError or OSError as a run would.
     """
+    return _checked(recipe)[0]
+
+
+def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan]:
+    """(the trainers of a run, a round's messages among all of its parties), checked in the order of a run."""
     world.check_device(recipe)
     if recipe.pretrain is not None:
         try:
@@ -30,23 +34,26 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
     train, held = world.training_faces(recipe, sources.unseen)
-    parties = world.deal(recipe, train)
-    World(parties, world.backbone(recipe), None)
-    if recipe.data.party_augment:
-        world.augments(recipe, world.silos_of(recipe, train))
+    here = world.build_world(recipe.resolved(), packing=sources.unseen)
     pairlists.judged(recipe, train, held, sources.unseen)
-    validators = world.validating(recipe, train, held, sources.unseen)
     trouble = recipe.build_trouble()
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
     for party in named:
-        nearest(party, parties | validators, "trouble: the party")
-    world.check_shards(recipe, parties)
-    return parties
+        nearest(party, here.data, "trouble: the party")
+    world.check_shards(recipe, here.data)
+    by_role: dict[str, list[str]] = {}
+    for name, member in here.members().items():
+        by_role.setdefault(member.role, []).append(name)
+    planned = planning.plan(recipe.build_method(), by_role, here.backbone)
+    return {name: here.data[name] for name in by_role["trainer"]}, planned
 
 
-def plan(recipe: Recipe, parties: int | None = None) -> Plan:
-    """One round's messages, with as many parties as the recipe would deal."""
-    names = [f"party-{place:05d}" for place in range(parties or party_count(recipe))]
+def plan(recipe: Recipe) -> Plan:
+    """One round's messages, with as many parties as the recipe would deal, and nothing else checked.
+
+    For `coalface wire`: where the recipe names no validator, one stands in.
+    """
+    names = [f"party-{place:05d}" for place in range(party_count(recipe))]
     validators = tuple(recipe.validators) or ("validator-0",)
     return planning.plan(recipe.build_method(), {"trainer": names, world.VALIDATOR: validators}, world.backbone(recipe))
 
@@ -73,9 +80,8 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    parties = check(recipe)
+    parties, planned = _checked(recipe)
     rounds, engine = recipe.rounds, recipe.engine
-    planned = plan(recipe, len(parties))
     roles = {s.step: s.role for s in planned.sent}
     asked = max(count for step, count in planned.parties.items() if roles[step] != world.VALIDATOR)
     validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0

@@ -144,7 +144,8 @@ class Engine(Section):
     block: int = Field(16, ge=1)
     shards: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
-    Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
+    Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
+    are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
     device: str = "cpu"
     autocast: Literal["bfloat16"] | None = None
     channels_last: bool = False

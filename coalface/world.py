@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
 from coalface.pairlists import SPLIT_SEED, judged, validator
-from coalface.sources import Packing, below_root, folder, listed, open_source
+from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
 
 VALIDATOR = "validator"
 """The role of the parties that score models."""
@@ -102,7 +102,7 @@ def validating(
     Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged, and
     where a validator is called as a trainer is.
     """
-    if not any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values()):
+    if not _validates(recipe):
         return {}
     if both := sorted(recipe.validators.keys() & deal(recipe, train).keys()):
         raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
@@ -214,10 +214,10 @@ def backbone(recipe: Recipe) -> Backbone:
     return Backbone(module.to(recipe.engine.device), model.batchnorm)
 
 
-def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> World:
-    """The world of a resolved recipe: what each worker process makes for itself."""
+def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing: Packing | None = None) -> World:
+    """The world of a resolved recipe: what each worker process makes for itself, and a dry run with unseen images."""
     recipe = config.parse(tree)
-    train, held = training_faces(recipe)
+    train, held = training_faces(recipe, packing)
     parties = deal(recipe, train)
     network = backbone(recipe)
     if initial is not None:
@@ -236,7 +236,7 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
         autocast=engine.autocast,
         channels_last=engine.channels_last,
     )
-    validators = validating(recipe, train, held)
+    validators = validating(recipe, train, held, packing)
     return World(
         data=parties | {name: faces for name, (faces, _) in validators.items()},
         augment=own,
@@ -248,16 +248,50 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None) -> Worl
 
 
 def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
-    """Raise RecipeError where `engine.shards` names no party, or a party more processes than there are GPUs."""
+    """Raise RecipeError where `engine.shards` names no party, or one of this run more processes than there are GPUs.
+
+    It may name silos, validators and `pooled` whatever the method, so that one recipe serves all methods of a sweep.
+    """
     engine = recipe.engine
+    silos = _silos_beside(recipe, parties)
+    known = dict.fromkeys([*silos, *recipe.validators, POOLED])
     for party, size in engine.shards.items():
-        if not METHODS[recipe.method].pooled:
-            nearest(party, parties, "engine.shards: the party")
+        nearest(party, known, "engine.shards: the party")
+        if (party in silos) + (party in recipe.validators) + (party == POOLED) > 1:
+            raise RecipeError(
+                f"engine.shards.{party}: it could be two parties, of a silo, a validator and {POOLED!r}, which holds "
+                "everybody's images in centralised training: give the silo or the validator another name"
+            )
+        if not _plays(recipe, party):
+            continue
         if size > 1 and engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
             raise RecipeError(
                 f"engine.shards.{party}: {size} processes take engine.device cpu, or cuda where there are {size} GPUs; "
                 f"it is {engine.device!r}, with {torch.cuda.device_count()}"
             )
+
+
+def _silos_beside(recipe: Recipe, parties: Mapping[str, Any]) -> Collection[str]:
+    """The silos among a run's parties; of a pooled method those that others deal, where `engine.shards` names any."""
+    if not METHODS[recipe.method].pooled:
+        held = recipe.validators if _validates(recipe) else {}
+        return [party for party in parties if party not in held]
+    if recipe.engine.shards.keys() <= {POOLED, *recipe.validators}:
+        return ()
+    marked = bool(recipe.data.party_augment)  # then domains are no longer those that the partition looks at
+    return silos_of(recipe, training_faces(recipe, unseen)[0] if marked else parties[POOLED]).keys()
+
+
+def _plays(recipe: Recipe, party: str) -> bool:
+    """Whether a silo, a validator or `pooled` takes part in a run of the recipe's method."""
+    if party in recipe.validators:
+        return _validates(recipe)
+    return (party == POOLED) == METHODS[recipe.method].pooled
+
+
+def _validates(recipe: Recipe) -> bool:
+    """Whether the recipe's method has a step for validators."""
+    return any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values())
 
 
 def numerics(recipe: Recipe) -> Numerics:
@@ -270,5 +304,5 @@ def numerics(recipe: Recipe) -> Numerics:
         channels_last=engine.channels_last,
         flush_denormals=engine.flush_denormals,
         block=engine.block,
-        shards={party: size for party, size in engine.shards.items() if size > 1},
+        shards={party: size for party, size in engine.shards.items() if size > 1 and _plays(recipe, party)},
     )

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tinyruns import tiny
+from tinyruns import Silent, tiny
 
-from coalface import dry
+from coalface import config, dry, experiment
 
 FV: dict[str, Any] = {
     "method": "pfm-fv",
@@ -71,3 +72,51 @@ def test_validators_do_not_widen_the_window() -> None:
         tiny(method="pfm-fv", validators=many, data={"source": {"identities": 24}}, engine={"window": 9, "workers": 2})
     )
     assert "over 2 trainers and 5 validators" in text and "a window of 2 replies" in text
+
+
+# --- what a run refuses before its first round, a dry run refuses in the same words -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "pfm-fv"}, "there is no validator: give the recipe `validators`"),
+        ({"method": "fedavg-fv"}, "there is no validator"),
+        (FV | {"methods": {"pfm-fv": {"validation": {"fv": "folded", "candidates": 4}}}}, "of the backbones of 4 trai"),
+        (FV | {"methods": {"pfm-fv": {"sample": 3, "validation": {"fv": "folded"}}}}, "of the backbones of 3 trainers"),
+        (FV | {"model": {"batchnorm": "local"}}, "set model.batchnorm=average"),
+        (FV | {"validators": {"silo-00": {"identities": 2, "pairs": 10}}}, "a trainer is called so as well"),
+        ({"methods": {"fedavg": {"sample": 3}}}, "cannot sample 3 of 2 parties"),
+        ({"data": {"party_augment": {"silo-0": {"flip": False}}}}, "data.party_augment: 'silo-0' is not known"),
+        ({"trouble": {"corrupt": {"silo-0": "nan"}}}, "trouble: the party: 'silo-0' is not known"),
+        (FV | {"engine": {"shards": {"v": 2}}}, "engine.shards: the party: 'v' is not known; did you mean 'v2'"),
+        ({"data": {"hold_out": 0}}, "judge.lists.unseen: no identity is held out"),
+        ({"engine": {"device": "cuda:99"}}, "engine.device: 'cuda:99' is not there"),
+    ],
+)
+def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    recipe = tiny(**changes)
+    with pytest.raises(ValueError, match=re.escape(said)) as run:
+        experiment.run(recipe, tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()
+    for dryly in (dry.check, dry.describe):
+        with pytest.raises(ValueError) as refused:
+            dryly(recipe)
+        assert (str(refused.value), refused.type) == (str(run.value), run.type)
+
+
+def test_a_pre_training_that_cannot_begin_is_refused_with_where_it_stands() -> None:
+    recipe = tiny(pretrain={"method": "pfm-fv", "rounds": 1})
+    with pytest.raises(config.RecipeError, match="^pretrain: there is no validator: give the recipe `validators`"):
+        dry.check(recipe)
+
+
+def test_who_sends_what_is_shown_of_a_recipe_that_names_no_validator() -> None:
+    steps = {sent.step for sent in dry.plan(tiny(method="pfm-fv")).sent}
+    assert steps == {"train", "validation.grade"}
+
+
+def test_the_check_gives_the_trainers_alone() -> None:
+    assert sorted(dry.check(tiny(**FV))) == [f"silo-0{i}" for i in range(4)]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinyruns
+import torch
+import worlds
 from safetensors.torch import load_file
 
-from coalface import dry, experiment
+from coalface import config, dry, experiment, world
 from coalface.config import RecipeError
+from coalface.engines.local import World
+from coalface.models import Backbone
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -52,3 +58,130 @@ def test_a_pre_training_is_not_split_and_a_recipe_without_shards_keeps_its_hash(
     recipe = tinyruns.tiny(pretrain={"method": "centralized", "rounds": 1}, **shards)
     assert recipe.pretraining().engine.shards == {}
     assert tinyruns.tiny().digest() == tinyruns.tiny(engine={"shards": {}}).digest() != tinyruns.tiny(**shards).digest()
+
+
+# --- the one party of centralised training ----------------------------------------------------------------------------
+
+PARTS: dict[str, Any] = {"pooled": 2, "silo-00": 3, "silo-01": 4}
+"""Of one recipe for centralised and federated training: each method uses its own."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The world of a recipe in float64; each process builds it."""
+
+    recipe: str
+
+    def __call__(self) -> World:
+        made = world.build_world(json.loads(self.recipe))
+        compute = dataclasses.replace(made.compute, dtype=torch.float64)
+        return dataclasses.replace(
+            made, backbone=Backbone(made.backbone.module.double(), made.backbone.policy), compute=compute
+        )
+
+
+def exactly(folder: Path, **changes: Any) -> worlds.Ran:
+    """The tiny recipe's rounds in float64."""
+    recipe = tinyruns.tiny(**changes)
+    build = Exact(json.dumps(recipe.resolved()))
+    return worlds.run(recipe.build_method(), folder, build, numerics=world.numerics(recipe))
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_pooled_training_over_several_processes_is_that_over_one(tmp_path: Path) -> None:
+    one = exactly(tmp_path / "one", method="centralized")
+    many = exactly(tmp_path / "many", method="centralized", engine={"shards": PARTS})
+    assert dict(many.server.numerics.shards) == {"pooled": 2}
+    assert one.state.backbone.keys() == many.state.backbone.keys()
+    moved = max((many.state.backbone[n] - t).abs().max() for n, t in many.server.initial.items())
+    apart = max((many.state.backbone[n] - t).abs().max() for n, t in one.state.backbone.items())
+    assert apart < 1e-9 < 1e-3 < moved
+    shards = [len(list((ran.folder / "parties" / "pooled").glob("*.shard"))) for ran in (one, many)]
+    assert shards == [0, 1]
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_run_over_pooled_images_is_split_as_its_recipe_says(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"method": "centralized", "rounds": 1, "engine": {"shards": PARTS}}
+    out = tinyruns.run(tmp_path / "run", **changes)
+    assert json.loads((out / "summary.json").read_text())["numerics"]["shards"] == {"pooled": 2}
+    assert len(list((out / "parties" / "pooled").glob("*.shard"))) == 1
+
+
+V: dict[str, Any] = {"validators": {"v": {"identities": 2, "pairs": 10}}}
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [
+        ("centralized", {"pooled": 2}),
+        ("fedavg", {"silo-00": 3, "silo-01": 4}),
+        ("solo", {"silo-00": 3, "silo-01": 4}),
+        ("pfm-fv", {"silo-00": 3, "silo-01": 4, "v": 2}),
+    ],
+)
+@pytest.mark.parametrize("augmented", [{}, {"silo-00": {"flip": False}}], ids=["alike", "party_augment"])
+def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int], augmented: dict[str, Any]) -> None:
+    shards = PARTS | {"v": 2}
+    recipe = tinyruns.tiny(method=method, engine={"shards": shards}, data={"party_augment": augmented}, **V)
+    assert dry.check(recipe)
+    assert world.numerics(recipe).shards == used
+
+
+@pytest.mark.parametrize("method", ["centralized", "fedavg", "fedavg-fv"])
+@pytest.mark.parametrize(
+    ("party", "near"), [("poold", "pooled"), ("silo-0", "silo-0[01]"), ("w", "v"), ("silo-02", "silo-0[01]")]
+)
+@pytest.mark.parametrize("augmented", [{}, {"silo-00": {"flip": False}}], ids=["alike", "party_augment"])
+def test_a_party_of_no_method_is_refused_whatever_the_method(
+    method: str, party: str, near: str, augmented: dict[str, Any]
+) -> None:
+    recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}}, data={"party_augment": augmented}, **V)
+    known = "Known: silo-00, silo-01, v, pooled"
+    with pytest.raises(RecipeError, match=f"engine.shards: the party: '{party}' is not known; did you mean '{near}'"):
+        dry.check(recipe)
+    with pytest.raises(RecipeError, match=known):
+        dry.check(recipe)
+
+
+@pytest.mark.parametrize("split", [None, 2])
+def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | None) -> None:
+    data = {
+        "source": {"kind": "synthetic", "identities": 12, "images": 4, "domains": ["studio", "street"]},
+        "partition": {"kind": "by-domain", "split": split},
+    }
+    names = ["street", "studio"] if split is None else ["street-a", "street-b", "studio-a", "studio-b"]
+    for augmented in ({}, {names[-1]: {"flip": False}}):
+        made: dict[str, Any] = {"method": "centralized", "data": {**data, "party_augment": augmented}}
+        assert dry.check(tinyruns.tiny(engine={"shards": dict.fromkeys(names, 2)}, **made))
+        with pytest.raises(RecipeError, match=f"Known: {', '.join(names)}, pooled"):
+            dry.check(tinyruns.tiny(engine={"shards": {"indoors": 2}}, **made))
+
+
+def test_only_a_party_of_this_method_needs_its_gpus() -> None:
+    for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
+        recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}, "device": "meta"}, **V)
+        world.check_shards(recipe, world.deal(recipe, world.training_faces(recipe)[0]))
+    recipe = tinyruns.tiny(method="centralized", engine={"shards": {"pooled": 2}, "device": "meta"})
+    with pytest.raises(RecipeError, match=r"engine.shards.pooled: 2 processes take .*'meta'"):
+        world.check_shards(recipe, world.deal(recipe, world.training_faces(recipe)[0]))
+
+
+def test_a_name_that_could_be_two_parties_is_refused() -> None:
+    partition = {"kind": "shares", "shares": {"pooled": 1, "other": 2}}
+    for changes in (
+        {"data": {"partition": partition}, "engine": {"shards": {"pooled": 2}}},
+        {"validators": {"pooled": {"identities": 2, "pairs": 10}}, "engine": {"shards": {"pooled": 2}}},
+        {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"shards": {"silo-00": 2}}},
+    ):
+        with pytest.raises(RecipeError, match=r"engine.shards.*: it could be two parties.* another name"):
+            dry.check(tinyruns.tiny(**changes))
+    assert dry.check(tinyruns.tiny(data={"partition": partition}, engine={"shards": {"other": 2}}))
+
+
+def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
+    start = {"method": "centralized", "rounds": 1, "engine": {"shards": {"pooled": 2}}}
+    recipe = tinyruns.tiny(pretrain=start)
+    assert dry.check(recipe) and world.numerics(recipe.pretraining()).shards == {"pooled": 2}
+    with pytest.raises(RecipeError, match=r"pretrain: engine.shards: the party: 'poold' .*'pooled'"):
+        dry.check(config.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))
