@@ -38,7 +38,8 @@ from coalface.data.augment import Augment, to_tensor
 from coalface.data.faces import FaceSet
 from coalface.engines import desk
 from coalface.engines.local import InProcess, Setup, Workers, World, keep_freed_memory
-from coalface.engines.server import Rules, Server
+from coalface.engines.rounds import Rules
+from coalface.engines.server import Server
 from coalface.engines.standing import Numerics
 from coalface.learn.compute import Compute
 from coalface.learn.margins import CosFace

@@ -29,7 +29,8 @@ from coalface.core import generator
 from coalface.data import partition
 from coalface.data.faces import FaceSet
 from coalface.engines.local import InProcess, Setup, World
-from coalface.engines.server import Rules, Server
+from coalface.engines.rounds import Rules
+from coalface.engines.server import Server
 from coalface.engines.standing import Numerics
 from coalface.learn.compute import Compute
 from coalface.learn.margins import CosFace

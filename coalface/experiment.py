@@ -23,7 +23,8 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import READ, Rules, Server
+from coalface.engines.rounds import Rules
+from coalface.engines.server import READ, Server
 from coalface.engines.transport import RunFailed
 from coalface.judging import Judge, write_json, write_text
 from coalface.methods import METHODS

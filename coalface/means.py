@@ -21,7 +21,8 @@ class Mean:
     means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
     that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
     zero (SCAFFOLD's control variates). `of="differences"` folds x_p − s_p, where s is the field of the same name that
-    was sent to p.
+    was sent to p. `once=True` is for sums that shall hide single replies: where a resumed run repeats the call,
+    and other parties answer or the weights are others, the round is abandoned before a sum is opened.
     """
 
     field: str
@@ -29,6 +30,7 @@ class Mean:
     over: Literal["arrived", "all"] = "arrived"
     of: Literal["values", "differences"] = "values"
     name: str = ""
+    once: bool = False
 
     def __post_init__(self) -> None:
         for key, known in (("over", ("arrived", "all")), ("of", ("values", "differences"))):

@@ -25,7 +25,8 @@ from coalface.data.synthetic import SyntheticFaces
 from coalface.engines.commits import REPLY, Commit
 from coalface.engines.desk import Request
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.server import Rules, Server
+from coalface.engines.rounds import Rules
+from coalface.engines.server import Server
 from coalface.engines.standing import Numerics
 from coalface.engines.transport import Reply
 from coalface.learn.compute import Compute

@@ -54,14 +54,18 @@ class Gathering:
         self._down = len(call.common.data) if call.common else 0
         self._places = {party: place for place, party in enumerate(call.to)}
 
-    def take(self, request: Request, size: int, read: Callable[[type], Any], tally: Tally, most: int) -> None:
-        """Take in one reply of `size` bytes; `read` gives the message, `most` is how many images the party can have."""
-        party = request.party
+    def count(self, request: Request, size: int, tally: Tally) -> None:
+        """Count the bytes of a request and of its reply."""
         sent = self._down + (len(request.each.data) if request.each else 0)
         tally.bytes_down += sent
         tally.bytes_up += size
         self.bytes["down"] += sent
         self.bytes["up"] += size
+
+    def take(self, request: Request, size: int, read: Callable[[type], Any], tally: Tally, most: int) -> None:
+        """Take in one reply of `size` bytes; `read` gives the message, `most` is how many images the party can have."""
+        party = request.party
+        self.count(request, size, tally)
         try:
             message = read(self._class)
             own = self.call.each[party] if self.call.each is not None else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
@@ -10,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +20,25 @@ from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method,
 from coalface.engines import checkpoint
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.gathering import Gathering, Lost
+from coalface.engines.opened import Opened
+from coalface.engines.rounds import Round, Rules
 from coalface.engines.standing import Call, Numerics, Standing, Tally, check_same
 from coalface.engines.transport import Reply, RunFailed, Transport
-from coalface.engines.trouble import Trouble
-
-FEW = 32
-"""Parties of a round up to which its line of the metrics has the training loss of each."""
 
 READ = 200
 """Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a run is conducted: what is not part of the method."""
-
-    run: str
-    """The run's name in requests and ledgers."""
-    seed: int = 0
-    quorum: float = 0.5
-    """Share of the asked parties whose replies must count, else the round is abandoned."""
-    patience: int = 5
-    """The run ends when so many rounds in a row were abandoned; with 0, as with 1, at the first."""
-    checkpoint: int = 1
-    """Rounds between two checkpoints."""
-    keep: int = 2
-    """Checkpoints kept."""
-    judge: int = 0
-    """Rounds between two judgements by the observers; 0: none during the run."""
-    on_error: str = "stop"
-    """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
-    trouble: Trouble = Trouble()
 
 
 def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryview:
     return reply.data if isinstance(reply, wire.Encoded) else reply
 
 
+def _size(reply: Reply) -> int:
+    return 0 if isinstance(reply, StepFailed) else len(_data(reply))
+
+
 Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
-
-
-@dataclass
-class _Round:
-    """A round under way: it becomes part of the run when it ends, and nothing of it does when it is abandoned."""
-
-    accepted: dict[str, str] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
-    bytes: collections.Counter[str] = field(default_factory=collections.Counter)
-    metrics: dict[str, float] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-    """The training loss that each party's last reply says."""
-    calls: int = 0
 
 
 class Server(Federation):
@@ -99,8 +63,9 @@ class Server(Federation):
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.at = Standing({name: Tally() for name in sorted(transport.members)})
         self._stages = method.stages()
-        self._now = _Round()
+        self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
+        self._opened = Opened(folder / "opened.jsonl")
 
     @property
     def round(self) -> int:
@@ -218,14 +183,11 @@ class Server(Federation):
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        declaration, now = self.method.steps[call.step][1], self._now
-        everyone, block = self.parties(declaration.role), self.numerics.block
-        got = Gathering(call, declaration, folds, failed, block=block, everyone=everyone)
+        now, got = self._now, self._gathering(call, folds, failed)
         for request, reply in replies:
             most = self.images(request.party) + (len(self.data) if self.data is not None else 0)
-            size = 0 if isinstance(reply, StepFailed) else len(_data(reply))
             read = functools.partial(self._read, request, reply)
-            got.take(request, size, read, self.at.tallies[request.party], most)
+            got.take(request, _size(reply), read, self.at.tallies[request.party], most)
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
         now.failed |= failed
@@ -236,6 +198,8 @@ class Server(Federation):
         if len(got.accepted) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(got.accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        if got.accepted and any(mean.once for mean in folds):
+            self._opened.record(call, folds, got.accepted)
         try:
             folded = got.folded() if got.accepted else {}
         except ValueError as error:  # those with a weight are among those that failed
@@ -243,6 +207,11 @@ class Server(Federation):
         now.accepted |= got.accepted
         now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.accepted))
+
+    def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
+        declaration = self.method.steps[call.step][1]
+        everyone = self.parties(declaration.role)
+        return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone)
 
     def _read(self, request: Request, reply: Reply, cls: type) -> Any:
         if isinstance(reply, StepFailed):
@@ -272,7 +241,6 @@ class Server(Federation):
             while self.at.round < stage.rounds:
                 self.at.round += 1
                 state = self._one_round(stage.round, state, last=self.at.round == stage.rounds)
-            self._drain(list(self.at.posted))
             asked = [party for party, tally in self.at.tallies.items() if tally != Tally()]
             self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
@@ -295,8 +263,11 @@ class Server(Federation):
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
         for ticket in tickets:
-            requests = list(self._requests(self.at.posted.pop(ticket), {}))
-            collections.deque(self.transport.collect(ticket, requests), maxlen=0)
+            call, failed = self.at.posted.pop(ticket), dict[str, str]()
+            got = self._gathering(call, (), failed)
+            for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
+                got.count(request, _size(reply), self.at.tallies[request.party])
+            self._now.bytes.update(got.bytes)
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
         """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
@@ -312,6 +283,8 @@ class Server(Federation):
             state = begin(self, before)
         except Abandoned as error:
             raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
+        if not self._stages[self.at.stage].rounds:
+            self._drain(list(self.at.posted))
         self.at.accepted |= self._now.accepted
         self._count()
         return check_state(self.method, self._stages[self.at.stage], state, beginning=True)
@@ -321,7 +294,7 @@ class Server(Federation):
             self.at.totals[what] = self.at.totals.get(what, 0) + count
 
     def _start(self) -> None:
-        self._now = _Round()
+        self._now = Round()
         self.rng = generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round)
 
     def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
@@ -338,19 +311,13 @@ class Server(Federation):
             self._drain(t for t in list(self.at.posted) if t not in kept_open)  # they start from what was accepted
             self._now.accepted.clear()
             self.at.posted = kept_open
+        if last:
+            self._drain(list(self.at.posted))
         trained = time.perf_counter()
-        for party in self._now.asked - set(self._now.failed):
+        for party in self._now.arrived:
             self.at.tallies[party].rounds += abandoned is None
         self._count()
-        record: dict[str, Any] = {"stage": self._stages[self.at.stage].name, "round": self.at.round}
-        record |= {"asked": len(self._now.asked), "arrived": len(self._now.asked - set(self._now.failed))}
-        record |= {"failed": dict(sorted(self._now.failed.items())), "abandoned": abandoned is not None}
-        sent = {f"bytes_{what}": n for what, n in self._now.bytes.items() if n or what in ("down", "up")}
-        record |= {"bytes_down": 0, "bytes_up": 0, **sent, **self._now.metrics}
-        if len(self._now.losses) <= FEW:
-            record["losses"] = self._now.losses
-        if abandoned is not None:
-            record["reason"] = abandoned
+        record = self._now.record(self._stages[self.at.stage].name, self.at.round, abandoned)
         if self.rules.judge and (self.at.round % self.rules.judge == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}

@@ -250,7 +250,7 @@ class Validated(Federation):
             models = answer.each.pop("backbone")
             self._means = [weighted_mean(models, weights) for weights in self.candidates]
         else:
-            many = [Mean("backbone", by=w, name=f"candidate {t}") for t, w in enumerate(self.candidates)]
+            many = [Mean("backbone", by=w, name=f"candidate {t}", once=True) for t, w in enumerate(self.candidates)]
             most = max(at_least or 0, len(many) + 1)  # of fewer, each could be solved for
             answer = self.fed.ask(step, to=to, common=common, each=each, folds=[*rest, *many], at_least=most)
             self._means = [answer.folded.pop(mean.key) for mean in many]

@@ -65,10 +65,12 @@ def ledger_difference(run: Run) -> str:
     if listed is None or sent is None or listed == sent:
         return ""
     if listed < sent:
-        return f"That is {size(sent - listed)} less than the server counted as sent: lines are missing."
+        again = "a reply collected in a round that was then abandoned was sent twice and is listed once, or "
+        why = again if any(record.get("abandoned") is True for record in run.metrics) else ""
+        return f"That is {size(sent - listed)} less than the server counted as sent: {why}lines are missing."
     return (
-        f"That is {size(listed - sent)} more than the server counted as sent: what a party sent again after a stop, or "
-        "what was posted to it and never collected, stands in its ledger as well."
+        f"That is {size(listed - sent)} more than the server counted as sent: what a party sent again after a stop "
+        "stands in its ledger as well."
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,18 @@ def test_work_of_an_abandoned_round_ends_from_the_state_that_it_was_posted_on(tm
 
     run(Asks(rounds=1, asks=ask), tmp_path, transport=Spying)
     assert bases["posted"] == bases["collected"] != [None]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_every_byte_of_posted_work_is_counted_also_where_nobody_collects_it(failing: bool, tmp_path: Path) -> None:
+    """The last validation of a run, and an abandoned round's: totals, tallies, metrics and ledgers say the same."""
+    if failing:  # the scores of round 1 come in round 2, which is abandoned, and so they come again in round 3
+        HOOKS.append(lambda party: 1 / 0 if party.round == 2 and party.name == "silo-0" else None)
+    ran = run(Lagged(rounds=4, lag=1, fragile=True), tmp_path, ROLES, on_error="exclude")
+    lines = [line for path in (tmp_path / "ledger").glob("*.jsonl") for line in path.read_text().splitlines()]
+    again = 2 * 56 if failing else 0
+    sent, record = sum(json.loads(line)["bytes"] for line in lines) + again, metrics(tmp_path)
+    tallies, totals = ran.server.at.tallies.values(), ran.server.at.totals
+    assert totals["up"] == sent == sum(r["bytes_up"] for r in record) == sum(t.bytes_up for t in tallies)
+    assert totals["down"] == sum(r["bytes_down"] for r in record) == sum(t.bytes_down for t in tallies)
+    assert ran.server.resumes_after()[1] == totals  # the checkpoint has them too
