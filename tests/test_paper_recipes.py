@@ -10,16 +10,18 @@ import cv2
 import pytest
 from tinyruns import Silent
 
-from coalface import config, experiment
+from coalface import config, dry, experiment, world
 from coalface.core import generator
 from coalface.data.convert import Pairs, convert
 from coalface.data.stores import open_store
 from coalface.data.synthetic import SyntheticFaces
+from coalface.gridding import Cell, grid
+from coalface.tabulating import baseline_of
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SMALL = [
     "model.name=cnn-small", "model.embedding_size=16", "data.size=32", "loss.scale=16", "loss.margin=0.1",
-    "engine.device=cpu", "engine.threads=1", "engine.shards={}",
+    "engine.device=cpu", "engine.threads=1",
     "local.iterations=2", "local.steps=8", "local.decays=[4, 6]", "local.batch=4", "methods.centralized.batch=12",
 ]  # fmt: skip
 
@@ -59,7 +61,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_recipe_of_pfms_paper_runs(
     root: Path, tmp_path: Path, recipe: str, method: str, parties: list[str]
 ) -> None:
-    made = config.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
+    made = config.load(
+        RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, "engine.shards={}", f"method={method}", f"data.root={root}"]
+    )
     out = experiment.run(made, tmp_path / "run", Silent(), report=False)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 4
@@ -79,3 +83,99 @@ def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
         marks = (0, 128_000, 230_400, 307_200)
         assert [local.lr_at(steps // k + 1, rounds) for steps in marks] == pytest.approx([0.1, 0.01, 0.001, 0.0001])
         assert local.lr_at(128_000 // k, rounds) == 0.1
+
+
+TWELVE = {f"ms1m-{part}": 2 for part in "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "silos"), [("paper-3-party", {"ms1m": 8, "asian": 4, "vgg": 4}), ("paper-12-party", TWELVE)]
+)
+@pytest.mark.parametrize("method", ["centralized", "solo", "fedavg", "fedavg-fv", "pfm", "pfm-fv"])
+def test_one_recipe_says_for_every_method_over_how_many_processes(
+    root: Path, recipe: str, silos: dict[str, int], method: str
+) -> None:
+    made = config.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
+    assert dry.check(made)
+    assert world.numerics(made).shards == ({"pooled": 8} if method == "centralized" else silos)
+    if method == "centralized":
+        assert made.engine.shards == silos | {"pooled": 8}
+
+
+# --- the sweeps -------------------------------------------------------------------------------------------------------
+
+Chosen = tuple[str, str, str, int, str]
+"""Method, its variant, network and loss, K, the half."""
+BOTH = ("first", "second")
+VARIANTS = [
+    ("centralized", ""), ("pfm", ""), ("pfm-fv", "local"), ("fedavg-fv", "local"), ("fedavg", "reset"),
+    ("fedavg", "none"),
+]  # fmt: skip
+
+
+def cells(name: str) -> list[Cell]:
+    return grid(RECIPES / "pfm" / "sweeps" / f"{name}.yaml", [])
+
+
+def chosen(cell: Cell) -> Chosen:
+    method: Any = cell.recipe.build_method()
+    variant = method.validation.norm if hasattr(method, "validation") else ""
+    variant = method.momentum if cell.recipe.method == "fedavg" else variant
+    made = cell.recipe
+    assert made.half_split is not None and made.build_local().iterations is not None
+    return made.method, variant, f"{made.model.name} {made.loss['name']}", made.local["iterations"], made.half_split
+
+
+def paper(setting: str, k: int, variants: list[tuple[str, str]]) -> set[Chosen]:
+    return {(method, variant, setting, k, half) for method, variant in variants for half in BOTH}
+
+
+def test_the_three_party_sweep_is_the_papers_grid() -> None:
+    """Fig. 4 (a) to (e), Solo of Table 1, and the norms of Fig. 5."""
+    wanted: set[Chosen] = set()
+    for setting in ("ir18 arcface", "ir18 cosface", "ir34 arcface"):
+        wanted |= paper(setting, 100, [*VARIANTS, ("solo", "")])
+    for k in (400, 1600):
+        wanted |= paper("ir18 arcface", k, VARIANTS[1:])  # centralised training does not depend on K
+    wanted |= paper("ir18 arcface", 100, [(m, n) for m in ("pfm-fv", "fedavg-fv") for n in ("moving", "none")])
+    found = [chosen(cell) for cell in cells("paper-3-party")]
+    assert set(found) == wanted and len(found) == len(wanted) == 70
+
+
+def test_the_twelve_party_sweep_is_the_papers() -> None:
+    found = [chosen(cell) for cell in cells("paper-12-party")]
+    assert set(found) == paper("ir18 arcface", 100, VARIANTS) and len(found) == 12
+    every = RECIPES / "pfm" / "sweeps" / "paper-12-party.yaml"
+    assert len(grid(every, ["local.iterations=100,400,1600"])) == 36  # as its head says
+
+
+@pytest.mark.parametrize("name", ["paper-3-party", "paper-12-party"])
+def test_every_cell_has_the_papers_numbers(name: str) -> None:
+    found = cells(name)
+    assert len({cell.recipe.digest() for cell in found}) == len(found)
+    for cell in found:
+        made, local = cell.recipe, cell.recipe.build_local()
+        assert local.iterations in (100, 400, 1600)
+        marks = (*local.decays, local.steps)
+        assert marks == (10 * 12_800, 18 * 12_800, 24 * 12_800, 26 * 12_800)
+        assert not any(mark % local.iterations for mark in marks if mark is not None)
+        assert (local.lr, local.momentum, made.data.size, made.data.grey) == (0.1, 0.9, 112, False)
+        assert (made.loss["scale"], made.loss["margin"]) == (64, {"arcface": 0.5, "cosface": 0.35}[made.loss["name"]])
+        if hasattr(method := made.build_method(), "validation"):
+            fv = method.validation
+            assert (fv.candidates, fv.smoothing, fv.epsilon, fv.forgetting, fv.score) == (
+                3, 0.01, 0.001, 0.01, "accuracy"
+            )  # fmt: skip
+        step = sum(local.party_batch.get(party, local.batch) for party in made.engine.shards if party != "pooled")
+        rest = 8 * local.batch if name == "paper-12-party" else 0  # silos on one GPU each
+        assert step + rest == made.methods["centralized"]["batch"] == 64 * 16
+
+
+@pytest.mark.parametrize("name", ["paper-3-party", "paper-12-party"])
+def test_centralised_training_is_there_for_every_network_and_loss(name: str) -> None:
+    found = cells(name)
+    assert baseline_of([cell.setting for cell in found], "method=centralized") == found[0].setting
+    for half in BOTH:
+        of = [cell.recipe for cell in found if cell.recipe.half_split == half]
+        pooled = {(made.model.name, made.loss["name"]) for made in of if made.method == "centralized"}
+        assert {(made.model.name, made.loss["name"]) for made in of} == pooled

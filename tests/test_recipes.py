@@ -9,9 +9,11 @@ import pytest
 
 from coalface import config, dry
 from coalface.config import Recipe
+from coalface.gridding import grid
 from coalface.methods import METHODS
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
+SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
 
 
 def absent(recipe: Recipe) -> str:
@@ -44,6 +46,13 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
 def test_every_recipe_takes_every_method(path: Path) -> None:
     for method in METHODS:
         assert config.load(path, [f"method={method}"]).build_method()
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_cell_of_a_sweep_resolves_and_is_told_from_the_others(path: Path) -> None:
+    cells = grid(path, [])
+    assert len(cells) > 1 and all(cell.recipe.resolved() for cell in cells)
+    assert len({cell.name for cell in cells}) == len(cells)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
