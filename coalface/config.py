@@ -69,7 +69,7 @@ class Recipe(Section):
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
     computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
-    model. A pooled method takes no partition, but where `data.party_augment` asks whose each image would be.
+    model. With `data.private` it trains on the public identities, else on those of this run. A pooled method takes no partition, but where `data.party_augment` asks whose each image would be.
     """
 
     def build_method(self) -> Method:
@@ -142,6 +142,8 @@ class Recipe(Section):
             and not self.data.party_augment
         ):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
+        if self.data.private is not None:
+            tree["data"] = {**tree["data"], "side": "public"}
         try:
             return parse(merged(tree, changes))
         except RecipeError as error:
@@ -312,6 +314,8 @@ def _keys_at(path: Sequence[str | int]) -> list[str]:
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
     source, exclude = recipe.data.source, recipe.data.exclude
+    if recipe.data.side is not None and recipe.data.private is None:
+        raise RecipeError("data.side: without data.private there is one side only; leave it out")
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(source.parts):

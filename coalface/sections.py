@@ -61,6 +61,15 @@ class Partition(Section):
     """Of the deal; None: the run's seed."""
 
 
+class Private(Section):
+    """Which of the trainable identities the parties hold; the others are public, and a pre-training's."""
+
+    identities: int = Field(ge=1)
+    """So many of them, drawn by a fixed seed."""
+    min_images: int = 1
+    """From those with so many images or more."""
+
+
 class Data(Section):
     """Training images."""
 
@@ -78,6 +87,9 @@ class Data(Section):
     """Take only so many identities, drawn by the deal's seed."""
     hold_out: int = 0
     """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
+    private: Private | None = None
+    side: Literal["private", "public"] | None = None
+    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones."""
     partition: Partition = Partition()
     augment: Augmentation = Augmentation()
     party_augment: dict[str, Augmentation] = {}

@@ -34,6 +34,7 @@ from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
 from coalface.pairlists import SPLIT_SEED, judged, validator
+from coalface.sections import Private
 from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
 
 VALIDATOR = "validator"
@@ -86,12 +87,27 @@ def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, d
                 faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
             except ValueError as error:
                 raise RecipeError(f"validators.{name}.identities: {error}") from None
+    if data.private is not None:
+        faces = _side(faces, data.private, public=data.side == "public")
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
     if len(faces) == 0:
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return faces, held, aside
+
+
+def _side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
+    """The images of the parties, or those of nobody's party, disjoint by identity."""
+    eligible = np.flatnonzero(faces.counts() >= private.min_images)
+    if len(eligible) < private.identities:
+        raise RecipeError(
+            f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
+            f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
+        )
+    chosen = np.zeros(len(faces.names), dtype=bool)
+    chosen[generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]] = True
+    return faces.only(np.flatnonzero(chosen != public))
 
 
 def validating(

@@ -252,3 +252,21 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
     assert world.numerics(config.parse({})).threads == 1
     assert world.numerics(tiny(engine={"block": 3})).block == 3
+
+
+def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:
+    data = {"hold_out": 6, "private": {"identities": 4, "min_images": 3}, "partition": {"kind": "one-identity"}}
+    recipe = tiny(data=data, pretrain={"method": "centralized"})
+    inner = recipe.pretraining()
+    private, held = world.training_faces(recipe)
+    public, held_too = world.training_faces(inner)
+    assert len(private.names) == 4 and private.counts().min() >= 3
+    assert len(world.deal(recipe, private)) == 4 and set(held.names) == set(held_too.names)
+    everyone = world.training_faces(tiny(data={"hold_out": 6}))[0]
+    assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
+    reseeded = config.parse({**recipe.model_dump(mode="json"), "seed": 5})
+    assert world.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
+    with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
+        world.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
+    with pytest.raises(RecipeError, match=r"data.side: without data.private there is one side only"):
+        tiny(data={"side": "public"})
