@@ -242,12 +242,15 @@ def compare(
 
 @app.command()
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A recipe.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file of several grids over one.")],
     changes: Annotated[
-        list[str], typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
-    ],
+        list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the cells and the table.")] = Path("sweeps/sweep"),
-    baseline: Annotated[str | None, typer.Option(help="What differences are to: key=value of one swept key.")] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="What differences are to: key=value of one swept key. Repeated, each has a table."),
+    ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -256,7 +259,7 @@ def sweep(
     from coalface.report.progress import Progress
 
     with Progress(quiet=quiet) as view:
-        typer.echo(sweeping.sweep(recipe, changes, out, view, baseline=baseline, keep_runs=keep_runs))
+        typer.echo(sweeping.sweep(recipe, changes or (), out, view, baselines=baseline or (), keep_runs=keep_runs))
 
 
 @app.command()

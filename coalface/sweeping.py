@@ -25,14 +25,15 @@ from coalface.tabulating import baseline_of, table
 
 
 def sweep(
-    path: Path, changes: Sequence[str], out: Path, view: View, *, baseline: str | None = None, keep_runs: bool = False
+    path: Path, changes: Sequence[str], out: Path, view: View, *, baselines: Sequence[str] = (), keep_runs: bool = False
 ) -> str:
     """Run the cells that are not done yet, then write and return the table (`OUT/table.md`).
 
     Raises RunFailed, with the table of what is done, where cells have failed.
     """
     cells = grid(path, changes)
-    baseline_of([cell.setting for cell in cells], baseline)  # a mistake in it should not show after hours
+    for wanted in baselines:  # a mistake in it should not show after hours
+        baseline_of([cell.setting for cell in cells], wanted)
     out.mkdir(parents=True, exist_ok=True)
     done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
     numbered = enumerate(cells, start=1)
@@ -54,7 +55,7 @@ def sweep(
             write_json(out / "failed.json", failed)
         if not keep_runs:
             shutil.rmtree(out / "runs" / digest)
-    text, whole = table(cells, done, baseline, failed)
+    text, whole = table(cells, done, baselines, failed)
     if whole or not (out / "table.md").exists():
         write_text(out / "table.md", text)
     said = f"{text}\ncells: {out / 'cells.jsonl'}\ntable: {out / 'table.md'}{'' if whole else ' (left as it was)'}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from coalface import pairlists, world
-from coalface.comparing import bootstrap_of, paired
+from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
+from coalface.evaluate.paired import PairedDifference, compare, same_pairs
 from coalface.gridding import Cell
 from coalface.report.runs import clean, figure_name, size, start_name
 
@@ -20,10 +21,13 @@ MANY = 16
 def table(
     cells: Sequence[Cell],
     done: Mapping[str, Mapping[str, Any]],
-    baseline: str | None = None,
+    baselines: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
 ) -> tuple[str, bool]:
     """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences.
+
+    Of one baseline, or of none (then to the first setting), they have a row for every setting and figure; of several
+    there is a table for each, with a row for every setting.
 
     Also whether it is whole: False where the images that the differences need cannot be read here, and they are left
     out. Cells that are not in `done` are listed with their reason from `failed`.
@@ -56,10 +60,13 @@ def table(
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
         lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
     if len(there) > 1:
-        bases = _bases(list(groups if baseline is not None else there), baseline)
+        to: dict[str, dict[str, str]] = {}  # baseline -> setting -> what it is compared with
+        for wanted in baselines or (None,):
+            bases = _bases(list(groups if baselines else there), wanted)
+            to[wanted or ""] = {label: base for label, base in bases.items() if base in there}
         recipe = next(cell.recipe for cell in cells if cell.setting in there)
         try:
-            lines += _differences(recipe, there, {label: base for label, base in bases.items() if base in there})
+            lines += _differences(recipe, there, to)
         except (OSError, ValueError) as error:
             whole = False
             lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
@@ -167,32 +174,110 @@ def _bases(settings: Sequence[str], wanted: str | None) -> dict[str, str]:
     return {one: one if one in found else max(found, key=lambda base: shared(one, base)) for one in settings}
 
 
+Found = Mapping[str, Mapping[tuple[str, str], Mapping[str, PairedDifference]]]
+"""Pair list -> (setting, what it is compared with) -> figure -> their difference; none if judged on other pairs."""
+
+
 def _differences(
-    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mapping[str, str]
+    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], to: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """A row for every setting and figure; `bases` says what each setting is compared with, itself being left out."""
-    train, held = world.training_faces(recipe)
-    several = sorted(set(bases.values()))
-    if not several:
+    """Each setting less what it is compared with; `to` says for each baseline with what, itself being left out."""
+    pairs = {
+        wanted: [(label, base) for label in groups if (base := bases.get(label, label)) != label]
+        for wanted, bases in to.items()
+    }
+    every = {pair for each in pairs.values() for pair in each}
+    if not every:
         return []
+    found = _compared(recipe, groups, every)
+    return _in_columns(groups, pairs, found) if len(to) > 1 else _in_rows(next(iter(pairs.values())), found)
+
+
+def _compared(
+    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], pairs: Collection[tuple[str, str]]
+) -> Found:
+    """The paired differences on each judged list. A setting is drawn again once, however often it is compared."""
+    found: dict[str, dict[tuple[str, str], dict[str, PairedDifference]]] = {}
+    for chosen in pairlists.judged(recipe, *world.training_faces(recipe)):
+        bootstrap = bootstrap_of(chosen.identities)
+        drawn = {
+            label: resampled([model for cell in group for model in cell["evidence"].get(chosen.name, ())], bootstrap)
+            for label, group in groups.items()
+            if any(label in pair for pair in pairs)
+        }
+        found[chosen.name] = {
+            (label, base): {
+                figure: compare(mine, drawn[base][figure])
+                for figure, mine in drawn[label].items()
+                if figure in drawn[base] and same_pairs(mine, drawn[base][figure])
+            }
+            for label, base in pairs
+        }
+    return found
+
+
+OTHER_PAIRS = "judged on other pairs"
+
+
+def _in_rows(pairs: Sequence[tuple[str, str]], found: Found) -> list[str]:
+    """A row for every setting and figure."""
+    several = sorted({base for _, base in pairs})
     to = several[0] if len(several) == 1 else "the setting named beside each"
     said = f"Differences to {to}, percent points, 95 % interval (2,000 paired draws of the judged identities):"
     beside = ["to"] if len(several) > 1 else []
     rows = [["setting", *beside, "figure", "difference", "interval", "verdict"]]
-    for chosen in pairlists.judged(recipe, train, held):
-        bootstrap = bootstrap_of(chosen.identities)
-        for label, group in groups.items():
-            base = bases.get(label, label)
-            if base == label:
-                continue
-            mine, other = ([c["evidence"].get(chosen.name, ()) for c in side] for side in (group, groups[base]))
+    for name, by_pair in found.items():
+        for label, base in pairs:
             first = [label, base] if beside else [label]
-            found = paired(mine, other, bootstrap)
-            if not found:
-                rows.append([*first, chosen.name, "", "", "judged on other pairs"])
-            for name, difference in found.items():
-                d = difference.figures()
+            if not by_pair[label, base]:
+                rows.append([*first, name, "", "", OTHER_PAIRS])
+            for figure, difference in by_pair[label, base].items():
                 verdict = "higher" if difference.low > 0 else "lower" if difference.high < 0 else "undecided"
-                numbers = [f"{d['difference']:+.2f}", f"{d['low']:+.2f} to {d['high']:+.2f}"]
-                rows.append([*first, figure_name(f"{chosen.name}/{name}"), *numbers, verdict])
+                rows.append([*first, figure_name(f"{name}/{figure}"), *_numbers(difference), verdict])
     return ["", said, "", *aligned(rows, left=2 + len(beside))]
+
+
+def _in_columns(
+    groups: Mapping[str, Sequence[Mapping[str, Any]]],
+    pairs: Mapping[str, Sequence[tuple[str, str]]],
+    found: Found,
+) -> list[str]:
+    """For each baseline a table with a row for every setting, beneath the row of what it is compared with."""
+    figures = {name: list(dict.fromkeys(f for of in by_pair.values() for f in of)) for name, by_pair in found.items()}
+    names = [f"{name}/{figure}" for name, each in figures.items() for figure in each]
+    lines = [
+        "",
+        "Differences in percent points and their 95 % intervals (2,000 paired draws of the judged identities), in a",
+        "table for each baseline. A row `to …` has that setting's own figures. Beneath it stand the settings that are",
+        "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
+        "What one table compares is not compared the other way round in a later one.",
+    ]
+    shown: set[frozenset[str]] = set()
+    for wanted, each in pairs.items():
+        new = [pair for pair in each if frozenset(pair) not in shown]
+        shown |= {frozenset(pair) for pair in new}
+        rows = [["setting", *map(figure_name, names)]]
+        for base in groups:
+            if beneath := [pair for pair in new if pair[1] == base]:
+                rows.append([f"to {base}", *_row(base, groups[base], "figures", names)[2 : 2 + len(names)]])
+                rows += [[pair[0], *_cells(figures, found, pair)] for pair in beneath]
+        if len(rows) > 1:
+            lines += ["", f"Differences to {wanted}:", "", *aligned(rows, left=1)]
+    return lines
+
+
+def _cells(figures: Mapping[str, Sequence[str]], found: Found, pair: tuple[str, str]) -> list[str]:
+    shown = []
+    for name, each in figures.items():
+        for figure in each:
+            difference = found[name][pair].get(figure)
+            text = "{} ({})".format(*_numbers(difference)) if difference is not None else ""
+            decided = difference is not None and not difference.low <= 0 <= difference.high
+            shown.append(f"**{text}**" if decided else text if found[name][pair] else OTHER_PAIRS)
+    return shown
+
+
+def _numbers(difference: PairedDifference) -> list[str]:
+    """The difference and its interval as text, in percent points."""
+    middle, low, high = (f"{100 * value:+.2f}" for value in (difference.difference, difference.low, difference.high))
+    return [middle, f"{low} to {high}"]

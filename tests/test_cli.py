@@ -112,6 +112,16 @@ def test_sweep_prints_its_table(tmp_path: Path) -> None:
     text = said("sweep", path, "method=solo,fedavg", "--out", tmp_path / "out", "--baseline", "method=solo", "--quiet")
     assert text.startswith("| setting ") and "Differences to method=solo" in text
     assert f"cells: {tmp_path / 'out' / 'cells.jsonl'}" in text
+    several = ["--baseline", "method=solo", "--baseline", "method=fedavg", "--out", tmp_path / "out", "--quiet"]
+    text = said("sweep", path, "method=solo,fedavg,fedprox", *several)
+    assert "\nDifferences to method=solo:\n" in text and "\nDifferences to method=fedavg:\n" in text
+
+
+def test_a_file_of_grids_is_swept_as_it_is(tmp_path: Path) -> None:
+    tinyruns.write(tmp_path / "tiny.yaml", rounds=1)
+    (tmp_path / "grids.yaml").write_text("recipe: tiny.yaml\ngrids: [{method: [solo, fedavg]}]\n")
+    text = said("sweep", tmp_path / "grids.yaml", "--out", tmp_path / "out", "--quiet")
+    assert "Differences to method=solo" in text and "| method=fedavg" in text
 
 
 def test_data_pack_and_sheet(tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""The differences of a sweep: what each setting is compared with, to one baseline and to several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyruns
+
+from coalface import comparing, config, pairlists, sweeping, tabulating, world
+from coalface.comparing import bootstrap_of, paired
+from coalface.config import RecipeError
+from coalface.evaluate.paired import accuracy_evidence
+from coalface.gridding import Cell, grid
+from coalface.sweeping import table
+
+GRIDS = """recipe: tiny.yaml
+grids:
+  - {method: [centralized, solo], loss.name: [cosface, arcface], local.iterations: 75, seed: [0, 1]}
+  - {method: pfm, loss.name: [cosface, arcface], local.iterations: [5, 75], seed: [0, 1]}
+  - {method: fedavg, methods.fedavg.momentum: [reset, none], loss.name: [cosface, arcface], local.iterations: [5, 75],
+     seed: [0, 1]}
+"""
+DATA = {"source": {"kind": "synthetic", "identities": 24, "images": 4}, "hold_out": 12}
+JUDGE = {"lists": {"unseen": {"kind": "balanced", "pairs": 60}}}
+Swept = tuple[list[Cell], dict[str, dict[str, Any]]]
+CENTRAL, RESET, NONE = "method=centralized", "methods.fedavg.momentum=reset", "methods.fedavg.momentum=none"
+
+BESIDE = """
+Differences to the setting named beside each, percent points, 95 % interval (2,000 paired draws of the judged identities):
+
+| setting                            | to                                      | figure          | difference |         interval | verdict |
+|------------------------------------|-----------------------------------------|-----------------|-----------:|-----------------:|--------:|
+| method=fedavg, local.iterations=5  | method=centralized, local.iterations=5  | unseen accuracy |     +19.58 |  +4.61 to +37.90 |  higher |
+| method=fedavg, local.iterations=5  | method=centralized, local.iterations=5  | unseen EER      |     -23.33 | -32.36 to -13.11 |   lower |
+| method=fedavg, local.iterations=75 | method=centralized, local.iterations=75 | unseen accuracy |     +22.08 | +10.89 to +39.24 |  higher |
+| method=fedavg, local.iterations=75 | method=centralized, local.iterations=75 | unseen EER      |     -22.50 | -34.17 to -15.70 |   lower |
+"""  # noqa: E501
+TO_ONE = """
+Differences to method=centralized, local.iterations=75, percent points, 95 % interval (2,000 paired draws of the judged identities):
+
+| setting                                | figure          | difference |         interval |   verdict |
+|----------------------------------------|-----------------|-----------:|-----------------:|----------:|
+| method=centralized, local.iterations=5 | unseen accuracy |      -6.25 | -22.46 to +13.12 | undecided |
+| method=centralized, local.iterations=5 | unseen EER      |      +5.83 |  -6.63 to +17.74 | undecided |
+| method=fedavg, local.iterations=5      | unseen accuracy |     +13.33 |  -0.10 to +32.20 | undecided |
+| method=fedavg, local.iterations=5      | unseen EER      |     -17.50 |  -25.96 to -7.64 |     lower |
+| method=fedavg, local.iterations=75     | unseen accuracy |     +22.08 | +10.89 to +39.24 |    higher |
+| method=fedavg, local.iterations=75     | unseen EER      |     -22.50 | -34.17 to -15.70 |     lower |
+"""  # noqa: E501
+"""Written by the code that knew one baseline only."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe, and a file of grids over it of which no two have the same keys."""
+    folder = tmp_path_factory.mktemp("grids")
+    tinyruns.write(folder / "tiny.yaml", data=DATA, judge=JUDGE)
+    (folder / "grids.yaml").write_text(GRIDS, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "DRAWS", 200)
+
+
+def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:
+    """Lines as of finished cells, whose pairs have the scores of a better model the further back the cell stands."""
+    (chosen,) = pairlists.judged(mine := config.load(path), *world.training_faces(mine))
+    same, done = chosen.identities.same, {}
+    for place, cell in enumerate(cells):
+        scores = same * place / len(cells) + np.random.default_rng(place).normal(0, 0.5, len(same))
+        done[cell.recipe.digest()] = {
+            "cell": cell.chosen,
+            "seed": cell.recipe.seed,
+            "figures": {"unseen": {"accuracy": 78.0 + 2 * place}},
+            "untrained": {"unseen": {"accuracy": 50.0}},
+            "bytes": {"down": 1000, "up": 2000},
+            "seconds": {"total": 3.0},
+            "evidence": {"unseen": [accuracy_evidence(scores, chosen.identities)]},
+        }
+    return done
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path) -> Swept:
+    """A finished sweep of the file of grids, as its cells and their lines."""
+    cells = grid(folder / "grids.yaml", [])
+    return cells, finished(cells, folder / "tiny.yaml")
+
+
+def tables(text: str) -> dict[str, list[list[str]]]:
+    """Baseline -> the rows of its table, without its head."""
+    found = {}
+    for part in text.split("\nDifferences to ")[1:]:
+        lines = [line for line in part.splitlines()[1:] if line.startswith("|")]
+        found[part.partition(":\n")[0]] = [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
+    return found
+
+
+def compared(rows: list[list[str]]) -> dict[str, str]:
+    """Setting -> the setting of the row `to …` above it."""
+    to, found = "", {}
+    for label, *_ in rows:
+        if label.startswith("to "):
+            to = label.removeprefix("to ")
+        else:
+            found[label] = to
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [([CENTRAL], BESIDE), (["method=centralized, local.iterations=75"], TO_ONE), ([CENTRAL] * 2, BESIDE)],
+)
+def test_one_baseline_has_a_row_for_every_setting_and_figure(folder: Path, wanted: list[str], text: str) -> None:
+    cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.iterations=5,75", "seed=0,1"])
+    written, whole = table(cells, finished(cells, folder / "tiny.yaml"), wanted)
+    assert whole and written.endswith("mean of a run.\n" + text)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swept: Swept) -> None:
+    cells, done = swept
+    found = tables(table(cells, done, [CENTRAL, RESET, NONE])[0])
+    assert list(found) == [CENTRAL, RESET, NONE]
+    federated = ["method=pfm", f"method=fedavg, {RESET}", f"method=fedavg, {NONE}"]
+    losses, every = ("cosface", "arcface"), [(loss, k) for loss in ("cosface", "arcface") for k in (5, 75)]
+
+    def named(method: str, loss: str, k: int) -> str:
+        return f"{method}, loss.name={loss}, local.iterations={k}"
+
+    central = {named(m, loss, k): named(CENTRAL, loss, 75) for m in federated for loss, k in every}
+    solo = {loss: named("method=solo", loss, 75) for loss in losses}
+    assert compared(found[CENTRAL]) == central | {solo[loss]: named(CENTRAL, loss, 75) for loss in losses}
+    for baseline, rest in ((RESET, ["method=pfm", f"method=fedavg, {NONE}"]), (NONE, ["method=pfm"])):
+        to = {named(m, loss, k): named(f"method=fedavg, {baseline}", loss, k) for m in rest for loss, k in every}
+        to |= {solo[loss]: named(f"method=fedavg, {baseline}", loss, 75) for loss in losses}
+        assert compared(found[baseline]) == to  # centralised, and `reset` to `none`, stand in a table above
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, folder: Path) -> None:
+    """Each as `paired` gives it for the two settings alone; bold where the interval does not hold zero."""
+    cells, done = swept
+    (chosen,) = pairlists.judged(mine := config.load(folder / "tiny.yaml"), *world.training_faces(mine))
+    bootstrap, bold = bootstrap_of(chosen.identities), []
+    found = tables(table(cells, done, [CENTRAL, RESET])[0])
+
+    def evidence(setting: str) -> list[Any]:
+        return [done[c.recipe.digest()]["evidence"]["unseen"] for c in cells if c.setting == setting]
+
+    for rows in found.values():
+        to = compared(rows)
+        for label, *shown in rows:
+            if label.startswith("to "):
+                assert shown[1] == "" and re.fullmatch(r"\d+\.00 ± 1\.41", shown[0])  # its figures; these have no EER
+                continue
+            by_figure = paired(evidence(label), evidence(to[label]), bootstrap)
+            for text, figure in zip(shown, ("accuracy", "eer"), strict=True):
+                d = by_figure[figure].figures()
+                plain = f"{d['difference']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
+                bold.append(d["verdict"] != "undecided")
+                assert text == (f"**{plain}**" if bold[-1] else plain)
+    assert any(bold) and not all(bold)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swept) -> None:
+    cells, done = swept
+    gone = f"method=fedavg, {RESET}, loss.name=arcface, local.iterations=75"
+    left = {c.recipe.digest(): done[c.recipe.digest()] for c in cells if c.setting != gone}
+    whole, part = (tables(table(cells, some, [CENTRAL, RESET])[0])[RESET] for some in (done, left))
+    without = {label: to for label, to in compared(whole).items() if to != gone}
+    assert compared(part) == without and len(without) == len(compared(whole)) - 3
+    only = {c.recipe.digest(): done[c.recipe.digest()] for c in cells if RESET not in c.setting}
+    assert list(tables(table(cells, only, [CENTRAL, RESET, NONE])[0])) == [CENTRAL, NONE]
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(("folds", "other"), [([0, 1, 2], {}), (None, {"list": "another"})])
+def test_settings_judged_on_other_pairs_say_so_in_each_column(
+    swept: Swept, folder: Path, folds: list[int] | None, other: dict[str, str]
+) -> None:
+    cells, done = swept
+    (chosen,) = pairlists.judged(mine := config.load(folder / "tiny.yaml"), *world.training_faces(mine))
+    evidence = accuracy_evidence(np.arange(120.0), chosen.identities, folds=folds) | other
+    changed = dict(done)
+    for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.iterations=75"):
+        changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
+    rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
+    assert next(row for row in rows if row[0].startswith("method=solo"))[1:] == ["judged on other pairs"] * 2
+    assert sum("other pairs" in text for row in rows for text in row) == 2
+    base, changed = "method=centralized, loss.name=cosface, local.iterations=75", dict(done)
+    for cell in (c for c in cells if c.setting == base):
+        changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
+    rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
+    said = {row[0]: row[1:] for row in rows if row[1:] == ["judged on other pairs"] * 2}
+    assert said.keys() == {label for label, to in compared(rows).items() if to == base}
+
+
+def test_a_mistake_in_a_baseline_shows_before_anything_runs(tmp_path: Path) -> None:
+    path, changes = tinyruns.write(tmp_path / "tiny.yaml"), ["method=fedavg,fedprox"]
+    said = "--baseline method=solo: no setting of the sweep has it; there are method=fedavg; method=fedprox"
+    for wanted in (["method=solo"], ["method=fedavg", "method=solo"]):
+        with pytest.raises(RecipeError, match=said):
+            sweeping.sweep(path, changes, tmp_path / "out", tinyruns.Silent(), baselines=wanted)
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_setting_is_compared_with_the_baseline_most_like_it() -> None:
+    settings = ["method=a, loss=x", "method=a, loss=y", "method=b, loss=x", "method=b, loss=y", "method=c"]
+    assert tabulating._bases(settings, "method=a") == {
+        "method=a, loss=x": "method=a, loss=x",
+        "method=a, loss=y": "method=a, loss=y",
+        "method=b, loss=x": "method=a, loss=x",
+        "method=b, loss=y": "method=a, loss=y",
+        "method=c": "method=a, loss=x",
+    }
+    assert set(tabulating._bases(settings, None).values()) == {"method=a, loss=x"}
