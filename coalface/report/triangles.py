@@ -16,6 +16,7 @@ from coalface.report.drawings import ticks
 from coalface.report.runs import clean
 
 WIDTH, HEIGHT = 460, 440
+"""Of a drawing with `NUMBERED` steps or more; larger cells reach further beyond the corners, and it grows with them."""
 TOP_CORNER, SIDE = (WIDTH / 2, 46.0), 336.0
 """The place of the first corner and the length of a side, between the centres of the corner cells."""
 NUMBERED = 10
@@ -74,14 +75,17 @@ def triangle(
                 f'style="fill: {ink}">{number}</text>'
             )
     parts += [_mark(mark, radius) for mark in marks]
-    below = TOP_CORNER[1] + SIDE * math.sqrt(3) / 2 + 38
-    for (x, y), name in zip(((WIDTH / 2, 14), (8, below), (WIDTH - 8, below)), corners, strict=True):
-        anchor = "middle" if y == 14 else "start" if x == 8 else "end"
+    more = max(0.0, radius - SIDE / NUMBERED / math.sqrt(3))  # above and below
+    beside = max(0.0, 8 + radius * math.sqrt(3) / 2 - (WIDTH - SIDE) / 2)
+    above, below = 14 - more, TOP_CORNER[1] + SIDE * math.sqrt(3) / 2 + 38 + more
+    places = (WIDTH / 2, above, "middle"), (8 - beside, below, "start"), (WIDTH - 8 + beside, below, "end")
+    for (x, y, anchor), name in zip(places, corners, strict=True):
         shown = name if len(name) <= 26 else name[:25] + "…"
-        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x}" y="{y:.1f}">{_safe(shown)}</text>')
-    parts.append(_scale(low, high))
+        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{_safe(shown)}</text>')
+    parts.append(f'<g transform="translate(0 {more:.1f})">{_scale(low, high)}</g>')
+    box = f"{0 - beside:.1f} {0 - more:.1f} {WIDTH + 2 * beside:.1f} {HEIGHT + 2 * more:.1f}"
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_safe(title)}" '
+        f'<svg viewBox="{box}" role="img" aria-label="{_safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
 

@@ -10,7 +10,7 @@ import yaml
 from coalface.report import page
 
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">\x1b\u202e'
-VOID = {"meta", "br", "img", "link", "input", "hr"}
+VOID = {"meta", "br", "img", "link", "input", "hr", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -208,3 +208,15 @@ def test_an_interval_stands_on_a_line_of_its_own(write_run):
     given = {(runs[1], "devtest/accuracy"): (-1.0, -2.0, 0.5)}
     text = page.build(*runs, intervals=given).read_text(encoding="utf-8")
     assert "<small>−1.00</small><small>[−2.00, +0.50]</small><small>undecided</small>" in text
+
+
+def test_a_long_field_of_a_message_may_break_at_its_underscores_and_nowhere_else(write_run):
+    """Beside the arrow, the kind and the bytes a card leaves room for one word: `backbone` broke within it."""
+    messages = [
+        {"step": "train", "direction": "up", "field": field, "kind": "tensors", "bytes": 9, "to": "server"}
+        for field in ("control_variate_of_the_backbone", "<i>_b")
+    ]
+    text = page.build(write_run(messages=messages)).read_text(encoding="utf-8")
+    assert "<code>control_<wbr>variate_<wbr>of_<wbr>the_<wbr>backbone</code>" in text
+    assert "<code>&lt;i&gt;_<wbr>b</code>" in text
+    assert ".step td code { overflow-wrap: normal; }" in text

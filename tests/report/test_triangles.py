@@ -52,6 +52,25 @@ def test_each_weighting_has_a_cell_of_its_own_within_the_drawing():
     assert nearest == pytest.approx(SIDE / 10, abs=0.1)  # so the cells touch and do not overlap
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 9, 10, 20])
+def test_names_and_scale_lie_clear_of_the_cells_however_large_these_are(steps):
+    marks = [Mark((0.0, 1.0, 0.0), "best", "")]
+    svg = ElementTree.fromstring(str(triangle(NAMES, grid(steps, lambda w: w[0]), steps=steps, title="t", marks=marks)))
+    left, top, width, height = map(float, svg.get("viewBox").split())
+    points = [
+        tuple(map(float, point.split(","))) for one in svg.iter(f"{SVG}polygon") for point in one.get("points").split()
+    ]
+    x, y = zip(*points, strict=True)
+    assert left <= min(x) and max(x) <= left + width
+    above, *below = (float(one.get("y")) for one in svg.iter(f"{SVG}text") if one.get("class") == "corner")
+    assert top + 10 <= above <= min(y) - 5 and len(below) == 2  # a letter is at most 10 above its baseline, 4 below
+    assert all(line >= max(y) + 13 for line in below)
+    shift = float(svg.find(f"{SVG}g").get("transform").split()[1].rstrip(")"))
+    bars = [float(bar.get("y")) + shift for bar in svg.iter(f"{SVG}rect")]
+    assert min(bars) >= max(below) + 10 and max(bars) + 32 <= top + height
+    assert steps < 10 or svg.get("viewBox") == f"0.0 0.0 {WIDTH:.1f} {HEIGHT:.1f}"
+
+
 def test_colours_go_from_the_lowest_score_to_the_highest():
     cells = grid(2, lambda w: 60 + w[0] - w[1])
     drawn = {
