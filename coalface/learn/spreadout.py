@@ -118,8 +118,30 @@ def spread_out(
             _to_tangent(found, rows, block)
         moved = found if moved is None or not momentum else moved.mul_(momentum).add_(found)
         del found
-        rows = unit_rows(rows.add_(moved, alpha=-step))
+        rows.add_(moved, alpha=-step)
+        for part in _slices(len(rows), block):  # in place: a whole one beside it would be a matrix more
+            rows[part] = unit_rows(rows[part], part.start)
     return rows.to(weights.dtype)
+
+
+@dataclass(frozen=True)
+class Spreading:
+    """The arguments of `spread_out` as settings; called with (C, d) class embeddings it gives them after the step."""
+
+    margin: float = 0.7
+    """v, in cosine distance."""
+    step: float = 0.01
+    """λη, whatever the clients' learning rate."""
+    steps: int = 1
+    momentum: float = 0.0
+    reduce: Reduce = "sum"
+    tangent: bool = False
+    """The gradient goes through the normalisation."""
+    top_k: int | None = None
+    """Push from so many nearest ones alone; None: from all."""
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        return spread_out(weights, **vars(self))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coalface.learn import spreadout
 from coalface.learn.spreadout import cosine_histogram, gradient, mean_cosine, spread_out, unit_rows, value
@@ -280,6 +281,39 @@ def test_float32_is_float64_but_for_rounding(top_k):
     assert found.dtype == torch.float32
     close(found.double(), exact, 2e-6)
     assert value(weights.float(), top_k=top_k, block=64) == pytest.approx(value(weights, top_k=top_k), rel=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest dense tensor that any operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                self.entries = max(self.entries, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("start", [clustered(600, 4), clustered(600, 4, 1), random(600, 4), torch.ones(600, 4)])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda w: spread_out(w, step=0.01, steps=2, momentum=0.5, block=32),
+        lambda w: spread_out(w, step=0.01, steps=2, tangent=True, top_k=3, block=32),
+        lambda w: cosine_histogram(w, block=32),
+        mean_cosine,
+    ],
+    ids=["all", "top_k", "histogram", "mean"],
+)
+def test_no_tensor_grows_with_the_square(ask, start):
+    with Largest() as largest:
+        ask(start)
+    # W, k places to choose from, a block, or two numbers for each pair of a block; 600² would be 360,000.
+    assert 600 * 4 <= largest.entries <= 2 * max(600 * 4, 32 * 32)
 
 
 @pytest.mark.parametrize("top_k", [None, 5])

@@ -1,0 +1,125 @@
+"""Time and memory of a step of the spreadout regulariser, against the bare product of the class embeddings.
+
+    python benchmarks/spreadout.py                    # 20,000 × 512
+    python benchmarks/spreadout.py --classes 100000   # a few minutes for each row
+
+The limit is W Wᵀ in the same blocks and nothing done with it: C² inner products. Every case and the limit run in a
+process of their own, and take turns; a ratio is the median over turns of (this case / the limit of the same turn). Each
+unordered pair is computed once, half of the limit's work; where all pairs are nearer than the margin the gradient costs
+two more such halves. *Sparse*: a hundred rows at a time lie around a centre of their own, near to each other and
+to few others. *Dense*: all lie around one centre, at cosines of about 0.5, and are near to each other.
+Memory is the most that a process had above what it held with the class embeddings made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import resource
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from coalface.learn.spreadout import BLOCK, cosine_histogram, spread_out
+
+CASES: dict[str, tuple[int, dict[str, Any] | None]] = {
+    "limit": (100, None),
+    "full, sparse": (100, {}),
+    "full, dense": (0, {}),
+    "top-k, sparse": (100, {"top_k": 10}),
+    "top-k, dense": (0, {"top_k": 10}),
+    "histogram": (100, {}),
+}
+"""How many rows have a centre in common (0: all), and the settings."""
+
+
+def peak() -> float:
+    """The most memory that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def class_embeddings(count: int, d: int, together: int) -> torch.Tensor:
+    """(count, d) unit rows, made in place: what making them takes must not hide what a step takes."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(count, d, generator=g)
+    for start in range(0, count, together or count):
+        rows[start : start + (together or count)] += torch.randn(d, generator=g)
+    for part in rows.split(BLOCK):
+        part /= part.norm(dim=1, keepdim=True)
+    return rows
+
+
+def bare(rows: torch.Tensor) -> None:
+    out = torch.empty(BLOCK, BLOCK)
+    for left in rows.split(BLOCK):
+        for right in rows.split(BLOCK):
+            torch.mm(left, right.T, out=out.view(-1)[: len(left) * len(right)].view(len(left), len(right)))
+
+
+def serve(there: Any, name: str, args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    together, settings = CASES[name]
+    rows = class_embeddings(args.classes, args.embedding_size, together)
+    spread_out(rows[:64], step=0.01)
+    bare(rows[: BLOCK // 8])
+    before = peak()
+    while there.recv():
+        begun = time.perf_counter()
+        if settings is None:
+            bare(rows)
+        elif name == "histogram":
+            cosine_histogram(rows)
+        else:
+            spread_out(rows, step=1e-6, **settings)
+        there.send((time.perf_counter() - begun, peak() - before))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--classes", type=int, default=20_000)
+    parser.add_argument("--embedding-size", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=[name for name in CASES if name != "limit"], help="these cases")
+    args = parser.parse_args()
+    names = ["limit", *(name for name in CASES if name != "limit" and name in (args.only or CASES))]
+    context = multiprocessing.get_context("spawn")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    memory: dict[str, float] = {}
+    pipes = {}
+    for name in names:
+        pipes[name], there = context.Pipe()
+        context.Process(target=serve, args=(there, name, args), daemon=True).start()
+        there.close()
+    for _ in range(args.turns):
+        for name in names:
+            pipes[name].send(True)
+            taken, memory[name] = pipes[name].recv()
+            seconds[name].append(taken)
+    for pipe in pipes.values():
+        pipe.send(False)
+    pairs = f"{args.classes:,} × {args.embedding_size}, float32, {args.threads} threads, {args.turns} turns"
+    print(f"{pairs}; a matrix of class embeddings is {args.classes * args.embedding_size / 2**18:.0f} MiB")
+    for name in names:
+        ratios = [a / b for a, b in zip(seconds[name], seconds["limit"], strict=True)]
+        figures = {
+            "case": name,
+            "classes": args.classes,
+            "embedding_size": args.embedding_size,
+            "threads": args.threads,
+            "turns": args.turns,
+            "seconds": round(statistics.median(seconds[name]), 2),
+            "to_limit": round(statistics.median(ratios), 3),
+            "mib_above_weights": round(memory[name]),
+            "torch": torch.__version__,
+            "processor": platform.machine(),
+        }
+        print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
