@@ -35,7 +35,7 @@ ADJUSTABLE = ("engine.quorum", "engine.patience")
 FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
 """Keys that the result does not depend on: a resumed run may change them."""
 
-FEDERATED = ("block", "shards", "quorum", "patience", "on_error")
+FEDERATED = ("block", "shards", "cohorts", "quorum", "patience", "on_error")
 """Keys of `engine` that are about a run's parties, not about the machine: a pre-training has its own."""
 
 
@@ -69,7 +69,8 @@ class Recipe(Section):
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
     computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
-    model. With `data.private` it trains on the public identities, else on those of this run. A pooled method takes no partition, but where `data.party_augment` asks whose each image would be.
+    model. With `data.private` it trains on the public identities, else on those of this run. A pooled method takes no
+    partition, but where `data.party_augment` asks whose each image would be.
     """
 
     def build_method(self) -> Method:

@@ -31,12 +31,14 @@ from coalface.declarations import (
     resolved,
     state,
     step,
+    together,
 )
 from coalface.means import Mean
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
     "Models", "Party", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "private", "state", "step",
+    "together",
 ]  # fmt: skip
 
 # --- randomness -------------------------------------------------------------------------------------------------------
@@ -145,6 +147,8 @@ class Models:
     """A step with `stays=True` that makes a party's own model at the party."""
     common: Any = None
     """The message that this step is given."""
+    class_embeddings: Tensors | None = None
+    """Those that the server knows, by party, (k, d) each; for the report."""
 
     def __post_init__(self) -> None:
         if self.shared is None and self.at_party is None:
@@ -177,6 +181,8 @@ class Federation(ABC):
     """Which of them are trained; the others are BatchNorm's running statistics, which take no momentum and no noise."""
     policy: str
     """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
+    embedding_size: int
+    """d, the numbers of an embedding."""
     rng: np.random.Generator
     """A stream of its own for (run seed, server, stage, round)."""
 
@@ -278,6 +284,8 @@ class Method(HasSteps, ABC):
     """`cross-silo`, `cross-device` or `any`."""
     pooled: ClassVar[bool] = False
     """True where one party holds everybody's data: a bound to compare with, not a federation."""
+    one_identity: ClassVar[bool] = False
+    """True where every trainer holds the images of one identity."""
     rounds: int
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -304,6 +312,10 @@ class Method(HasSteps, ABC):
     @abstractmethod
     def models(self, fed: Federation, state: Any) -> Models:
         """What the run leaves, from the last state; also what an observer judges during the run."""
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `together`)."""
+        return "the method has no batched form"
 
     def stages(self) -> tuple[Stage, ...]:
         """The method's parts in order; one stage called `train` unless the method says otherwise."""

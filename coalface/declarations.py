@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar, dataclass_transform, overload
 
@@ -137,6 +137,8 @@ class StepDeclaration:
     optional: frozenset[str]
     """Which of `common` and `each` may be left out when it is asked for."""
     function: Callable[..., Any]
+    together: Callable[..., Sequence[Any]] | None = None
+    """What the step is for many parties at once: see `together`."""
 
 
 @overload
@@ -160,6 +162,39 @@ def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[
         return function
 
     return mark
+
+
+def together(step: str) -> Callable[[Callable[..., Any]], Any]:
+    """Declare what a step that keeps nothing gives for many parties at once, in place of running it at each.
+
+    `(self, parties: Sequence[Party], common: M, each: Sequence[M2], own: Sequence[Own | None]) -> list[Reply]`, the
+    replies in the order of the parties; what the step does not use is left out here too. Tensors that the server folds
+    are, in every reply, the mean of those parties by their images: the same object in each.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_plain(function)
+        function.__coalface_together__ = step  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, StepDeclaration]) -> StepDeclaration:
+    name = function.__coalface_together__  # type: ignore[attr-defined]
+    where, declared = f"{owner.__name__}.{function.__name__}", steps.get(name)
+    if declared is None:
+        known = ", ".join(steps) or "none"
+        raise DeclarationError(f"{where}: @together({name!r}) names no step; known steps: {known}.")
+    if declared.keeps is not None or declared.reply is None:
+        raise DeclarationError(
+            f"{where}: step {name} keeps private state or a model at its party, so parties cannot share a batch there."
+        )
+    inputs = {n for n in ("own", "common", "each") if getattr(declared, n) is not None}
+    wanted, given = {"self", "parties", *inputs}, set(inspect.signature(function).parameters)
+    if given != wanted:
+        raise DeclarationError(f"{where}: it takes {sorted(given)}, and for step {name} it must take {sorted(wanted)}.")
+    return dataclasses.replace(declared, together=function)
 
 
 def _check_plain(function: Any) -> None:
@@ -264,6 +299,9 @@ class HasSteps:
                     f"{cls.__name__}.{name} takes the place of a step but is none, so the step of the parent class "
                     "would go on being run. Put @step(role=…) above it too, or give it another name."
                 )
+        for value in list(vars(cls).values()):
+            if hasattr(value, "__coalface_together__"):
+                found[value.__coalface_together__] = _batched(cls, value, found)
         cls.own_steps = found
 
     @property

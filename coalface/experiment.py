@@ -22,6 +22,7 @@ from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
 from coalface.data.pack import default_cache
+from coalface.engines.cohorts import COHORTS
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import READ, Server
@@ -98,12 +99,13 @@ def _execute(
     adjusted: tuple[str, ...] = (),
 ) -> Path:
     begun = time.perf_counter()
-    method, numerics = recipe.build_method(), world.numerics(recipe)
+    method = recipe.build_method()
     world.check_device(recipe)
     initial = _pretrained(recipe, view) if recipe.pretrain is not None else None
     train, held = world.training_faces(recipe, _packing(view))
     build = functools.partial(world.build_world, resolved, initial)
     here = build()
+    numerics = world.numerics(recipe, world.cohorts(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
         pairlists.judged(recipe, train, held, _packing(view)),
@@ -149,7 +151,7 @@ def _execute(
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = _summary(recipe, method, server, planned, judge, figures, untrained)
-    summary["ledger"] = _ledger(out / "ledger", list(server.at.tallies), faults)
+    summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
     for fault in faults.values():
         view.note(fault)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
@@ -332,23 +334,26 @@ def _summary(
     }
 
 
-def _ledger(folder: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
+def _ledger(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
     lines, heads, total = 0, {}, 0
     distinct: dict[tuple[Any, ...], int] = {}
-    for place, party in enumerate(parties):
-        path = folder / f"{party}.jsonl"
+    for place, party in enumerate([COHORTS, *parties]):
+        path = out / f"{COHORTS}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"
         if party in faults:
             continue
         head = ledger.read_head(path)
         lines += head.lines
         if head.lines:
             heads[party] = head.chain
-        if place < READ and path.exists():
-            for text in path.read_text(encoding="utf-8").splitlines():
-                line = json.loads(text)
-                total += line["bytes"]
-                key = (line["name"], line["kind"], tuple(line["shape"]), line["dtype"], line["bytes"])
-                distinct[key] = distinct.get(key, 0) + 1
+        if place <= READ and path.exists():
+            with open(path, encoding="utf-8") as file:
+                for text in file:
+                    line, count = json.loads(text), 1
+                    total += line["bytes"]
+                    if place == 0 and line["kind"] == "tensor":  # of so many parties at once
+                        count = line["parties"]
+                    key = (line["name"], line["kind"], tuple(line["shape"]), line["dtype"], line["bytes"] // count)
+                    distinct[key] = distinct.get(key, 0) + count
     names = ("name", "kind", "shape", "dtype", "bytes")
     tensors = [{**dict(zip(names, key, strict=True)), "count": count} for key, count in distinct.items()]
     checked = {"heads": len(parties), "whole": min(READ, len(parties)), "faults": faults}

@@ -101,6 +101,7 @@ class _Paper(Federation):
     def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> None:
         self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, None
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
+        self.embedding_size = backbone.embedding_size
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}

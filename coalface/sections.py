@@ -158,6 +158,9 @@ class Engine(Section):
     """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
     Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
     are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
+    cohorts: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
+    """Images of several parties that are computed as one batch, where a client takes one SGD step. `auto`: 256 where
+    the method and its settings allow it, else 0; None as 0: party by party. Part of the numerics."""
     device: str = "cpu"
     autocast: Literal["bfloat16"] | None = None
     channels_last: bool = False

@@ -166,30 +166,18 @@ def decode(data: bytearray | memoryview, cls: type[T]) -> T:
 
 def size(message: Any) -> int:
     """Bytes of a message on the wire."""
-    return len(encode(message).data)
+    start, tensors = _layout(message)
+    return len(start) + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
 
 
 def pack(value: Any, *, hashed: bool = False) -> Encoded:
     """The bytes of any declared value, private and server state included (for files, never for the wire)."""
-    found: dict[str, Tensor] = {}
-    skeleton = _flatten(value, "", found)
-    ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
-    head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
-    parts, entries, offset = [], [], 0
-    for name, tensor in ordered:
-        if tensor.dtype not in _NAMES:
-            raise WireError(
-                f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
-            )
-        raw = _bytes_of(tensor)
-        shape, dtype, end = tuple(tensor.shape), _NAMES[tensor.dtype], offset + len(raw)
-        head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
-        entries.append(Entry(name, "tensor", shape, dtype, len(raw)))
-        parts.append(raw)
-        offset = end
-    text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    start = bytearray(len(text).to_bytes(8, "little") + text)
+    start, ordered = _layout(value)
+    parts = [raw(tensor) for _, tensor in ordered]
+    entries = [
+        Entry(name, "tensor", tuple(tensor.shape), _NAMES[tensor.dtype], len(part))
+        for (name, tensor), part in zip(ordered, parts, strict=True)
+    ]
     first = Entry("header", "header", (), "JSON", len(start))
     pieces: list[bytearray | memoryview] = [start, *parts]
     hashing = Hashing(pieces) if hashed else None  # of the tensors themselves, while they are copied
@@ -199,7 +187,28 @@ def pack(value: Any, *, hashed: bool = False) -> Encoded:
     return Encoded(data, (first, *entries), hashing)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _layout(value: Any) -> tuple[bytearray, list[tuple[str, Tensor]]]:
+    """The header of an encoding, and its tensors by name in the order in which they follow."""
+    found: dict[str, Tensor] = {}
+    skeleton = _flatten(value, "", found)
+    ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
+    head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
+    offset = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in _NAMES:
+            raise WireError(
+                f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
+            )
+        end = offset + tensor.numel() * tensor.element_size()
+        head[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return bytearray(len(text).to_bytes(8, "little") + text), ordered
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they are sent."""
     if not tensor.numel():
         return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().view(-1)
@@ -303,21 +312,25 @@ def copied(value: Any) -> Any:
     return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value
 
 
-def validate(reply: Any, sent: Sequence[Any]) -> None:
+def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
     """Check a reply against what was sent to the party: names, shapes, dtypes, and finite values throughout.
+
+    The fields in `but` have been checked already.
 
     Raises Refused with the reason, in words that can stand in a report.
     """
     for field, value in vars(reply).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"{field} is {value}")
-        if not isinstance(value, Tensor | dict):
+        if not isinstance(value, Tensor | dict) or field in but:
             continue
         other = counterpart(type(reply), field)
         if other is not None:
             model = next((m for s in sent if (m := getattr(s, other, None)) is not None), None)
             _compare(field, value, model)
     for field, name, tensor in named_tensors(reply):
+        if field in but:
+            continue
         # A finite sum proves finite values; only a suspicious sum pays for the exact look.
         if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
             raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")

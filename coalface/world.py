@@ -30,6 +30,7 @@ from coalface.data.partition import (
 )
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
+from coalface.engines.trouble import Trouble
 from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
@@ -39,6 +40,9 @@ from coalface.sources import Packing, below_root, folder, listed, open_source, u
 
 VALIDATOR = "validator"
 """The role of the parties that score models."""
+
+COHORT = 256
+"""Images of a cohort where `engine.cohorts` is `auto`."""
 
 POOLED = "pooled"
 """The name of the one party that holds everybody's data."""
@@ -310,8 +314,31 @@ def _validates(recipe: Recipe) -> bool:
     return any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values())
 
 
-def numerics(recipe: Recipe) -> Numerics:
-    """The record of what the bits depend on."""
+def cohorts(recipe: Recipe, here: World) -> int:
+    """Images of a cohort, 0 for none, among the parties of a world.
+
+    Raises RecipeError where the recipe asks for cohorts that cannot be.
+    """
+    wanted = recipe.engine.cohorts or 0
+    if not wanted:
+        return 0
+    most = max(len(faces) for name, faces in here.data.items() if here.roles.get(name) != VALIDATOR)
+    why = recipe.build_method().why_not_together(most, here.backbone)
+    if not why and recipe.build_trouble() != Trouble():
+        why = "trouble is simulated party by party"
+    if not why and recipe.data.party_augment:
+        why = "data.party_augment changes the images of parties in different ways"
+    if not why and any(size > 1 for size in recipe.engine.shards.values()):
+        why = "engine.shards splits a party's work"
+    if wanted == "auto":
+        return 0 if why else COHORT
+    if why:
+        raise RecipeError(f"engine.cohorts: {why}; set engine.cohorts=0, or auto to do without where it cannot be")
+    return wanted
+
+
+def numerics(recipe: Recipe, cohorts: int = 0) -> Numerics:
+    """The record of what the bits depend on; `cohorts` as the function of that name gives it."""
     engine = recipe.engine
     return Numerics(
         threads=engine.threads,
@@ -320,5 +347,6 @@ def numerics(recipe: Recipe) -> Numerics:
         channels_last=engine.channels_last,
         flush_denormals=engine.flush_denormals,
         block=engine.block,
+        cohorts=cohorts,
         shards={party: size for party, size in engine.shards.items() if size > 1 and _plays(recipe, party)},
     )

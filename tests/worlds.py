@@ -77,6 +77,8 @@ class Tiny:
     flip: bool = True
     double: bool = False
     """All arithmetic in float64, for exact comparisons."""
+    one_identity: bool = False
+    """Each party has one identity."""
     validators: int = 0
     """Parties that hold four identities and 20 pairs of them each."""
 
@@ -96,7 +98,7 @@ class Tiny:
             return {"all": whole}
         found = {}
         for i in range(self.parties):
-            view = whole.only([2 * i, 2 * i + 1])
+            view = whole.only([2 * i] if self.one_identity else [2 * i, 2 * i + 1])
             found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
         return dict(reversed(found.items())) if self.reverse else found
 
@@ -222,7 +224,7 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     settings = {k: v for k, v in common.items() if k in known} | changes
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
-    return method, Tiny(pooled=cls.pooled, validators=2 if validated else 0)
+    return method, Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
 
 
 def killed_in(folder: Path, delays: Iterable[float]) -> None:

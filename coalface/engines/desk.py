@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +157,8 @@ class Desk:
 
         Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
         """
+        if accepted is None and not self.folder.exists():
+            return
         if f"{accepted}.commit" in (commits := self._look({f"{accepted}.commit"})[0]):
             stays = {f"{accepted}.commit", *Commit.open(self.folder / f"{accepted}.commit").shards}
         else:
@@ -240,6 +242,11 @@ class Desk:
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 
+    def arguments(self, request: Request) -> dict[str, Any]:
+        """What the step is given beside its party."""
+        declaration = self.site.method.steps[request.step][1]
+        return self._arguments(declaration, request, self._base(request))
+
     def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for name in ("common", "each"):
@@ -311,3 +318,16 @@ class Desk:
         for path in spare[1:]:
             path.unlink()
         return spare[0] if spare else None
+
+
+def take_together(site: Site, requests: Sequence[Request]) -> list[Any]:
+    """The replies of a step that keeps nothing, at many parties as one batch; the step has a form for that."""
+    owner, declaration = site.method.steps[requests[0].step]
+    assert declaration.together is not None
+    every = [Desk(site, request.party).arguments(request) for request in requests]
+    given = {name: [one[name] for one in every] for name in every[0] if name != "common"}
+    common = {"common": every[0]["common"]} if "common" in every[0] else {}
+    replies = declaration.together(owner, parties=[site.party(request) for request in requests], **common, **given)
+    if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
+        raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
+    return list(replies)

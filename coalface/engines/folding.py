@@ -51,10 +51,22 @@ class Fold:
         if isinstance(self.mean.by, str) and not 0 < (claimed := getattr(reply, self.mean.by)) <= limit:
             raise Refused(f"{self.mean.by} is {claimed}; this party can have 1 to {limit}")
 
-    def add(self, party: str, place: int, value: Tensor | Tensors, sent: Tensor | Tensors | None, reply: Any) -> None:
-        """Add one reply's field; `place` is the party's place among those asked, `sent` what differences are from."""
+    def add(
+        self,
+        party: str,
+        place: int,
+        value: Tensor | Tensors,
+        sent: Tensor | Tensors | None,
+        reply: Any,
+        weight: float | None = None,
+    ) -> None:
+        """Add one reply's field; `place` is the party's place among those asked, `sent` what differences are from.
+
+        With `weight` it is the mean over some parties from that place on, who have that weight together.
+        """
         by = self.mean.by
-        weight = float(getattr(reply, by)) if isinstance(by, str) else self._server_weight(party)
+        if weight is None:
+            weight = float(getattr(reply, by)) if isinstance(by, str) else self._server_weight(party)
         if place // self._block != self._current:
             self._close()
             self._current = place // self._block

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coalface import wire
 from coalface.core import Mean
 from coalface.declarations import StepDeclaration
+from coalface.engines.cohorts import Apart, Cohort
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.folding import Fold
 from coalface.engines.standing import Call, Tally
@@ -35,7 +36,9 @@ class Gathering:
     ) -> None:
         self.call, self.failed = call, failed
         self.accepted: dict[str, str] = {}
-        """Party -> its commit, of the replies that count."""
+        """Party -> its commit, of the replies that count; those of a cohort leave none."""
+        self.arrived: list[str] = []
+        """The parties whose replies count."""
         self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0}
         """To the parties, and from them; of what they sent, what was refused, and what was lost or late."""
         reply: Any = declaration.reply
@@ -82,11 +85,42 @@ class Gathering:
             name = fold.mean.field
             before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)
             fold.add(party, self._places[party], getattr(message, name), before, message)
+        self._keep(request, message, tally)
+        self.accepted[party] = request.id
+
+    def take_together(self, cohort: Cohort, tallies: Mapping[str, Tally], most: Callable[[str], int]) -> None:
+        """Take in the replies of a cohort. Raises Apart where one cannot be taken, and so none of them is."""
+        replies, shared, fields = cohort.replies, cohort.shared, {fold.mean.field for fold in self._sums}
+        if alone := sorted(shared - fields):
+            raise Apart(f"{alone[0]} is a mean over the parties, and is asked for singly")
+        sizes = []
+        for place, (request, message) in enumerate(zip(cohort.requests, replies, strict=True)):
+            own = self.call.each[request.party] if self.call.each is not None else None
+            try:
+                sent = [m for m in (own, self._common) if m is not None]
+                wire.validate(message, sent, but=shared if place else frozenset())
+                if not 0 < (images := message.images) <= most(request.party):
+                    raise wire.Refused(f"images is {images}; this party can have 1 to {most(request.party)}")
+            except wire.Refused as error:
+                raise Apart(f"{request.party}: {error}") from error
+            sizes.append(wire.size(message))
+        weight = float(sum(message.images for message in replies))
+        for fold in self._sums:
+            name = fold.mean.field
+            many = zip(cohort.requests, replies, [None] * len(replies), strict=True)
+            for request, message, together in [(cohort.requests[0], replies[0], weight)] if name in shared else many:
+                value = getattr(message, name)
+                fold.add(request.party, self._places[request.party], value, None, message, together)
+        for request, message, size in zip(cohort.requests, replies, sizes, strict=True):
+            self.count(request, size, tallies[request.party])
+            self._keep(request, message, tallies[request.party])
+
+    def _keep(self, request: Request, message: Any, tally: Tally) -> None:
         for name, values in self.each.items():  # a copy, since a reply's bytes may be written over by the next one
-            values[party] = wire.copied(getattr(message, name))
+            values[request.party] = wire.copied(getattr(message, name))
         if isinstance(loss := getattr(message, "loss", None), float):
             tally.last_loss = loss
-        self.accepted[party] = request.id
+        self.arrived.append(request.party)
 
     def folded(self) -> dict[str, Any]:
         """The result of every fold by its name. Raises ValueError where the weights add up to nothing."""

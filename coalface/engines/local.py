@@ -20,8 +20,9 @@ from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
 from coalface.engines import processes
+from coalface.engines.cohorts import Cohort, cut
 from coalface.engines.commits import read_span
-from coalface.engines.desk import Desk, Request, Site, StepFailed
+from coalface.engines.desk import Desk, Request, Site, StepFailed, take_together
 from coalface.engines.sharding import Crews
 from coalface.engines.standing import Numerics
 from coalface.engines.transport import Member, Reply, RunFailed
@@ -140,6 +141,16 @@ class InProcess:
                 yield request, Desk(self._site, request.party).answer(request)
             except StepFailed as error:
                 yield request, error
+
+    def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+        """Cohorts of so many images at most, computed in this process whatever the workers; where one fails, singly."""
+        for some in cut(requests, lambda party: self.members[party].images, images):
+            try:
+                cohort = Cohort(some, take_together(self._site, some))
+            except Exception:  # whatever it is, the party that it is about will say it by itself
+                yield from self.exchange(some)
+                continue
+            yield cohort
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Nothing runs beside anything in one process: the work is done when it is collected, with the same bits."""

@@ -18,6 +18,7 @@ from coalface import wire
 from coalface.calls import check_call, check_state
 from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
 from coalface.engines import checkpoint
+from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.gathering import Gathering, Lost
 from coalface.engines.opened import Opened
@@ -61,11 +62,13 @@ class Server(Federation):
         self.folder, self.observers, self.report = folder, observers, report
         self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
+        self.embedding_size = backbone.embedding_size
         self.at = Standing({name: Tally() for name in sorted(transport.members)})
         self._stages = method.stages()
         self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
         self._opened = Opened(folder / "opened.jsonl")
+        self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
 
     @property
     def round(self) -> int:
@@ -98,7 +101,7 @@ class Server(Federation):
         call = self._idle(self._call(step, to, common, each, folds))
         failed: dict[str, str] = {}
         self._event("asks", call)
-        answer = self._gather(call, self.transport.exchange(self._requests(call, failed)), failed, folds, at_least)
+        answer = self._gather(call, self._replies(call, folds, failed), failed, folds, at_least)
         self._event("answered", call)
         return answer
 
@@ -177,17 +180,17 @@ class Server(Federation):
     def _gather(
         self,
         call: Call,
-        replies: Iterator[tuple[Request, Reply]],
+        replies: Iterator[tuple[Request, Reply] | Cohort],
         failed: dict[str, str],
         folds: Sequence[Mean],
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
         now, got = self._now, self._gathering(call, folds, failed)
-        for request, reply in replies:
-            most = self.images(request.party) + (len(self.data) if self.data is not None else 0)
-            read = functools.partial(self._read, request, reply)
-            got.take(request, _size(reply), read, self.at.tallies[request.party], most)
+        for item in replies:
+            for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
+                read = functools.partial(self._read, request, reply)
+                got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
         now.failed |= failed
@@ -195,18 +198,39 @@ class Server(Federation):
             self.at.tallies[party].failed += 1
         share = self.rules.quorum * len(call.to)
         need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
-        if len(got.accepted) < need:  # before any sum is opened
+        if len(got.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
-            raise Abandoned(f"{len(got.accepted)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if got.accepted and any(mean.once for mean in folds):
-            self._opened.record(call, folds, got.accepted)
+            raise Abandoned(f"{len(got.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        if got.arrived and any(mean.once for mean in folds):
+            self._opened.record(call, folds, got.arrived)
         try:
-            folded = got.folded() if got.accepted else {}
+            folded = got.folded() if got.arrived else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         now.accepted |= got.accepted
         now.losses |= got.each.get("loss", {})
-        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.accepted))
+        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
+
+    def _replies(
+        self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
+    ) -> Iterator[tuple[Request, Reply] | Cohort]:
+        requests = self._requests(call, failed)
+        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds):
+            return self.transport.together(requests, self.numerics.cohorts)
+        return self.transport.exchange(requests)
+
+    def _together(self, got: Gathering, cohort: Cohort) -> Iterator[tuple[Request, Reply]]:
+        """Take in a cohort; where that cannot be, the replies of its parties, each asked by itself."""
+        try:
+            got.take_together(cohort, self.at.tallies, self._most)
+        except Apart:
+            return self.transport.exchange(cohort.requests)
+        self._cohorts.write(cohort)
+        return iter(())
+
+    def _most(self, party: str) -> int:
+        """The most images that a party can say it has trained on."""
+        return self.images(party) + (len(self.data) if self.data is not None else 0)
 
     def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
         declaration = self.method.steps[call.step][1]
@@ -254,7 +278,8 @@ class Server(Federation):
 
     def check_ledgers(self) -> dict[str, str]:
         """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
-        return self.transport.check({party: self.at.accepted.get(party) for party in self.at.tallies}, READ)
+        parties = {party: self.at.accepted.get(party) for party in self.at.tallies}
+        return self._cohorts.check() | self.transport.check(parties, READ)
 
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
@@ -363,7 +388,7 @@ class Server(Federation):
         at = self.at
         length = (self.folder / "metrics.jsonl").stat().st_size
         record, posted = at.record(self.numerics, self.rules.seed, length)
-        record["rules"] = self._row_rules
+        record["rules"], record["cohorts"] = self._row_rules, self._cohorts.size
         packed = bytes(wire.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -382,6 +407,7 @@ class Server(Federation):
         if found is None:
             self._refuse_faults()
             metrics.write_bytes(b"")
+            self._cohorts.cut(0)
             return None
         check_same(found.record, self.numerics, self.rules.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
@@ -390,6 +416,7 @@ class Server(Federation):
             self.at.abandoned = 0
         self._refuse_faults()  # before any party is at work again
         os.truncate(metrics, found.record["metrics"])
+        self._cohorts.cut(found.record.get("cohorts", 0))
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))
         return checkpoint.unpack_state(found.state, self._stages[self.at.stage].state)

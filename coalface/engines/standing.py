@@ -24,7 +24,8 @@ class Numerics:
     flush_denormals: bool = True
     block: int = 16
     """Parties whose replies are summed before their sum joins the total."""
-    cohorts: str = "off"
+    cohorts: int = 0
+    """Images of several parties that are one batch, where a step has a batched form; 0: party by party."""
     shards: Mapping[str, int] = field(default_factory=dict)
     """How many processes play a party: sums over them round otherwise than those of one."""
 

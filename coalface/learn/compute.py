@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +39,26 @@ class Compute:
         draws = rng.random((len(index), DRAWS))
         if part is not None:
             draws, index = draws[part], index[part]
-        images = self._changed(to_tensor(faces.take(index)), faces, index, draws)
+        images = self._ready(self._changed(to_tensor(faces.take(index)), faces, index, draws))
+        return images, torch.from_numpy(faces.labels[index]).to(self.device)
+
+    def many(self, parts: Sequence[tuple[FaceSet, NDArray[np.int64], np.random.Generator]]) -> Tensor:
+        """The augmented images of several `batch`es, one after the other: (faces, index, rng) of each."""
+        draws = np.concatenate([rng.random((len(index), DRAWS)) for _, index, rng in parts])
+        store = parts[0][0].pixels
+        if self.by_domain or any(faces.pixels is not store for faces, _, _ in parts):
+            raise ValueError("the images of a cohort lie in one store and are changed alike; leave out engine.cohort")
+        images = to_tensor(store[np.concatenate([faces.rows[index] for faces, index, _ in parts])])
+        return self._ready(self.augment.by(draws, images))
+
+    def plain(self, faces: FaceSet) -> Tensor:
+        """(n, c, h, w) all images of a face set as they are."""
+        return self._ready(to_tensor(faces.take(np.arange(len(faces)))))
+
+    def _ready(self, images: Tensor) -> Tensor:
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return images.to(self.device, self.dtype), torch.from_numpy(faces.labels[index]).to(self.device)
+        return images.to(self.device, self.dtype)
 
     def _changed(self, images: Tensor, faces: FaceSet, index: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
         if not self.by_domain or faces.domains is None:

@@ -74,6 +74,18 @@ class MarginSoftmax(CosineLoss):
         return F.cross_entropy(self.logits(embeddings, weights, labels), labels)
 
 
+@dataclass(frozen=True)
+class OwnClassLoss(CosineLoss):
+    """A loss of an image that looks at the class embedding of its own identity and at nobody else's trained one."""
+
+    @abstractmethod
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        """(n,) the loss of each image; arguments as those of the call."""
+
+    def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        return self.each(embeddings, weights, labels, **extra).mean()
+
+
 def unit(vectors: Tensor) -> Tensor:
     """(n, d) vectors at length one; a vector of zeros stays one, with gradient 0 instead of an infinite one.
 

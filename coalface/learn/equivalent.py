@@ -12,12 +12,44 @@ Source: L. Liu et al., "FedFV" (2022), Eq. 5 (k = 2), Section 4.4 (any k) and Al
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.learn.cosines import OwnClassLoss, check, check_labels, require, unit, wide
 from coalface.learn.spreadout import unit_rows
+
+
+@dataclass(frozen=True, eq=False)
+class AgainstOthers(OwnClassLoss):
+    r"""Softmax of the own class against fixed class embeddings of others: FedFV's loss, its (2) over [w_i ; W̃].
+
+        −log( e^{s cos θ_y} / (e^{s cos θ_y} + Σ_j e^{s cos(x, w̃_j)}) )
+
+    It cannot fall below log(1 + n e^{−2s}), n being the rows of W̃.
+    """
+
+    others: Tensor
+    """(n, d) W̃, of any length but 0; they get no gradient."""
+    scale: float = 1.0
+    """s, above 0."""
+
+    def __post_init__(self) -> None:
+        require(self, "scale > 0", 0 < self.scale < math.inf, self.scale)
+
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        check(embeddings, weights, labels)
+        check_labels(labels, len(weights))
+        embeddings, weights, others = wide(embeddings, weights, self.others.to(embeddings.device))
+        rows = unit(embeddings)
+        own = (rows * unit(weights)[labels]).sum(1, keepdim=True)
+        logits = self.scale * torch.cat([own, rows @ unit(others).T], dim=1)
+        return torch.logsumexp(logits, dim=1) - logits[:, 0]
+
 
 DRAWS = 100
 """How often k class embeddings whose mean vanishes are drawn anew."""

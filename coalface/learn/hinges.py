@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.learn.cosines import CosineLoss, check, check_labels, require, unit, wide
+from coalface.learn.cosines import OwnClassLoss, check, check_labels, require, unit, wide
 
 
 @dataclass(frozen=True)
-class PositiveHinge(CosineLoss):
+class PositiveHinge(OwnClassLoss):
     """The squared hinge on positives: the mean of max(0, m − cos θ_y)², m being `wanted`.
 
     Nothing keeps classes apart: without a regulariser beside it all embeddings may fall together.
@@ -26,12 +26,24 @@ class PositiveHinge(CosineLoss):
     def __post_init__(self) -> None:
         require(self, "a wanted cosine from -1 to 1", -1 <= self.wanted <= 1, self.wanted)
 
-    def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         check(embeddings, weights, labels)
         check_labels(labels, len(weights))
         embeddings, weights = wide(embeddings, weights)
         cosine = (unit(embeddings) * unit(weights[labels])).sum(1)
-        return F.relu(self.wanted - cosine).square().mean()
+        return F.relu(self.wanted - cosine).square()
+
+
+@dataclass(frozen=True)
+class OnCodes(OwnClassLoss):
+    """`hinge_on_codes` of embeddings times a trained matrix: max(0, 1 − ⟨v_y, W' g⟩ / c).
+
+    The class embeddings' place is taken by codewords (k, c) of ±1; W' is `extra`, (c, d) `projection`.
+    """
+
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        embeddings, projection, weights = wide(embeddings, extra["projection"], weights)
+        return _code_hinges(embeddings @ projection.T, weights, labels)
 
 
 def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
@@ -45,9 +57,13 @@ def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor
 
     Raises ValueError where the shapes do not fit, a label names no class, or a codeword holds anything but ±1.
     """
+    return _code_hinges(projections, codes, labels).mean()
+
+
+def _code_hinges(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
     check(projections, codes, labels)
     check_labels(labels, len(codes))
     if codes.device.type == "cpu" and not torch.all(codes.abs() == 1):
         raise ValueError("codes hold more than 1 and -1: give codewords of ±1, for bits 0 and 1 take 2·bits − 1")
     projections, codes = wide(projections, codes)
-    return F.relu(1 - (projections * codes[labels]).mean(1)).mean()
+    return F.relu(1 - (projections * codes[labels]).mean(1))

@@ -188,28 +188,32 @@ def train(
     velocity: Tensors | None = None,
     pull: Pull | None = None,
     sample_rate: float | None = None,
+    fixed_head: bool = False,
 ) -> Trained:
     """Train the party's module, (k, d) class embeddings and what the loss has beside them on some batches of its data.
 
     `extra` are the loss's own tensors (`CosineLoss.extra`), with the momentum (`head_momentum`; None: as the module's)
     and weight decay of the class embeddings. `velocity` carries momentum in, by name; what it lacks starts from zero.
     `pull` gives gradients to add. With `sample_rate` a step sees, and alters, only those class embeddings that
-    `sampled_classes` draws. Where several processes play the party, `head` and its momentum are this one's block, and
-    `pull` gets its part of the images with the labels of them all. Raises FloatingPointError when the loss is not
-    finite, and ValueError as `learn`.
+    `sampled_classes` draws; with `fixed_head` none is altered. Where several processes play the party, `head` and its
+    momentum are this one's block, and `pull` gets its part of the images with the labels of them all. Raises
+    FloatingPointError when the loss is not finite, and ValueError as `learn`.
     """
     shards, classes = party.shards, len(head)
     if shards is not None:
+        if fixed_head:
+            raise ValueError("fixed class embeddings are not split over processes: leave out engine.shards")
         sharded.check_shardable(loss)
         classes = len(party.data.names)
     block = shards.span(classes) if shards is not None else slice(0, classes)
     module = party.backbone.module.train()
-    head = head.to(party.device, copy=True).requires_grad_()
+    head = head.to(party.device, copy=True).requires_grad_(not fixed_head)
     named: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
     border = len(named)  # the backbone's parameters are before it, those of the classifier from it on
     own = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
     named |= {f"loss.{name}": tensor for name, tensor in own.items()}
-    named[HEAD] = head  # the last of all
+    if not fixed_head:
+        named[HEAD] = head  # the last of all
     parameters = list(named.values())
     rates = [momentum] * border + [momentum if head_momentum is None else head_momentum] * (len(named) - border)
     carried = velocity or {}
@@ -222,7 +226,7 @@ def train(
     for index in batches:
         pixels, labels = sharded.batch(party, index, party.rng)
         rows, first, of = None, block.start, classes
-        if sample_rate is not None and sample_rate < 1:
+        if sample_rate is not None and sample_rate < 1 and not fixed_head:
             rows = sampled_classes(labels, classes, sample_rate, party.rng)
             labels, of = torch.searchsorted(rows, labels), len(rows)
             if shards is not None:
@@ -234,7 +238,7 @@ def train(
         with synchronised(module, shards, len(index)):
             embeddings = party.compute.embed(module, pixels)
             if shards is None:
-                value = criterion(embeddings, named[HEAD], labels, **own)
+                value = criterion(embeddings, named.get(HEAD, head), labels, **own)
                 gradients = list(torch.autograd.grad(value, parameters))
             else:
                 value, gradients, by_head = sharded.gradients(

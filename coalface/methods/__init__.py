@@ -6,11 +6,17 @@ from coalface.core import Method
 from coalface.methods.centralized import Centralized
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedavg_fv import FedAvgFV
+from coalface.methods.fedaws import FedAwS
+from coalface.methods.fedface import FedFace
+from coalface.methods.fedfv import FedFV
 from coalface.methods.fedprox import FedProx
+from coalface.methods.feduv import FedUV
 from coalface.methods.mime import Mime
 from coalface.methods.mimelite import MimeLite
 from coalface.methods.pfm import PFM
 from coalface.methods.pfm_fv import PFMFV
+from coalface.methods.positive_only import PositiveOnly
+from coalface.methods.random_init import RandomInit
 from coalface.methods.scaffold import Scaffold
 from coalface.methods.slowmo import SlowMo
 from coalface.methods.solo import Solo
@@ -25,6 +31,12 @@ METHODS: dict[str, type[Method]] = {
     "slowmo": SlowMo,
     "pfm": PFM,
     "pfm-fv": PFMFV,
+    "fedface": FedFace,
+    "fedaws": FedAwS,
+    "fedfv": FedFV,
+    "feduv": FedUV,
+    "positive-only": PositiveOnly,
+    "random-init": RandomInit,
     "solo": Solo,
     "centralized": Centralized,
 }

@@ -202,7 +202,7 @@ class Validated(Federation):
     is still under way when this round ends."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "initial", "parameters", "policy", "rng"):
+        for name in ("data", "embedding_size", "initial", "parameters", "policy", "rng"):
             setattr(self, name, getattr(self.fed, name))
         self.candidates = (self.weighting.weights,)
         if self.weighting.open is None or self._due(self.weighting.open):

@@ -13,8 +13,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from coalface.wire import Encoded, Entry
+from coalface.wire import Entry
 
 START = "0" * 64
 _CHAIN = b'"chain": "'
@@ -35,7 +36,16 @@ class Head:
         return Head(self.lines + len(lines), json.loads(lines[-1])["chain"], size) if lines else self
 
 
-def lines_for(encoded: Encoded, context: Mapping[str, str | int], head: Head) -> list[str]:
+class Listed(Protocol):
+    """What a ledger lists: pieces with their sizes, and the SHA-256 of each."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+    @property
+    def sums(self) -> tuple[str, ...]: ...
+
+
+def lines_for(encoded: Listed, context: Mapping[str, str | int], head: Head) -> list[str]:
     """The ledger lines of one message: its header and every tensor, with name, kind, shape, dtype, bytes and SHA-256.
 
     `context` says when, by which step, to whom and how protected. The bytes of the lines add up to the bytes sent.

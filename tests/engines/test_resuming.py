@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_serves(tmp_path: 
     ("changes", "says"),
     [
         ({"numerics": replace(worlds.NUMERICS, block=4)}, r"other numerics: block 2 \(now 4\)"),
-        ({"numerics": replace(worlds.NUMERICS, threads=3, cohorts="on")}, r"threads 1 \(now 3\), cohorts off \(now on"),
+        ({"numerics": replace(worlds.NUMERICS, threads=3, cohorts=256)}, r"threads 1 \(now 3\), cohorts 0 \(now 256"),
         ({"seed": 1}, "other numerics: the seed"),
     ],
 )

@@ -1,0 +1,32 @@
+"""FedAwS: federated learning with only positive labels, by averaging with spreadout.
+
+Yu, Rawat, Menon, Kumar, "Federated Learning with Only Positive Labels", ICML 2020: class embeddings start at random,
+clients pull at their own, the server pushes all apart, or each from its k nearest alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from coalface.learn.spreadout import Spreading
+from coalface.methods.fedface import FedFace
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAwS(FedFace):
+    """`fedface`, which grew from it, with class embeddings that start at random; margin and step as there (ours)."""
+
+    title: ClassVar[str] = "one identity a client; the server keeps random class embeddings apart"
+    paper: ClassVar[str] = "Yu et al. 2020"
+    setting: ClassVar[str] = "cross-device"
+
+    start: Literal["mean", "random"] = "random"
+    top_k: int | None = None
+    """Each class embedding is pushed from so many nearest ones alone; None: from all."""
+
+    def spread(self, centres: Tensor) -> Tensor:
+        step = self.spreading or Spreading()
+        return replace(step, top_k=self.top_k or step.top_k)(centres)

@@ -1,0 +1,142 @@
+"""FedFace: clients of one identity each fine-tune a pre-trained extractor; the server keeps class embeddings apart.
+
+Aggarwal, Zhou, Jain, "FedFace: Collaborative Learning of Face Recognition Model", 2021, Algorithm 1. The extractor
+θ_0 is the recipe's `pretrain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coalface.core import Backbone, Federation, Mean, Method, Models, Party, Tensors, message, state, step, together
+from coalface.learn.cosines import unit
+from coalface.learn.hinges import PositiveHinge
+from coalface.learn.one_identity import first_centres, first_directions, train_many, train_one, why_not
+from coalface.learn.spreadout import Spreading, mean_cosine
+from coalface.learn.work import LocalWork
+
+PRESETS = {
+    "paper": Spreading(margin=0.7, step=0.01),  # v is not in the text; 0.01 is λη
+    "official": Spreading(margin=0.7, step=0.01, steps=10, momentum=0.9, reduce="mean", tangent=True),
+}
+"""The constants of the server's step: the text's, and those of the code that its authors published."""
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """θ_t."""
+
+
+@message
+class Centre:
+    """Down, to each its own and to nobody else."""
+
+    centre: Tensor
+    """(1, d) w_i at length one; zeros before the client's first round, in which it starts from its mean feature."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i."""
+    centre: Tensor
+    """(1, d) w_i at length one."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """θ_t."""
+    centres: Tensors
+    """Client -> (1, d) w_i at length one, of those that have one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFace(Method):
+    """Squared hinge on the own class at each client; at the server θ = Σ n_i θ_i / n and W ← W − λ ∇ reg_sp(W)."""
+
+    title: ClassVar[str] = "one identity a client; mean features start the class embeddings, the server spreads them"
+    paper: ClassVar[str] = "Aggarwal et al. 2021"
+    setting: ClassVar[str] = "cross-device"
+    one_identity: ClassVar[bool] = True
+
+    rounds: int = 200
+    sample: int | None = None
+    """Clients a round, drawn anew each round; None: all, as the paper has it."""
+    local: LocalWork = LocalWork()
+    wanted: float = 0.9
+    """m, the cosine from which on an image's loss is 0 (7)."""
+    start: Literal["mean", "random"] = "mean"
+    """A class embedding's start: the client's mean feature, or a direction that the server draws."""
+    fixed: bool = False
+    """Class embeddings stay as they start."""
+    spreadout: bool = True
+    """False: the server leaves the class embeddings as they come (Table 2)."""
+    preset: Literal["paper", "official"] = "paper"
+    spreading: Spreading | None = None
+    """The server's step; None: the preset's."""
+
+    def init(self, fed: Federation) -> State:
+        if fed.policy != "average":
+            raise ValueError(
+                f"clients of one identity keep nothing between rounds, and with model.batchnorm={fed.policy} they "
+                "would keep BatchNorm's tensors: set model.batchnorm=average"
+            )
+        return State(backbone=fed.initial, centres=first_directions(fed) if self.start == "random" else {})
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else fed.parties("trainer")
+        none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
+        each = {client: Centre(centre=state.centres.get(client, none)) for client in chosen}  # line 4
+        answer = fed.ask(
+            self.train, common=Global(backbone=state.backbone), each=each, folds=[Mean("backbone", by="images")]
+        )  # lines 5 to 9
+        centres = state.centres | {client: w for client, w in answer.each["centre"].items() if w.any()}
+        names = sorted(centres)
+        if names:
+            matrix = self.spread(torch.cat([centres[client] for client in names]))  # line 10
+            centres = dict(zip(names, matrix.split(1), strict=True))
+            fed.log(cosine=mean_cosine(matrix))
+        fed.log(loss=answer.mean("loss", by="images"))
+        return State(backbone=answer.folded["backbone"], centres=centres)
+
+    def spread(self, centres: Tensor) -> Tensor:
+        """(C, d) class embeddings after the server's step (9), at length one."""
+        return (self.spreading or PRESETS[self.preset])(centres) if self.spreadout else unit(centres)
+
+    @step(role="trainer")
+    def train(self, party: Party, common: Global, each: Centre) -> Update:
+        centre = first_centres([party], common.backbone, [each.centre])[0]  # line 2
+        trained = train_one(party, common.backbone, centre, self.local, PositiveHinge(self.wanted), fixed=self.fixed)
+        images = len(party.data)
+        return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
+
+    @together("train")
+    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+        centres = first_centres(parties, common.backbone, [e.centre for e in each])
+        found = train_many(parties, common.backbone, centres, self.local, PositiveHinge(self.wanted), fixed=self.fixed)
+        return [
+            Update(backbone=found.backbone, centre=unit(centre), images=len(party.data), loss=loss)
+            for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
+        ]
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        return why_not(self.local, images, backbone)
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone, class_embeddings=state.centres)

@@ -1,0 +1,135 @@
+"""FedFV: clients train a softmax against equivalent class embeddings, which the server fuses from those of others.
+
+L. Liu, Wang, Chien, et al., "FedFV: federated face verification via equivalent class embeddings", 2022, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coalface.core import Backbone, Federation, Mean, Method, Models, Party, Tensors, message, state, step, together
+from coalface.learn.cosines import unit
+from coalface.learn.equivalent import AgainstOthers, equivalent_embeddings
+from coalface.learn.one_identity import first_directions, train_many, train_one, why_not
+from coalface.learn.spreadout import mean_cosine
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down, the same for all that were selected."""
+
+    backbone: Tensors
+    """θ."""
+    others: Tensor
+    """(n, d) W̃, equivalent class embeddings of clients that were not selected."""
+
+
+@message
+class Centre:
+    """Down, to each its own and to nobody else."""
+
+    centre: Tensor
+    """(1, d) w_i at length one."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i."""
+    centre: Tensor
+    """(1, d) w_i at length one."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """θ."""
+    centres: Tensors
+    """Client -> (1, d) w_i at length one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFV(Method):
+    """Softmax over [w_i ; W̃] at a client; W̃ is fused from the class embeddings of clients that are not selected.
+
+    With a logit scale s and n equivalent class embeddings the loss of an image cannot fall below
+    log(1 + n e^{−2s}): at s = 1, which is the paper's (2), and n = 100 that is 2.68.
+    """
+
+    title: ClassVar[str] = "one identity a client; softmax against fused class embeddings of others"
+    paper: ClassVar[str] = "L. Liu et al. 2022"
+    setting: ClassVar[str] = "cross-device"
+    one_identity: ClassVar[bool] = True
+
+    rounds: int = 15_000
+    sample: int = 8
+    """m, the clients that are selected in a round."""
+    local: LocalWork = LocalWork()
+    equivalents: int = 100
+    """n, equivalent class embeddings a round, the same for all selected clients."""
+    fused: int = 2
+    """k, class embeddings that one of them is made of."""
+    scale: float = 1.0
+    """s, the factor on every cosine before the softmax."""
+
+    def init(self, fed: Federation) -> State:
+        if fed.policy != "average":
+            raise ValueError(
+                f"clients of one identity keep nothing between rounds, and with model.batchnorm={fed.policy} they "
+                "would keep BatchNorm's tensors: set model.batchnorm=average"
+            )
+        return State(backbone=fed.initial, centres=first_directions(fed))
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample)  # S_t
+        rest = [client for client in fed.parties("trainer") if client not in set(chosen)]  # R_t
+        others = equivalent_embeddings(
+            torch.cat([state.centres[client] for client in rest]) if rest else torch.zeros(0, fed.embedding_size),
+            self.equivalents,
+            self.fused,
+            generator=fed.stream("fuse"),
+        )
+        answer = fed.ask(
+            self.train,
+            common=Global(backbone=state.backbone, others=others),
+            each={client: Centre(centre=state.centres[client]) for client in chosen},
+            folds=[Mean("backbone", by="images")],
+        )
+        centres = state.centres | {client: unit(w) for client, w in answer.each["centre"].items() if w.any()}
+        fed.log(loss=answer.mean("loss", by="images"), cosine=mean_cosine(torch.cat(list(centres.values()))))
+        return State(backbone=answer.folded["backbone"], centres=centres)
+
+    @step(role="trainer")
+    def train(self, party: Party, common: Global, each: Centre) -> Update:
+        loss = AgainstOthers(common.others, self.scale)
+        trained = train_one(party, common.backbone, each.centre, self.local, loss)
+        images = len(party.data)
+        return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
+
+    @together("train")
+    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+        loss = AgainstOthers(common.others, self.scale)
+        found = train_many(parties, common.backbone, [e.centre for e in each], self.local, loss)
+        return [
+            Update(backbone=found.backbone, centre=unit(centre), images=len(party.data), loss=loss)
+            for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
+        ]
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        return why_not(self.local, images, backbone)
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone, class_embeddings=state.centres)

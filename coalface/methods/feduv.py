@@ -1,0 +1,210 @@
+"""FedUV: each client pulls its images towards a secret codeword; an error-correcting code keeps codewords apart.
+
+Hosseini, Park, Yun, Louizos, Soriaga, Welling, "Federated Learning of User Verification Models without Sharing
+Embeddings", ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coalface.core import (
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Stage,
+    Tensors,
+    message,
+    private,
+    state,
+    step,
+    together,
+)  # fmt: skip
+from coalface.learn.codes import BCH, Codebook, code_scores, warm_up_threshold
+from coalface.learn.hinges import OnCodes
+from coalface.learn.one_identity import embeddings_of, train_many, train_one, why_not
+from coalface.learn.work import LocalWork
+
+SIZES = {127: 64, 255: 63, 511: 67}
+"""Length -> message bits of the codes in use, of minimum distances 21, 61 and 175."""
+
+
+@message
+class Number:
+    """Down, once."""
+
+    user: int
+    """The number that begins the client's message to the code, so that no two codewords are the same."""
+    users: int
+    """How many numbers there are."""
+
+
+@message
+class Done:
+    """Up, where a client has drawn its codeword or found its threshold."""
+
+    images: int
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """θ."""
+    projection: Tensor
+    """(c, d) W', shared as the backbone is."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i."""
+    projection: Tensor
+    """W'_i."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@private
+class Code:
+    """What never leaves the client."""
+
+    codeword: Tensor
+    """(1, c) v_i of ±1."""
+    threshold: float | None
+    """The lowest score v_iᵀ W' g(x) / c that it accepts; None before its warm-up."""
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    projection: Tensor
+    enrolled: dict[str, bool]
+    """The clients that have drawn a codeword."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedUV(Method):
+    """The hinge max(0, 1 − v_iᵀ W' g(x) / c) at each client; θ and W' are averaged by images.
+
+    The codeword stays at its client, but W' tells of it: a client's own change of W' is v_i times a row, so whoever
+    sees a single update has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
+    """
+
+    title: ClassVar[str] = "one identity a client; secret codewords in place of class embeddings"
+    paper: ClassVar[str] = "Hosseini et al. 2021"
+    setting: ClassVar[str] = "cross-device"
+    one_identity: ClassVar[bool] = True
+
+    rounds: int = 15_000
+    sample: int | None = 8
+    """Clients a round, drawn anew each round; None: all."""
+    local: LocalWork = LocalWork()
+    length: int = 511
+    """c, the bits of a codeword: 127, 255 or 511."""
+    quantile: float = 0.9
+    """The share of a client's own images that its threshold accepts, in its warm-up after training."""
+
+    def __post_init__(self) -> None:
+        if self.length not in SIZES:
+            raise ValueError(f"length is {self.length}; codewords have 127, 255 or 511 bits")
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"quantile is {self.quantile}; give a share above 0 and at most 1, such as 0.9")
+
+    @cached_property
+    def code(self) -> BCH:
+        """The code of this length."""
+        return BCH(self.length, SIZES[self.length])
+
+    def init(self, fed: Federation) -> State:
+        if fed.policy != "average":
+            raise ValueError(
+                f"clients of one identity keep no tensors of the backbone, and with model.batchnorm={fed.policy} they "
+                "would keep BatchNorm's: set model.batchnorm=average"
+            )
+        Codebook(self.code, len(fed.parties("trainer")))  # more clients than it can tell apart are refused
+        dtype, d = next(iter(fed.initial.values())).dtype, fed.embedding_size
+        drawn = fed.stream("projection").standard_normal((self.length, d)) / d**0.5
+        return State(backbone=fed.initial, projection=torch.from_numpy(drawn).to(dtype), enrolled={})
+
+    def round(self, fed: Federation, state: State) -> State:
+        everyone = fed.parties("trainer")
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else everyone
+        enrolled = dict(state.enrolled)
+        if new := [client for client in chosen if client not in enrolled]:
+            numbers = {client: Number(user=everyone.index(client), users=len(everyone)) for client in new}
+            enrolled |= dict.fromkeys(fed.ask(self.enrol, each=numbers).arrived, True)
+        answer = fed.ask(
+            self.train,
+            to=[client for client in chosen if client in enrolled],
+            common=Global(backbone=state.backbone, projection=state.projection),
+            folds=[Mean("backbone", by="images"), Mean("projection", by="images")],
+        )
+        fed.log(loss=answer.mean("loss", by="images"))
+        return State(backbone=answer.folded["backbone"], projection=answer.folded["projection"], enrolled=enrolled)
+
+    @step(role="trainer")
+    def enrol(self, party: Party, each: Number) -> tuple[Done, Code]:
+        codeword = Codebook(self.code, each.users).codeword(each.user, party.rng)
+        return Done(images=len(party.data)), Code(codeword=codeword[None], threshold=None)
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Code | None, common: Global) -> Update:
+        extra = {"projection": common.projection}
+        trained = train_one(party, common.backbone, _drawn(own), self.local, OnCodes(), extra=extra, fixed=True)
+        found, images = trained.extra["projection"], len(party.data)
+        return Update(backbone=party.backbone.shared(), projection=found, images=images, loss=trained.loss)
+
+    @together("train")
+    def train_together(self, parties: Sequence[Party], own: Sequence[Code | None], common: Global) -> list[Update]:
+        extra, codes = {"projection": common.projection}, [_drawn(one) for one in own]
+        found = train_many(parties, common.backbone, codes, self.local, OnCodes(), extra=extra, fixed=True)
+        projection = found.extra["projection"]
+        return [
+            Update(backbone=found.backbone, projection=projection, images=len(party.data), loss=loss)
+            for party, loss in zip(parties, found.losses, strict=True)
+        ]
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        return why_not(self.local, images, backbone)
+
+    def warm_up(self, fed: Federation, state: State) -> State:
+        """Every client that has a codeword sets its threshold, and tells nobody."""
+        sent = Global(backbone=state.backbone, projection=state.projection)
+        fed.ask(self.set_threshold, to=sorted(state.enrolled), common=sent)
+        return state
+
+    @step(role="trainer")
+    def set_threshold(self, party: Party, own: Code | None, common: Global) -> tuple[Done, Code]:
+        codeword = _drawn(own)
+        projections = embeddings_of(party, common.backbone) @ common.projection.T.to(party.device)
+        value = warm_up_threshold(code_scores(projections, codeword[0].to(party.device)), self.quantile)
+        return Done(images=len(party.data)), Code(codeword=codeword, threshold=value)
+
+    def stages(self) -> tuple[Stage, ...]:
+        train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
+        return train, Stage("warm-up", 1, begin=lambda fed, state: state, round=self.warm_up)
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone)
+
+
+def _drawn(own: Code | None) -> Tensor:
+    if own is None:
+        raise ValueError("this client has drawn no codeword: it must be asked to enrol before it trains")
+    return own.codeword
