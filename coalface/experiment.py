@@ -28,6 +28,7 @@ from coalface.engines.rounds import Rules
 from coalface.engines.server import READ, Server
 from coalface.engines.transport import RunFailed
 from coalface.judging import Judge, write_json, write_text
+from coalface.learn.spreadout import cosine_histogram, mean_cosine
 from coalface.methods import METHODS
 from coalface.privacy import ledger
 from coalface.report import page, runs
@@ -151,6 +152,8 @@ def _execute(
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = _summary(recipe, method, server, planned, judge, figures, untrained)
+    if models.class_embeddings:
+        summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
     summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
     for fault in faults.values():
         view.note(fault)
@@ -332,6 +335,15 @@ def _summary(
         "messages": planning.as_dicts(planned.sent),
         "stays": list(planned.stays),
     }
+
+
+def _class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
+    """How close the class embeddings that the server knows are to each other: cosines of all their pairs."""
+    if len(rows) < 2:
+        return {}
+    found = cosine_histogram(rows)
+    about = {"count": len(rows), "mean": mean_cosine(rows)}
+    return about | {"edges": found.edges.tolist(), "pairs": found.pairs.tolist()}
 
 
 def _ledger(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:

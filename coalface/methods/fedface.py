@@ -111,7 +111,7 @@ class FedFace(Method):
         if names:
             matrix = self.spread(torch.cat([centres[client] for client in names]))  # line 10
             centres = dict(zip(names, matrix.split(1), strict=True))
-            fed.log(cosine=mean_cosine(matrix))
+            fed.log(**({"cosine": mean_cosine(matrix)} if len(names) > 1 else {}))
         fed.log(loss=answer.mean("loss", by="images"))
         return State(backbone=answer.folded["backbone"], centres=centres)
 

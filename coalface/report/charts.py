@@ -18,11 +18,15 @@ LARGEST = 1e100
 """Values beyond it are not drawn: a loss that has run away would leave nothing else to see."""
 RECORD_KEYS = frozenset(
     "stage round asked arrived failed abandoned reason bytes_down bytes_up bytes_refused bytes_lost loss losses judged "
-    "seconds checkpoint_seconds".split()
+    "seconds checkpoint_seconds cosine".split()
 )
 """The keys of a metrics line that have their own place on the page; every other number is what the method logged."""
 WEIGHT, SCORE = "weight/", "score/"
 """What Federated Validation logs: the weighting in use by party, and its score by validator."""
+CLOSENESS = "cosine"
+"""What methods log whose server knows all class embeddings: the mean cosine of their pairs."""
+COLLAPSED = 0.95
+"""Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
 MOST_CURVES = 12
 """Curves of one drawing of it."""
 
@@ -192,6 +196,31 @@ def logged(runs: Sequence[Run]) -> list[Drawing]:
     for key in list(keys)[:MOST_LOGGED]:
         drawn += _drawn(runs, key, lambda record, key=key: record.get(key))  # type: ignore[misc]
     return drawn
+
+
+def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
+    """How close the class embeddings that the server knows have come: a histogram of the cosines of all their pairs."""
+    curves, said = [], []
+    for series, run in enumerate(runs):
+        found = mapping(run.summary.get("class_embeddings"))
+        edges, pairs = _numbers(found.get("edges")), _numbers(found.get("pairs"))
+        count, mean = whole_number(found.get("count")), number(found.get("mean"))
+        used = [i for i, held in enumerate(pairs) if held > 0]
+        if len(edges) != len(pairs) + 1 or not used or count is None or mean is None:
+            continue
+        span = range(max(0, used[0] - 1), min(len(pairs), used[-1] + 2))
+        whole = sum(pairs)
+        curve = Curve(
+            run.label, [(edges[i] + edges[i + 1]) / 2 for i in span], [100 * pairs[i] / whole for i in span], series
+        )
+        curves.append(curve)
+        closeness = " They have fallen together." if mean > COLLAPSED else ""
+        of = f"{run.label}: " if len(runs) > 1 else ""
+        said.append(f"{of}{count:,} class embeddings, mean cosine {mean:.3f}.{closeness}")
+    title = "cosines between class embeddings, % of pairs"
+    svg = drawings.line_chart(curves, title=title, x_label="cosine", whole=False)
+    drawn = [Drawing(title, svg, " ".join(said))] if svg else []
+    return drawn + _drawn(runs, "mean cosine between class embeddings", lambda record: record.get(CLOSENESS))
 
 
 def similarity(runs: Sequence[Run]) -> list[Drawing]:

@@ -145,7 +145,19 @@ def traffic(run: Run) -> Grid:
         cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
         if any(cells):
             rows.append([name, *cells])
+    rows += [[f"of a party's, each {step}: {field}", *cells] for (step, field), cells in _by_field(run).items()]
     return Grid(("", "to the parties", "from the parties"), rows, frozenset({1, 2}))
+
+
+def _by_field(run: Run) -> dict[tuple[str, str], list[str]]:
+    """(step, field) -> its bytes to and from one party, where a step sends more than one field of tensors a way."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for message in as_dicts(run.summary.get("messages")):
+        if str(message.get("kind") or "").startswith("tensor") and number(message.get("bytes")):
+            key = str(message.get("step", "")), str(message.get("field", "")).rpartition(".")[2]
+            found.setdefault(key, ["", ""])[message.get("direction") == "up"] = size_text(message.get("bytes"))
+    steps = [step for step, _ in found]
+    return {key: cells for key, cells in found.items() if steps.count(key[0]) > 1}
 
 
 def messages(run: Run) -> list[dict[str, Any]]:

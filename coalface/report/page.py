@@ -72,6 +72,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         apart=grids.apart(comparison) if comparison else None,
         progress=charts.progress(runs),
         weightings=charts.weightings(runs),
+        embeddings=charts.class_embeddings(runs),
         logged=charts.logged(runs),
         similarity=charts.similarity(runs),
         parties=grids.parties(run),

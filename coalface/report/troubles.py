@@ -15,14 +15,30 @@ def at_the_head(run: Run) -> list[str]:
     said = []
     if simulated := _simulated(mapping(run.config.get("trouble"))):
         said.append(f"Simulated trouble: {'; '.join(simulated)}.")
-    found = run.summary.get("parties")
-    parties = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    parties = _parties(run)
     if silent := [clean(p.get("name", "")) for p in parties if p.get("failed") and whole_number(p.get("rounds")) == 0]:
         said.append(f"No reply of {_names(silent)} ever counted.")
     if abandoned := sum(record.get("abandoned") is True for record in run.metrics):
         were = "was" if abandoned == 1 else "were"
         said.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
-    return said
+    return [*said, *([why] if (why := _no_gradient(run)) else [])]
+
+
+def _parties(run: Run) -> list[dict[str, Any]]:
+    found = run.summary.get("parties")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _no_gradient(run: Run) -> str:
+    """Softmax over one class embedding: what becomes of methods for silos where each party holds one identity."""
+    trainers = [p for p in _parties(run) if p.get("role") == "trainer"]
+    losses = [number(record.get("loss")) for record in run.metrics]
+    if not trainers or any(p.get("identities") != 1 for p in trainers) or not losses or any(losses):
+        return ""
+    return (
+        "Each party holds one identity: a softmax over its one class embedding is always right, its loss is 0 and has "
+        "no gradient, so the model stays where it started. `positive-only` is what trains there without a safeguard."
+    )
 
 
 def _simulated(trouble: dict[str, Any]) -> list[str]:

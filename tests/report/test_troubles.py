@@ -142,3 +142,20 @@ def test_a_chain_that_breaks_before_the_end_is_told_and_nothing_else_is_lost(
     assert (out / "model" / "backbone.safetensors").exists()
     text = (out / "report.html").read_text(encoding="utf-8")
     assert '<p class="warn">The ledger of silo-01 does not hold: silo-01.jsonl, line 2: the hash chain breaks' in text
+
+
+def test_a_softmax_over_one_class_is_told_at_the_head(write_run: Any) -> None:
+    def said(identities: int, loss: float) -> list[str]:
+        folder = write_run(f"run-{identities}-{loss:g}", parties=2)
+        summary = json.loads((folder / "summary.json").read_text())
+        for party in summary["parties"]:
+            party |= {"role": "trainer", "identities": identities}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        records = [json.loads(line) | {"loss": 0.0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        records[3]["loss"] = loss
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return troubles.at_the_head(runs.read(folder))
+
+    (line,) = said(1, 0.0)
+    assert line.startswith("Each party holds one identity: a softmax over its one class") and "`positive-only`" in line
+    assert said(1, 0.1) == said(2, 0.0) == []
