@@ -24,8 +24,8 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     return _checked(recipe)[0]
 
 
-def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan]:
-    """(the trainers of a run, a round's messages among all of its parties), checked in the order of a run."""
+def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
+    """(the trainers of a run, a round's messages among all of its parties, images of a cohort), checked as a run is."""
     world.check_device(recipe)
     if recipe.pretrain is not None:
         try:
@@ -45,7 +45,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan]:
     for name, member in here.members().items():
         by_role.setdefault(member.role, []).append(name)
     planned = planning.plan(recipe.build_method(), by_role, here.backbone)
-    return {name: here.data[name] for name in by_role["trainer"]}, planned
+    return {name: here.data[name] for name in by_role["trainer"]}, planned, world.cohorts(recipe, here)
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -80,7 +80,7 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    parties, planned = _checked(recipe)
+    parties, planned, together = _checked(recipe)
     rounds, engine = recipe.rounds, recipe.engine
     roles = {s.step: s.role for s in planned.sent}
     asked = max(count for step, count in planned.parties.items() if roles[step] != world.VALIDATOR)
@@ -97,6 +97,7 @@ def describe(recipe: Recipe) -> str:
         f"bytes a round: {_both_ways(planned)}; in all: {_both_ways(planned, rounds)}",
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
+        *([f"parties are computed together, {together} images at a time (engine.cohorts)"] if together else []),
         "",
         *_takes(recipe, parties, planned, asked),
         "",

@@ -166,7 +166,13 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties and their images."""
     if METHODS[recipe.method].pooled:
         return {POOLED: _marked(recipe, faces) if recipe.data.party_augment else faces}
-    return silos_of(recipe, faces)
+    parties = silos_of(recipe, faces)
+    if METHODS[recipe.method].one_identity and (more := [p for p, own in parties.items() if len(own.names) != 1]):
+        raise RecipeError(
+            f"data.partition: {recipe.method} is for clients of one identity, and {more[0]} would hold "
+            f"{len(parties[more[0]].names)}; set data.partition.kind=one-identity"
+        )
+    return parties
 
 
 def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:

@@ -13,6 +13,12 @@ from coalface.methods import METHODS
 from coalface.models import Backbone
 
 
+class Nothing(nn.Identity):
+    """A network without tensors."""
+
+    embedding_size = 8
+
+
 def plan(**changes: object) -> planning.Plan:
     recipe = tiny(**changes)
     names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pooled else 2)]
@@ -35,7 +41,7 @@ def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -
 
 
 def test_a_message_without_plain_numbers_is_planned_to_the_byte() -> None:
-    planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(nn.Identity()))
+    planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
     headers = {(s.step, s.direction): s for s in planned.sent if s.field == "header"}
     assert not headers["remember", "down"].about and all(not s.about for s in planned.sent if s.field != "header")
 
@@ -66,11 +72,11 @@ def test_every_private_field_stays_and_none_is_sent() -> None:
 
 def test_posts_components_and_own_messages_are_followed() -> None:
     members = {"trainer": ["silo-0", "silo-1"], "validator": ["judge-0"]}
-    planned = planning.plan(toys.Lagged(), members, Backbone(nn.Identity()))
+    planned = planning.plan(toys.Lagged(), members, Backbone(Nothing()))
     steps = {s.step: s.role for s in planned.sent}
     assert steps["validation.score"] == "validator"
     assert planned.parties["validation.score"] == 1
-    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(nn.Identity()))
+    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
     notes = {(s.direction, s.field): s for s in toys_moves.sent if s.step == "remember"}
     assert notes["down", "amount"].to == "each its own"
     assert notes["up", "drawn"].bytes is None  # of a shape that only the method knows
