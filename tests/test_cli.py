@@ -52,8 +52,9 @@ def test_help_names_every_command() -> None:
 
 def test_the_methods_as_a_table_and_as_json() -> None:
     rows = json.loads(said("methods", "--json"))
-    assert [row["method"] for row in rows if not row["method"].endswith("-fv")] == [
-        *("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "solo", "centralized")
+    assert [row["method"] for row in rows if not row["method"].endswith("-fv") or row["method"] == "fedfv"] == [
+        *("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "fedface", "fedaws", "fedfv", "feduv"),
+        *("positive-only", "random-init", "solo", "centralized"),
     ]
     by_name = {row["method"]: row for row in rows}
     assert by_name["fedavg"]["leaves a party"] == "backbone, images, loss"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from coalface import wire
 from coalface.core import Method, Models, Tensors
-from coalface.data.augment import Augment
+from coalface.data.augment import Augment, to_tensor
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic import SyntheticFaces
@@ -38,6 +38,11 @@ from coalface.models.groups import Backbone, BatchNormPolicy
 NUMERICS = Numerics(threads=1, block=2)
 LOSS = CosFace(scale=16.0, margin=0.1)
 WORK = LocalWork(epochs=1, batch=4, lr=0.05)
+
+OWN: dict[str, dict[str, Any]] = {"fedfv": {"sample": 4, "equivalents": 5}, "feduv": {"sample": None, "length": 127}}
+"""What single methods need in tiny worlds, by name."""
+MANY = 7
+"""Parties of a tiny world of one identity each."""
 
 
 class Net(nn.Module):
@@ -101,6 +106,14 @@ class Tiny:
             view = whole.only([2 * i] if self.one_identity else [2 * i, 2 * i + 1])
             found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
         return dict(reversed(found.items())) if self.reverse else found
+
+    def trained(self) -> FaceSet:
+        """The images, of as many as there are, of the first identity of every party."""
+        return faces(2 * self.parties, self.each).only(list(range(0, 2 * self.parties, 2)))
+
+    def others(self) -> FaceSet:
+        """The images of as many identities that no party holds where each has one."""
+        return faces(2 * self.parties, self.each).only(list(range(1, 2 * self.parties, 2)))
 
     def __call__(self) -> World:
         with torch.random.fork_rng(devices=[]):
@@ -187,6 +200,17 @@ def run(
         carrier.close()
 
 
+def cosines(model: Tensors, build: Tiny, faces: FaceSet) -> tuple[Tensor, Tensor]:
+    """(n, n) cosines between the embeddings of images by a model, and the (n,) identities."""
+    backbone = build().backbone
+    backbone.module.load_state_dict({**backbone.module.state_dict(), **model})
+    with torch.no_grad():
+        images = to_tensor(faces.take(np.arange(len(faces))))
+        found = backbone.module.eval()(images.double() if build.double else images)
+    found = torch.nn.functional.normalize(found)
+    return found @ found.T, torch.from_numpy(faces.labels)
+
+
 def workers(n: int, window: int = 4) -> Callable[[Setup, World], Workers]:
     """A transport of n worker processes."""
     return lambda made, world: Workers(made, world, n, window)
@@ -221,10 +245,11 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     cls = METHODS[name]
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     common = {"rounds": 3, "local": WORK, "loss": LOSS}
-    settings = {k: v for k, v in common.items() if k in known} | changes
+    settings = {k: v for k, v in common.items() if k in known} | OWN.get(name, {}) | changes
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
-    return method, Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
+    build = Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
+    return method, dataclasses.replace(build, parties=MANY) if cls.one_identity else build
 
 
 def killed_in(folder: Path, delays: Iterable[float]) -> None:
