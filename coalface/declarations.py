@@ -190,6 +190,11 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
         raise DeclarationError(
             f"{where}: step {name} keeps private state or a model at its party, so parties cannot share a batch there."
         )
+    if typing.get_type_hints(declared.reply).get("images") is not int:
+        raise DeclarationError(
+            f"{where}: the replies of parties that share a batch are weighted by their images: give "
+            f"{declared.reply.__name__} a field `images: int`."
+        )
     inputs = {n for n in ("own", "common", "each") if getattr(declared, n) is not None}
     wanted, given = {"self", "parties", *inputs}, set(inspect.signature(function).parameters)
     if given != wanted:

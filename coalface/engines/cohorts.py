@@ -89,7 +89,9 @@ class CohortLedger:
         try:
             if self.size:
                 ledger.verify(self.path)
-        except ValueError as error:
+            if self._head is not None:
+                ledger.check_holds(self.path, self._head)
+        except (FileNotFoundError, ValueError) as error:
             return {COHORTS: str(error)}
         return {}
 
@@ -99,7 +101,12 @@ class CohortLedger:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Take back the lines of rounds that a resume repeats."""
+        """Take back the lines of rounds that a resume repeats. Raises ValueError where lines before them are missing."""
+        if self.size < size:
+            raise ValueError(
+                f"{self.path} has {self.size} bytes, and had {size} at the last checkpoint: lines were removed. Restore "
+                "the file, or start a new run."
+            )
         if self.size > size:
             os.truncate(self.path, size)
 

@@ -101,6 +101,8 @@ class Gathering:
                 wire.validate(message, sent, but=shared if place else frozenset())
                 if not 0 < (images := message.images) <= most(request.party):
                     raise wire.Refused(f"images is {images}; this party can have 1 to {most(request.party)}")
+                for fold in self._sums:
+                    fold.check(message, most(request.party))
             except wire.Refused as error:
                 raise Apart(f"{request.party}: {error}") from error
             sizes.append(wire.size(message))

@@ -404,10 +404,13 @@ class Server(Federation):
     def _restore(self) -> Any:
         found = checkpoint.load(self.folder / "checkpoints")
         metrics = self.folder / "metrics.jsonl"
+        try:  # before its chain is followed: a kill may have cut off the last line
+            self._cohorts.cut(0 if found is None else found.record.get("cohorts", 0))
+        except ValueError as error:
+            raise RunFailed(str(error)) from error
         if found is None:
             self._refuse_faults()
             metrics.write_bytes(b"")
-            self._cohorts.cut(0)
             return None
         check_same(found.record, self.numerics, self.rules.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
@@ -416,7 +419,6 @@ class Server(Federation):
             self.at.abandoned = 0
         self._refuse_faults()  # before any party is at work again
         os.truncate(metrics, found.record["metrics"])
-        self._cohorts.cut(found.record.get("cohorts", 0))
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))
         return checkpoint.unpack_state(found.state, self._stages[self.at.stage].state)

@@ -88,11 +88,12 @@ def train_one(
 def batches(party: Party, work: LocalWork) -> list[NDArray[np.int64]]:
     """The batches of this round, as indices into the party's images; where the round stands says where it goes on."""
     images, done = len(party.data), party.round - 1
+    batch = min(work.party_batch.get(party.name, work.batch), images)
     if work.iterations is None:
         if work.epochs == 1 and images <= work.batch:
             return [np.arange(images)]
         return work.batches(party, Cursor(epoch=done * work.epochs))[0]
-    epoch, offset = divmod(done * work.iterations * min(work.batch, images), images)
+    epoch, offset = divmod(done * work.iterations * batch, images)
     return work.batches(party, Cursor(epoch=epoch, offset=offset))[0]
 
 
@@ -144,6 +145,8 @@ def train_many(
 
 def why_not(work: LocalWork, images: int, backbone: Backbone) -> str:
     """Why parties of up to so many images cannot be trained as one batch; empty where they can."""
+    if work.party_batch:
+        return "local.party_batch gives parties batches of their own"
     if work.epochs > 1 or (work.iterations or 1) > 1 or images > work.batch:
         steps = work.count(images)
         return (

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from coalface.learn.spreadout import Spreading
-from coalface.methods.fedface import FedFace
+from coalface.methods.fedface import PRESETS, FedFace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,5 +27,6 @@ class FedAwS(FedFace):
     """Each class embedding is pushed from so many nearest ones alone; None: from all."""
 
     def spread(self, centres: Tensor) -> Tensor:
-        step = self.spreading or Spreading()
-        return replace(step, top_k=self.top_k or step.top_k)(centres)
+        if not self.spreadout or self.top_k is None:
+            return super().spread(centres)
+        return replace(self.spreading or PRESETS[self.preset], top_k=self.top_k)(centres)

@@ -147,7 +147,8 @@ class FedUV(Method):
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else everyone
         enrolled = dict(state.enrolled)
         if new := [client for client in chosen if client not in enrolled]:
-            numbers = {client: Number(user=everyone.index(client), users=len(everyone)) for client in new}
+            places = {client: place for place, client in enumerate(everyone)}
+            numbers = {client: Number(user=places[client], users=len(everyone)) for client in new}
             enrolled |= dict.fromkeys(fed.ask(self.enrol, each=numbers).arrived, True)
         answer = fed.ask(
             self.train,
