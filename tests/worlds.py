@@ -22,6 +22,7 @@ from coalface.data.augment import Augment, to_tensor
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic import SyntheticFaces
+from coalface.engines.cohorts import Cohort
 from coalface.engines.commits import REPLY, Commit
 from coalface.engines.desk import Request
 from coalface.engines.local import InProcess, Setup, Workers, World
@@ -147,6 +148,8 @@ class Ran:
     def bytes(self) -> dict[str, bytes]:
         """Everything whose bits are promised: the state, the metrics, the parties' private state and ledgers."""
         found = {"state": bytes(wire.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
+        if (cohorts := self.folder / "cohorts.jsonl").exists():
+            found["cohorts"] = cohorts.read_bytes()
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):
             found[f"ledger {path.stem}"] = path.read_bytes()
         for path in sorted((self.folder / "parties").rglob("*.commit")):
@@ -226,7 +229,10 @@ class Stop(Exception):
 
 
 def stopping(after: int) -> type[InProcess]:
-    """A transport that stops when the parties have answered so many requests: their work is done, and nobody hears."""
+    """A transport that stops when the parties have answered so many requests: their work is done, and nobody hears.
+
+    A cohort counts as one.
+    """
     left = [after]
 
     class Stopping(InProcess):
@@ -236,6 +242,14 @@ def stopping(after: int) -> type[InProcess]:
                     raise Stop
                 left[0] -= 1
                 yield answered
+
+        def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+            for item in super().together(requests, images):
+                if isinstance(item, Cohort):
+                    if left[0] == 0:
+                        raise Stop
+                    left[0] -= 1
+                yield item
 
     return Stopping
 

@@ -101,11 +101,11 @@ class CohortLedger:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Take back the lines of rounds that a resume repeats. Raises ValueError where lines before them are missing."""
+        """Take back the lines of rounds that a resume repeats. ValueError where lines before them are missing."""
         if self.size < size:
             raise ValueError(
-                f"{self.path} has {self.size} bytes, and had {size} at the last checkpoint: lines were removed. Restore "
-                "the file, or start a new run."
+                f"{self.path} has {self.size} bytes, and had {size} at the last checkpoint: lines were removed. "
+                "Restore the file, or start a new run."
             )
         if self.size > size:
             os.truncate(self.path, size)
