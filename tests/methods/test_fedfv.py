@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import clients
+import naive
+import pytest
+import torch
+from clients import EXACT, STEPS, WHOLE, Heard, Slopes, along_cosine, heard_run
+from torch import Tensor
+from worlds import Tiny, run
+
+from coalface import planning, wire
+from coalface.core import Tensors, generator
+from coalface.engines.trouble import Trouble
+from coalface.learn.equivalent import draw_subsets
+from coalface.methods import fedfv
+from coalface.methods.fedfv import FedFV, Update
+
+
+def softmax_against(others: list[Tensor], scale: float) -> Slopes:
+    """(2) by hand: −log p_0 over the cosines to [w ; W̃], and the slopes of the mean: none by W̃."""
+
+    def slopes(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
+        n, losses, by_embeddings, by_w = len(embeddings), [], torch.zeros_like(embeddings), torch.zeros_like(own["w"])
+        for j, embedding in enumerate(embeddings):
+            found = [along_cosine(embedding, row) for row in (own["w"][0], *others)]
+            powers = [math.exp(scale * cosine) for cosine, _, _ in found]
+            shares = [power / sum(powers) for power in powers]
+            losses.append(-math.log(shares[0]))
+            for place, (share, (_, by_one, by_other)) in enumerate(zip(shares, found, strict=True)):
+                pull = scale * (share - (place == 0)) / n
+                by_embeddings[j] += pull * by_one
+                if place == 0:
+                    by_w[0] += pull * by_other
+        return losses, by_embeddings, {"w": by_w}
+
+    return slopes
+
+
+def fused(rest: list[Tensor], method: FedFV, round_: int) -> list[Tensor]:
+    """Lines 6 to 10: the normalised means of those that the server draws from its stream `fuse`."""
+    rng = generator(0, "server", "train", round_, "fuse")
+    found = []
+    for subset in draw_subsets(len(rest), method.equivalents, method.fused, rng):
+        total = sum((rest[i][0] / rest[i].norm() for i in subset), torch.zeros(8, dtype=torch.float64))
+        found.append(total / total.norm())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "build", "rules"),
+    [
+        ({}, EXACT, {}),
+        ({"fused": 3, "scale": 5.0, "local": STEPS}, replace(EXACT, norm=True), {}),
+        ({"equivalents": 1, "sample": 5}, EXACT, {}),
+        ({"fused": 3, "sample": 4, "rounds": 4}, EXACT, {"trouble": Trouble(dropout=0.2, lost=0.3), "quorum": 0.2}),
+    ],
+)
+def test_it_is_algorithm_2_by_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, build: Tiny, rules: Any
+) -> None:
+    """With W̃ of all that were not selected, also where a selected one fails; and it has no part in training."""
+    method = FedFV(**{"rounds": 3, "local": WHOLE, "sample": 3, "equivalents": 6} | settings)
+    states = naive.watched(FedFV, monkeypatch)
+    _, heard = heard_run(method, tmp_path, build, **rules)
+    everyone = sorted(build().data)
+    rows = generator(0, "server", "train", 0, "class embeddings").standard_normal((7, 8))
+    centres = {c: torch.tensor(row / (row**2).sum() ** 0.5)[None] for c, row in zip(everyone, rows, strict=True)}
+    theta, lines, members = build().backbone.shared(), clients.metrics(tmp_path), clients.clients(build, method.local)
+    for line, state, came in zip(lines, states, clients.counted(heard, "train", lines), strict=True):
+        rng = generator(0, "server", "train", line["round"])
+        chosen = {everyone[i] for i in rng.choice(7, size=method.sample, replace=False)}
+        assert set(came) == chosen - set(line["failed"])
+        others = fused([centres[c] for c in everyone if c not in chosen], method, line["round"])
+        slopes = softmax_against(others, method.scale)
+        ends = {c: members[c].train(line["round"], theta, {"w": centres[c]}, slopes, method.local.lr) for c in came}
+        total = sum(members[c].images for c in came)
+        theta = naive.mean([members[c].images / total for c in came], [ends[c][0] for c in came])
+        centres |= {c: own["w"] / own["w"].norm() for c, (_, own) in ends.items()}
+        assert naive.furthest(state.backbone, theta) < 1e-12
+        assert naive.furthest(state.centres, centres) < 1e-12
+        loss = sum(members[c].images * members[c].loss for c in came) / total
+        assert line["loss"] == pytest.approx(loss, abs=1e-12)
+    assert any(line["failed"] for line in lines) == bool(rules)
+    assert naive.furthest(theta, build().backbone.shared()) > 1e-3
+
+
+def by_round(heard: list[Heard]) -> dict[int, list[Heard]]:
+    return {r: [h for h in heard if h.request.round == r] for r in sorted({h.request.round for h in heard})}
+
+
+def test_all_that_are_selected_get_the_same_others_and_their_own_class_embedding(tmp_path: Path) -> None:
+    ran, heard = heard_run(FedFV(rounds=6, local=WHOLE, sample=4, equivalents=5), tmp_path)
+    one = {h.request.party: h.each.centre for h in heard}
+    seen = set()
+    for asked in by_round(heard).values():
+        others = asked[0].common.others
+        assert others.shape == (5, 8)
+        assert len(asked) == 4
+        assert all(torch.equal(h.common.others, others) for h in asked)
+        assert torch.allclose(others.norm(dim=1), torch.ones(5, dtype=torch.float64), atol=1e-12)
+        assert len({h.each.centre.numpy().tobytes() for h in asked}) == 4
+        seen.add(others.numpy().tobytes())
+        rows = torch.cat([*one.values(), *ran.state.centres.values()])
+        assert (others @ rows.T).max() < 1 - 1e-6  # a class embedding of another, as it is, goes to nobody
+    assert len(seen) == 6  # drawn anew in each round
+    replies = [wire.decode(bytearray(h.data), Update) for h in heard]
+    assert all(float(reply.centre.norm()) == pytest.approx(1, abs=1e-12) for reply in replies)
+
+
+def test_the_others_are_fused_from_those_that_are_not_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class embedding of a selected client can be anything: the others that are sent are the same bytes."""
+    plain, turned = fedfv.first_directions, ""
+
+    def start(fed: Any) -> Tensors:
+        return {c: -w.flip(1) if c == turned else w for c, w in plain(fed).items()}
+
+    monkeypatch.setattr(fedfv, "first_directions", start)
+    method, found = FedFV(rounds=1, local=WHOLE, sample=4, equivalents=12), {}
+    for turned in ("", *sorted(EXACT().data)):  # noqa: B007 - `start` reads it
+        _, heard = heard_run(method, tmp_path / f"all{turned}")
+        found[turned] = heard[0].common.others
+    selected = {h.request.party for h in heard}
+    same = {c for c, others in found.items() if c and torch.equal(others, found[""])}
+    assert same == selected
+    assert len(selected) == 4
+
+
+def test_the_loss_does_not_fall_below_its_floor(tmp_path: Path) -> None:
+    method = FedFV(rounds=25, local=replace(STEPS, epochs=5, lr=0.2), sample=4, equivalents=4)
+    losses = []
+    run(method, tmp_path, EXACT, report=lambda record: losses.append(record["loss"]))
+    floor = math.log(1 + 4 * math.exp(-2))
+    assert all(loss > floor for loss in losses)
+    assert min(losses) < losses[0] - 0.2
+
+
+@pytest.mark.parametrize(("settings", "left"), [({"sample": 6}, 1), ({"sample": 7}, 0), ({"sample": 5, "fused": 3}, 2)])
+def test_too_few_that_are_not_selected_is_an_error_before_anybody_trains(
+    tmp_path: Path, settings: Any, left: int
+) -> None:
+    method = FedFV(rounds=1, local=WHOLE, equivalents=3, **settings)
+    says = rf"{left} clients are not selected, and an .*select fewer clients a round, so that {method.fused} are left"
+    with pytest.raises(ValueError, match=says):
+        run(method, tmp_path, EXACT)
+    assert not (tmp_path / "parties").exists()
+    assert not (tmp_path / "ledger").exists()
+    with pytest.raises(ValueError, match=says):  # and so it is on paper, before a folder is made
+        planning.plan(method, {"trainer": sorted(EXACT().data)}, EXACT().backbone)
+
+
+def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model.batchnorm=local.*set model.batchnorm=average"):
+        run(FedFV(rounds=1, local=WHOLE), tmp_path, replace(EXACT, norm=True, policy="local"))
