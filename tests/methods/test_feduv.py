@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import clients
+import naive
+import numpy as np
+import pytest
+import torch
+from clients import EXACT, STEPS, WHOLE, Slopes, heard_run
+from torch import Tensor
+from worlds import Stop, Tiny, run, stopping
+
+from coalface import wire
+from coalface.core import Tensors, generator
+from coalface.engines.trouble import Trouble
+from coalface.learn.codes import BCH
+from coalface.methods import feduv
+from coalface.methods.feduv import Code, Done, FedUV, Global, Update
+
+NAMES = sorted(EXACT().data)
+
+
+def hinge(code: Tensor) -> Slopes:
+    """max(0, 1 − ⟨v, W' g⟩ / c) by hand, with the slopes of the mean; the codeword has none."""
+
+    def slopes(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
+        projection, c, n = own["projection"], len(code), len(embeddings)
+        losses, by_embeddings, by_own = [], torch.zeros_like(embeddings), torch.zeros_like(projection)
+        for j, g in enumerate(embeddings):
+            score = sum(float(code[b]) * float(projection[b] @ g) for b in range(c)) / c
+            losses.append(max(0.0, 1 - score))
+            if score < 1:
+                for b in range(c):
+                    by_embeddings[j] -= float(code[b]) / (c * n) * projection[b]
+                    by_own[b] -= float(code[b]) / (c * n) * g
+        return losses, by_embeddings, {"projection": by_own}
+
+    return slopes
+
+
+def codewords(folder: Path) -> dict[str, Tensor]:
+    """The codeword that every client has drawn, from its private state."""
+    kept = {name: naive.kept(folder, name, Code) for name in NAMES}
+    return {name: own.codeword[0] for name, own in kept.items() if own is not None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "build", "rules"),
+    [
+        ({}, EXACT, {}),
+        ({"local": STEPS, "sample": 3}, replace(EXACT, norm=True), {}),
+        ({"local": replace(WHOLE, lr=40.0), "rounds": 3}, EXACT, {}),  # so far that some images cost nothing
+        ({"sample": 4, "rounds": 4}, EXACT, {"trouble": Trouble(dropout=0.2, lost=0.2), "quorum": 0.2}),
+    ],
+)
+def test_a_round_by_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, build: Tiny, rules: Any
+) -> None:
+    """θ and W' are the means by images; then each client's threshold is an order statistic of its own scores."""
+    method = FedUV(**{"rounds": 2, "local": WHOLE, "sample": None, "length": 127, "quantile": 0.7} | settings)
+    states = naive.watched(FedUV, monkeypatch)
+    _, heard = heard_run(method, tmp_path, build, **rules)
+    theta, codes = build().backbone.shared(), codewords(tmp_path)
+    projection = torch.tensor(generator(0, "server", "train", 0, "projection").standard_normal((127, 8)) / math.sqrt(8))
+    lines, members = clients.metrics(tmp_path)[: method.rounds], clients.clients(build, method.local)
+    for line, state in zip(lines, states, strict=True):
+        when = ("train", line["round"])
+        asked = [h for h in heard if h.request.step == "train" and (h.request.stage, h.request.round) == when]
+        trouble = rules.get("trouble", Trouble())
+        came = [h.request.party for h in asked if not trouble.after(0, h.request.party, (*when, h.request.call))]
+        ends = {
+            c: members[c].train(line["round"], theta, {"projection": projection}, hinge(codes[c]), method.local.lr)
+            for c in came
+        }
+        total = sum(members[c].images for c in came)
+        shares = [members[c].images / total for c in came]
+        theta = naive.mean(shares, [ends[c][0] for c in came])
+        projection = naive.mean(shares, [ends[c][1] for c in came])["projection"]
+        assert naive.furthest(state.backbone, theta) < 1e-12
+        assert naive.furthest({"w": state.projection}, {"w": projection}) < 1e-12
+        loss = sum(members[c].images * members[c].loss for c in came) / total
+        assert line["loss"] == pytest.approx(loss, abs=1e-12)
+    assert naive.furthest(theta, build().backbone.shared()) > 1e-3
+    thresholds = 0
+    for name in codes:
+        value = naive.kept(tmp_path, name, Code).threshold
+        scores = sorted(float(codes[name].double() @ (projection @ g)) / 127 for g in members[name].embeddings(theta))
+        missed = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+        if value is None:
+            assert name in missed
+        else:
+            thresholds += 1
+            assert value == pytest.approx(scores[len(scores) - math.ceil(round(0.7 * len(scores), 9))], abs=1e-12)
+            assert sum(s >= value - 1e-12 for s in scores) / len(scores) >= 0.7
+    assert thresholds >= 2
+
+
+def test_the_codewords_are_codewords_that_begin_with_the_number_of_the_client(tmp_path: Path) -> None:
+    run(FedUV(rounds=1, local=WHOLE, sample=None, length=127), tmp_path, EXACT)
+    found = codewords(tmp_path)
+    code, secrets = BCH(127, 64), set()
+    for place, name in enumerate(NAMES):
+        bits = ((found[name] + 1) / 2).to(torch.uint8).numpy()
+        assert set(found[name].tolist()) == {-1.0, 1.0}
+        assert bits[:3].tolist() == [place >> 2 & 1, place >> 1 & 1, place & 1]
+        assert np.array_equal(code.encode(bits[:64]), bits)
+        secrets.add(bits[3:64].tobytes())
+    assert len(secrets) == 7
+    for one in NAMES:
+        assert all(int((found[one] != found[other]).sum()) >= 21 for other in NAMES if other != one)
+
+
+def forms(code: Tensor) -> set[bytes]:
+    """A codeword and its opposite, in the forms in which bits are written."""
+    found = set()
+    for sign in (code, -code):
+        found |= {sign.to(t).numpy().tobytes() for t in (torch.float64, torch.float32, torch.float16, torch.int8)}
+        bits = ((sign + 1) / 2).to(torch.uint8).numpy()
+        found |= {bits.tobytes(), np.packbits(bits).tobytes(), "".join(map(str, bits)).encode()}
+    return found
+
+
+def test_no_codeword_lies_anywhere_but_at_its_client(tmp_path: Path) -> None:
+    method = FedUV(rounds=3, local=WHOLE, sample=3, length=127)
+    _, heard = heard_run(method, tmp_path, replace(EXACT, double=False), checkpoint=1)
+    everywhere = [path for path in tmp_path.rglob("*") if path.is_file()]
+    found = codewords(tmp_path)
+    assert len(found) >= 4
+    for name, code in found.items():
+        holders = {p for p in everywhere if any(form in p.read_bytes() for form in forms(code))}
+        assert {p.parent.name for p in holders} == {name}  # the search finds it where it is
+        assert not any(form in h.data for h in heard for form in forms(code))
+
+
+def test_a_threshold_is_told_to_nobody(tmp_path: Path) -> None:
+    method = FedUV(rounds=1, local=WHOLE, sample=None, length=127)
+    ran, heard = heard_run(method, tmp_path)
+    said = [wire.decode(bytearray(h.data), Done) for h in heard if h.request.step in ("enrol", "set_threshold")]
+    assert len(said) == 14
+    assert [f.name for f in fields(Done)] == ["images"]  # type: ignore[arg-type]
+    assert {f.name for f in fields(ran.state)} == {"backbone", "projection", "enrolled"}
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert not any(repr(naive.kept(tmp_path, name, Code).threshold) in text for name in NAMES)
+
+
+def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path) -> None:
+    """What the method's docstring warns of: whoever sees a single update reads v off it."""
+    method = FedUV(rounds=1, local=replace(WHOLE, weight_decay=0.0), sample=None, length=127)
+    _, heard = heard_run(method, tmp_path)
+    codes = codewords(tmp_path)
+    for h in heard:
+        if h.request.step == "train":
+            change = wire.decode(bytearray(h.data), Update).projection - h.common.projection
+            column = change[:, int(change.norm(dim=0).argmax())]
+            read = column.sign() * column[0].sign() * codes[h.request.party][0]  # its first bit is of its number
+            assert torch.equal(read, codes[h.request.party].double())
+            assert int(torch.linalg.matrix_rank(change, rtol=1e-9)) == 1
+
+
+def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, list[bytes]] = {}
+    plain = feduv.train_one
+
+    def noted(party: Any, backbone: Tensors, codeword: Tensor, *more: Any, **named: Any) -> Any:
+        used.setdefault(party.name, []).append(codeword.numpy().tobytes())
+        return plain(party, backbone, codeword, *more, **named)
+
+    monkeypatch.setattr(feduv, "train_one", noted)
+    method = FedUV(rounds=6, local=WHOLE, sample=4, length=127)
+    rules: dict[str, Any] = {"trouble": Trouble(dropout=0.1), "quorum": 0.3, "checkpoint": 2}
+    for after in (3, 9, 11):
+        with pytest.raises(Stop):
+            run(method, tmp_path, EXACT, transport=stopping(after), save_replies=False, **rules)
+    run(method, tmp_path, EXACT, save_replies=False, **rules)
+    assert all(len(set(codes)) == 1 for codes in used.values())
+    assert sum(len(codes) > 2 for codes in used.values()) >= 3
+    assert len({codes[0] for codes in used.values()}) == len(used) >= 5
+    assert {name: code.numpy().tobytes() for name, code in codewords(tmp_path).items() if name in used} == {
+        name: codes[0] for name, codes in used.items()
+    }
+
+
+def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And trains only once the server has heard that it has a codeword."""
+    trouble = Trouble(dropout=0.3, lost=0.3)
+    states = naive.watched(FedUV, monkeypatch)
+    method = FedUV(rounds=10, local=WHOLE, sample=4, length=127)
+    _, heard = heard_run(method, tmp_path, trouble=trouble, quorum=0.01, patience=99)
+    enrolled, failed, later = set[str](), set[str](), set[str]()
+    for line in clients.metrics(tmp_path)[:10]:
+        when = ("train", line["round"])
+        rng = generator(0, "server", *when)
+        chosen = [NAMES[i] for i in sorted(rng.choice(7, size=4, replace=False))]
+
+        def reached(names: list[str], call: int, when: Any = when) -> list[str]:
+            return [c for c in names if not trouble.before(0, c, (*when, call))]
+
+        def heard_of(names: list[str], call: int, when: Any = when) -> set[str]:
+            return {c for c in names if not trouble.after(0, c, (*when, call))}
+
+        asked = {
+            step: [
+                h.request.party for h in heard if (h.request.stage, h.request.round, h.request.step) == (*when, step)
+            ]
+            for step in ("enrol", "train")
+        }
+        new = [c for c in chosen if c not in enrolled]
+        assert asked["enrol"] == reached(new, 1)
+        came = heard_of(asked["enrol"], 1)
+        if not line["abandoned"]:
+            enrolled |= came
+            assert asked["train"] == reached([c for c in chosen if c in enrolled], 1 + bool(new))
+            later |= came & failed
+            assert set(states.pop(0).enrolled) == enrolled
+        failed |= set(new) - came
+    assert failed
+    assert later
+    assert not states
+
+
+def test_a_client_without_a_codeword_does_not_train() -> None:
+    method, party = FedUV(length=127), naive.party("silo-0", EXACT)
+    sent = Global(backbone=EXACT().backbone.shared(), projection=torch.zeros(127, 8, dtype=torch.float64))
+    for work in (method.train, method.set_threshold):
+        with pytest.raises(ValueError, match="has drawn no codeword: it must be asked to enrol before it trains"):
+            work(party, None, sent)
+    with pytest.raises(ValueError, match="has drawn no codeword"):
+        method.train_together([party], [None], sent)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"length": 128}, "length is 128; codewords have 127, 255 or 511 bits"),
+        ({"quantile": 0.0}, "quantile is 0.0; give a share above 0 and at most 1"),
+        ({"quantile": 1.1}, "quantile is 1.1; give a share"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        FedUV(**settings)
+
+
+@pytest.mark.parametrize(("length", "least"), [(127, 21), (255, 61), (511, 175)])
+def test_the_codes_in_use(length: int, least: int) -> None:
+    assert FedUV(length=length).code.d == least
+
+
+def test_more_clients_than_the_code_can_tell_apart_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(feduv.SIZES, 7, 4)
+    method = FedUV(rounds=1, local=WHOLE, length=7)
+    with pytest.raises(ValueError, match=r"17 users need 5 bits .* encodes 4"):
+        run(method, tmp_path / "many", replace(EXACT, parties=17))
+    assert not (tmp_path / "many" / "ledger").exists()
+    run(method, tmp_path / "as many as there are", replace(EXACT, parties=16))
+
+
+def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model.batchnorm=local.*set model.batchnorm=average"):
+        run(FedUV(rounds=1, local=WHOLE, length=127), tmp_path, replace(EXACT, norm=True, policy="local"))
