@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from coalface import wire
-from coalface.core import Mean
-from coalface.declarations import StepDeclaration
+from coalface.core import Mean, Tensors
+from coalface.declarations import StepDeclaration, counterpart, without_none
 from coalface.engines.desk import Request
 from coalface.privacy import ledger
 
@@ -49,9 +49,17 @@ class Cohort:
 
 
 def can_fold(declaration: StepDeclaration, folds: Sequence[Mean]) -> bool:
-    """Whether a step has a batched form, and every mean of its replies is one that such a form can give."""
+    """Whether a step has a batched form, and the server asks of its replies the means that such a form gives.
+
+    These are by images, and of all that starts alike at the parties: the fields that look like one of `common`.
+    """
+    if declaration.together is None or declaration.reply is None:
+        return False
     plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in folds)
-    return declaration.together is not None and plain
+    reply, common, own = (wire.hints(c) if c else {} for c in (declaration.reply, declaration.common, declaration.each))
+    tensors = [name for name, hint in reply.items() if without_none(hint)[0] in (Tensor, Tensors)]
+    alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - own.keys()}
+    return plain and alike <= {mean.field for mean in folds}
 
 
 def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) -> Iterator[list[Request]]:
