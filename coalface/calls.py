@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from coalface.core import Mean, Method, Models, Stage
+import torch
+
+from coalface.core import Mean, Method, Models, Probes, Stage
 from coalface.declarations import DeclarationError, StepDeclaration
 from coalface.means import check_folds
 
@@ -87,7 +89,7 @@ def check_state(method: Method, stage: Stage, made: Any, *, beginning: bool = Fa
 
 
 def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[str]]) -> None:
-    """Raise TypeError unless `models()` returned Models whose step, if it names one, can be run."""
+    """Raise TypeError or DeclarationError unless `models()` returned Models whose steps, if any, can be run."""
     if not isinstance(models, Models):
         what = "nothing" if models is None else f"a {type(models).__name__}"
         raise TypeError(
@@ -101,3 +103,14 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
                 f"{type(method).__name__}.models: at_party names the step {name}, which sends a reply. Name a step "
                 "with stays=True, which returns a model (`-> Tensors`) that is written at the party."
             )
+    if models.verify is not None:
+        name, declaration = method.find(models.verify)
+        if declaration.reply is not None or declaration.each is not Probes:
+            what = "does not take `each: Probes`" if declaration.reply is None else "sends a reply"
+            raise DeclarationError(
+                f"{type(method).__name__}.models: verify names the step {name}, which {what}. Name a step with "
+                "stays=True that takes `each: Probes` and returns its scores (`-> Tensors`): the private state that it "
+                "verifies by never leaves the party."
+            )
+        probes = dict.fromkeys(parties(declaration.role), Probes(embeddings=torch.empty(0, 0)))
+        check_call(method, models.verify, parties, to=None, common=models.common, each=probes)

@@ -69,8 +69,9 @@ class Recipe(Section):
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
     computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
-    model. With `data.private` it trains on the public identities, else on those of this run. A pooled method takes no
-    partition, but where `data.party_augment` asks whose each image would be.
+    model. With `data.private` it trains on the public identities, all of their images; else on those of this run, less
+    the images of `data.test`. A pooled method takes no partition, but where `data.party_augment` asks whose each image
+    would be.
     """
 
     def build_method(self) -> Method:
@@ -143,8 +144,8 @@ class Recipe(Section):
             and not self.data.party_augment
         ):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
-        if self.data.private is not None:
-            tree["data"] = {**tree["data"], "side": "public"}
+        if self.data.private is not None:  # nobody's test images are among the public ones
+            tree["data"] = {**tree["data"], "side": "public", "test": None}
         try:
             return parse(merged(tree, changes))
         except RecipeError as error:

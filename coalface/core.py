@@ -37,8 +37,8 @@ from coalface.means import Mean
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
-    "Models", "Party", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "private", "state", "step",
-    "together",
+    "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "private",
+    "state", "step", "together",
 ]  # fmt: skip
 
 # --- randomness -------------------------------------------------------------------------------------------------------
@@ -138,17 +138,28 @@ class Party:
         return generator(self.seed, "party", self.name, *names)
 
 
+@message
+class Probes:
+    """What a party verifies as it would somebody who claims to be its own person: images, already embedded."""
+
+    embeddings: torch.Tensor
+    """(n, d) by the shared model, not brought to length one."""
+
+
 @dataclass(frozen=True)
 class Models:
-    """What a run leaves: a global model, one model per party, or both."""
+    """What a run leaves: a global model, one model per party, or both; and how parties verify, if in their own way."""
 
     shared: Tensors | None = None
     at_party: Callable[..., Any] | None = None
     """A step with `stays=True` that makes a party's own model at the party."""
     common: Any = None
-    """The message that this step is given."""
+    """The message that this step, or `verify`, is given."""
     class_embeddings: Tensors | None = None
     """Those that the server knows, by party, (k, d) each; for the report."""
+    verify: Callable[..., Any] | None = None
+    """A step with `stays=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
+    own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
 
     def __post_init__(self) -> None:
         if self.shared is None and self.at_party is None:
@@ -167,6 +178,11 @@ class Models:
             raise DeclarationError(
                 f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with stays=True, such as "
                 "`self.own_model`."
+            )
+        if self.verify is not None and (self.shared is None or self.at_party is not None or not callable(self.verify)):
+            raise DeclarationError(
+                f"Models(verify=…) is a {type(self.verify).__name__}; give a step with stays=True, such as "
+                "`self.verify`, beside `shared`, which embeds what it verifies, and without `at_party`."
             )
 
 

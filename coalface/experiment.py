@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from coalface import config, dry, judging, pairlists, planning, world
+from coalface import config, dry, enrolled, judging, pairlists, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
@@ -104,6 +104,7 @@ def _execute(
     world.check_device(recipe)
     initial = _pretrained(recipe, view) if recipe.pretrain is not None else None
     train, held = world.training_faces(recipe, _packing(view))
+    test = world.testing(recipe, _packing(view))
     build = functools.partial(world.build_world, resolved, initial)
     here = build()
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
@@ -147,6 +148,7 @@ def _execute(
                 "is as it was at the start"
             )
         figures = judge(server, models)
+        own = enrolled.judge(server, models, here, train, test) if test is not None else {}
         faults = server.check_ledgers()
         _write_models(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
@@ -154,6 +156,10 @@ def _execute(
     summary = _summary(recipe, method, server, planned, judge, figures, untrained)
     if models.class_embeddings:
         summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    if own:
+        summary["enrolled"] = own
+    elif test is not None:
+        view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
     summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
     for fault in faults.values():
         view.note(fault)
@@ -165,7 +171,7 @@ def _execute(
         page.build(out)
     if share := server.checkpoint_share():
         view.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
-    view.finish(figures, out)
+    view.finish(figures | {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(own).items()}, out)
     return out
 
 

@@ -70,6 +70,13 @@ class Private(Section):
     """From those with so many images or more."""
 
 
+class Testing(Section):
+    """Which images of those who are trained on are kept out of training, to verify them by afterwards."""
+
+    images: int = Field(ge=1)
+    """So many of every identity that has more, drawn by a fixed seed. Those with fewer keep all, and have none."""
+
+
 class Data(Section):
     """Training images."""
 
@@ -90,6 +97,8 @@ class Data(Section):
     private: Private | None = None
     side: Literal["private", "public"] | None = None
     """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones."""
+    test: Testing | None = None
+    """Images that no method trains on, of identities whose others are trained on: see `coalface.enrolled`."""
     partition: Partition = Partition()
     augment: Augmentation = Augmentation()
     party_augment: dict[str, Augmentation] = {}

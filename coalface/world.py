@@ -28,6 +28,7 @@ from coalface.data.partition import (
     shares,
     without,
 )
+from coalface.data.testing import hold_back
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
 from coalface.engines.trouble import Trouble
@@ -71,11 +72,32 @@ def check_device(recipe: Recipe) -> None:
 def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
     """(the identities that may be trained on, those held out for judging), disjoint by identity."""
     train, held, _ = _split(recipe, packing)
-    return train, held
+    return _test_images(recipe, train)[0], held
+
+
+def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
+    """The test images of those who are trained on, who have the numbers that they have in training; None without.
+
+    `coalface.data.testing.by_party` tells whose they are.
+    """
+    return _test_images(recipe, _split(recipe, packing)[0])[1]
+
+
+def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
+    """(those to train on, those to test on): disjoint images of the same identities."""
+    wanted = recipe.data.test
+    if wanted is None:
+        return faces, None
+    if np.count_nonzero(faces.counts()) < 2:
+        raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
+    try:
+        return hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
+    except ValueError as error:
+        raise RecipeError(f"data.test.images: {error}") from None
 
 
 def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, dict[str, FaceSet]]:
-    """(for training, held out for judging, set aside for each validator), disjoint by identity."""
+    """(for training and tests, held out for judging, set aside for each validator), disjoint by identity."""
     data = recipe.data
     faces = open_source(recipe, data.source, packing)
     faces = without(faces, _excluded(recipe))

@@ -160,7 +160,7 @@ class InProcess:
         return self.exchange(requests)
 
     def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """Each party's own model, made at its desk."""
+        """What a step with stays=True gives at each party's desk, such as its own model."""
         for request in requests:
             yield request.party, Desk(self._site, request.party).own_model(request)
 

@@ -13,10 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from coalface import wire
 from coalface.calls import check_call, check_state
-from coalface.core import Abandoned, Answer, Backbone, Federation, Mean, Method, Models, Tensors, Ticket, generator
+from coalface.core import (
+    Abandoned,
+    Answer,
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Probes,
+    Tensors,
+    Ticket,
+    generator,
+)
 from coalface.engines import checkpoint
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed
@@ -164,14 +177,17 @@ class Server(Federation):
         ordinal, checkpointed = self.at.horizons[0]
         when = (call.stage, call.round, call.call)
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
+        before = encoded = None
         for party in call.to:
             if failed is not None and (why := self.rules.trouble.before(self.rules.seed, party, when)):
                 failed[party] = why
                 continue
+            if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
+                before, encoded = call.each[party], wire.encode(call.each[party])
             yield Request(
                 run=self.rules.run,
                 party=party,
-                each=wire.encode(call.each[party]) if call.each is not None else None,
+                each=encoded,
                 base=self._now.accepted.get(party, self.at.accepted.get(party)),
                 horizon=(ordinal, checkpointed.get(party)),
                 **shared,
@@ -296,10 +312,21 @@ class Server(Federation):
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
         """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
-        if models.at_party is None:
+        return iter(()) if models.at_party is None else self._staying(models.at_party, models.common)
+
+    def verified(self, models: Models, embeddings: Tensor) -> Iterator[tuple[str, Tensors]]:
+        """How every party scores embeddings (n, d) by the step that `models` names: for the lab's eyes alone."""
+        if models.verify is None:
             return iter(())
-        call = self._call(models.at_party, None, models.common, None)
-        return self.transport.own_models(self._requests(call, None))
+        role = self.method.find(models.verify)[1].role
+        probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
+        return self._staying(models.verify, models.common, probes)
+
+    def _staying(
+        self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[str, Tensors]]:
+        """What a step with stays=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
+        return self.transport.own_models(self._requests(self._call(step, None, common, each), None))
 
     def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
         self.at.ordinal += 1

@@ -21,6 +21,7 @@ from coalface.core import (
     Method,
     Models,
     Party,
+    Probes,
     Stage,
     Tensors,
     message,
@@ -76,6 +77,14 @@ class Update:
     images: int
     """n_i."""
     loss: float
+
+
+@message
+class Projection:
+    """What a client verifies with, beside its codeword."""
+
+    projection: Tensor
+    """(c, d) W'."""
 
 
 @private
@@ -201,8 +210,22 @@ class FedUV(Method):
         train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
         return train, Stage("warm-up", 1, begin=lambda fed, state: state, round=self.warm_up)
 
+    @step(role="trainer", stays=True)
+    def verify(self, party: Party, own: Code | None, common: Projection, each: Probes) -> Tensors:
+        """The scores vᵀ W' g(x) / c of embeddings g(x), and the threshold; nothing without a codeword."""
+        if own is None:
+            return {}
+        projections = each.embeddings.to(party.device) @ common.projection.T.to(party.device)
+        found = {"scores": code_scores(projections, own.codeword[0].to(party.device)).cpu()}
+        return (
+            found
+            if own.threshold is None
+            else found | {"threshold": torch.tensor([own.threshold], dtype=torch.float64)}
+        )
+
     def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.backbone)
+        sent = Projection(projection=state.projection)
+        return Models(shared=state.backbone, verify=self.verify, common=sent)
 
 
 def _drawn(own: Code | None) -> Tensor:

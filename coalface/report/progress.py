@@ -217,8 +217,9 @@ class _View:
 
 
 def _shown(figures: Mapping[str, float]) -> list[str]:
-    """The figures that fit in a line: the first of the first judge."""
-    return [key for key in figures if not key.endswith("_se")][:1]
+    """The figures that fit in a line: the first of the first judge, and the error of the run's own clients."""
+    first = [key for key in figures if not key.endswith("_se")][:1]
+    return first + [key for key in figures if key.startswith("enrolled ") and key.endswith("/eer") and key not in first]
 
 
 def _rounds(count: int) -> str:
