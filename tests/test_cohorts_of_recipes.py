@@ -1,0 +1,123 @@
+"""`engine.cohorts` of a recipe; what cohorts do is in engines/test_cohorts.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+from safetensors.torch import load_file
+
+from coalface import config, dry, world
+from coalface.config import Recipe, RecipeError
+
+CLIENTS = 8
+"""Of four images each."""
+
+
+def recipe(method: str = "fedface", **changes: Any) -> Recipe:
+    """The tiny recipe with one identity a client, each of whom takes one step on all of its images."""
+    own = {"fedfv": {"sample": 3, "equivalents": 4}, "feduv": {"length": 127}}
+    common = {"method": method, "methods": own, "data": {"partition": {"kind": "one-identity"}}}
+    return tinyruns.tiny(**config.merged(common, changes))
+
+
+def images(method: str = "fedface", **changes: Any) -> int:
+    made = recipe(method, **changes)
+    return world.cohorts(made, world.build_world(made.resolved()))
+
+
+@pytest.mark.parametrize("method", ["fedface", "fedaws", "positive-only", "random-init", "fedfv", "feduv"])
+def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) -> None:
+    assert images(method, engine={"cohorts": "auto"}) == 256
+    assert images(method, engine={"cohorts": 12}) == 12
+    assert images(method) == images(method, engine={"cohorts": 0}) == 0
+    assert images(method, engine={"cohorts": "auto"}, local={"iterations": 1}) == 256
+
+
+CANNOT: list[tuple[str, dict[str, Any], str]] = [
+    ("fedavg", {}, "the method has no batched form"),
+    ("fedface", {"model": {"name": "mobilefacenet"}}, "the backbone has BatchNorm, whose statistics are of a party's"),
+    ("fedface", {"local": {"epochs": 2}}, "a party of 4 images takes 2 local steps a round"),
+    ("fedfv", {"local": {"batch": 2}}, "a party of 4 images takes 2 local steps.*local.epochs=1 and local.batch=4"),
+    ("fedface", {"local": {"batch": 3}}, "a party of 4 images .* only some of its images"),
+    ("fedface", {"local": {"iterations": 3}}, "a party of 4 images takes 3 local steps a round"),
+    ("fedface", {"local": {"iterations": 1, "batch": 2}}, "takes 1 local steps a round, or only some of its images"),
+    (
+        "fedface",
+        {"local": {"iterations": 1, "party_batch": {"device-00": 2}}},
+        "local.party_batch gives parties batches",
+    ),
+    ("feduv", {"trouble": {"dropout": 0.1}}, "trouble is simulated party by party"),
+    ("feduv", {"trouble": {"corrupt": {"device-00": "nan"}}}, "trouble is simulated party by party"),
+    ("fedaws", {"data": {"party_augment": {"device-00": {"flip": False}}}}, "data.party_augment changes the images"),
+    ("fedface", {"engine": {"shards": {"device-00": 2}}}, "engine.shards splits a party's work"),
+]
+
+
+@pytest.mark.parametrize(("method", "changes", "why"), CANNOT)
+def test_where_it_cannot_be_auto_does_without_and_a_number_is_refused_with_the_reason(
+    method: str, changes: dict[str, Any], why: str
+) -> None:
+    assert images(method, **config.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
+    assert images(method, **changes) == 0
+    with pytest.raises(RecipeError, match=f"engine.cohorts: .*{why}.*set engine.cohorts=0, or auto to do without"):
+        images(method, **config.merged(changes, {"engine": {"cohorts": 64}}))
+
+
+def test_settings_that_change_nothing_are_no_reason() -> None:
+    for changes in (
+        {"trouble": {"dropout": 0.0}},
+        {"engine": {"shards": {"device-00": 1}}},
+        {"local": {"momentum": 0.5, "weight_decay": 0.01}},
+    ):
+        assert images("fedface", **config.merged(changes, {"engine": {"cohorts": 40}})) == 40
+
+
+@pytest.mark.parametrize("wrong", ["all", -1, 2.5])
+def test_what_is_no_number_of_images_is_refused_at_the_door(wrong: Any) -> None:
+    with pytest.raises(RecipeError, match=r"engine.cohorts"):
+        recipe(engine={"cohorts": wrong})
+
+
+def test_the_dry_run_says_what_is_computed_together_and_refuses_as_a_run_does() -> None:
+    assert "parties are computed together, 256 images at a time (engine.cohorts)" in dry.describe(
+        recipe(engine={"cohorts": "auto"})
+    )
+    assert "computed together" not in dry.describe(recipe())
+    assert "computed together" not in dry.describe(recipe(engine={"cohorts": "auto"}, local={"epochs": 2}))
+    with pytest.raises(RecipeError, match="engine.cohorts: a party of 4 images takes 2 local steps"):
+        dry.describe(recipe(engine={"cohorts": 64}, local={"epochs": 2}))
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RecipeError, match="engine.cohorts: the method has no batched form"):
+        tinyruns.run(out, method="fedavg", engine={"cohorts": 64})
+    assert not out.exists() or not any(out.iterdir())
+
+
+def test_a_run_with_cohorts_is_one_without_but_for_rounding_and_says_so(tmp_path: Path) -> None:
+    """The summary lists the same pieces, as often, of as many bytes; the size of cohorts stands among the numerics."""
+    common: dict[str, Any] = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
+    alone = tinyruns.run(tmp_path / "alone", **common)
+    many = tinyruns.run(tmp_path / "many", **common, engine={"cohorts": "auto"})
+    one, other = (load_file(folder / "model" / "backbone.safetensors") for folder in (alone, many))
+    assert one.keys() == other.keys()
+    assert max(float((one[n] - other[n]).abs().max()) for n in one) < 1e-5
+    said = [json.loads((folder / "summary.json").read_text()) for folder in (alone, many)]
+    assert [s["numerics"]["cohorts"] for s in said] == [0, 256]
+
+    def tensors(summary: dict[str, Any]) -> set[tuple[Any, ...]]:
+        listed = summary["ledger"]["tensors"]
+        return {(t["name"], tuple(t["shape"]), t["bytes"], t["count"]) for t in listed if t["kind"] == "tensor"}
+
+    assert tensors(said[0]) == tensors(said[1])
+    assert {count for *_, count in tensors(said[1])} == {2 * CLIENTS}
+    assert said[1]["ledger"]["checked"]["faults"] == {}
+    assert list(said[1]["ledger"]["head"]) == ["cohorts"]
+    assert (many / "cohorts.jsonl").exists()
+    assert not (alone / "cohorts.jsonl").exists()
+    assert abs(said[1]["ledger"]["bytes"] - said[0]["ledger"]["bytes"]) <= 8 * 2 * CLIENTS  # digits in the headers
