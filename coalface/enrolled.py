@@ -18,8 +18,9 @@ from coalface.data.faces import FaceSet
 from coalface.engines.local import World
 from coalface.engines.server import Server
 from coalface.evaluate.enrolled import Verified, cosine_scores, templates, verify
+from coalface.report.runs import ENROLLED_BY
 
-FEATURES, OWN = "features", "codewords"
+FEATURES, OWN = ENROLLED_BY
 """What is verified by: the cosine to a template, and what parties score by themselves; only FedUV's do."""
 BATCH = 256
 """Images that are embedded at a time."""
@@ -53,7 +54,7 @@ def judge(server: Server, models: Models, here: World, train: FaceSet, test: Fac
 
 def by_kind(enrolled: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Kind of verification -> figure -> percent, of what `judge` gave."""
-    return {kind: each for kind, each in enrolled.items() if kind in (FEATURES, OWN)}
+    return {kind: each for kind, each in enrolled.items() if kind in ENROLLED_BY}
 
 
 def _by_parties(

@@ -10,6 +10,7 @@ import numpy as np
 from coalface import pairlists, world
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
+from coalface.enrolled import by_kind
 from coalface.evaluate.paired import PairedDifference, compare, same_pairs
 from coalface.gridding import Cell
 from coalface.report.runs import clean, figure_name, size, start_name
@@ -55,6 +56,7 @@ def table(
             mine = [cell for cell in group if cell["cell"].get("half_split") == half]
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves))]
+    lines += _enrolled(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
@@ -122,15 +124,37 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> list[str]:
     flat = [_flat(cell[key]) for cell in group]
-    shown = []
-    for name in names:
-        values = _by_seed(group, [f.get(name) for f in flat])
-        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-        shown.append(f"{np.mean(values):.2f}{spread}" if values else "")
+    shown = [_mean_and_spread(_by_seed(group, [f.get(name) for f in flat])) for name in names]
     ran = key == "figures"
     shown += [size(float(np.mean([c["bytes"][way] for c in group]))) if ran else "" for way in ("down", "up")]
     shown.append(f"{np.mean([c['seconds']['total'] for c in group]):.0f}" if ran else "")
     return [label, str(len(group)), *shown]
+
+
+def _enrolled(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What test images say of runs' own clients: a row for every setting and what it verifies by."""
+    found = {label: [by_kind(cell.get("enrolled", {})) for cell in group] for label, group in groups.items()}
+    names = list(dict.fromkeys(n for group in found.values() for each in group for f in each.values() for n in f))
+    if not names:
+        return []
+    rows = [["setting", "by", *(figure_name(name) for name in sorted(names, key=_place))]]
+    for label, group in groups.items():
+        for kind in dict.fromkeys(kind for each in found[label] for kind in each):
+            flat = [each.get(kind, {}) for each in found[label]]
+            values = [_by_seed(group, [f.get(name) for f in flat]) for name in sorted(names, key=_place)]
+            rows.append([label, kind, *map(_mean_and_spread, values)])
+    said = "Clients verified by their own test images, in percent: mean over seeds ± standard deviation over seeds."
+    return ["", said, "", *aligned(rows, left=2)]
+
+
+def _place(name: str) -> int:
+    """The figures of clients' own thresholds come last."""
+    return name.startswith("accepted")
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{spread}" if values else ""
 
 
 def _losses(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -142,9 +166,7 @@ def _losses(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     rows = [["setting", *parties]]
     for label, group in groups.items():
         each = [[cell["losses"][party] for cell in group if party in cell.get("losses", ())] for party in parties]
-        spread = [f" ± {np.std(found, ddof=1):.2f}" if len(found) > 1 else "" for found in each]
-        mean = [f"{np.mean(found):.2f}" if found else "" for found in each]
-        rows.append([label, *(m + s for m, s in zip(mean, spread, strict=True))])
+        rows.append([label, *map(_mean_and_spread, each)])
     said = "Final training loss of each party, smoothed over steps by 0.99: mean over runs ± standard deviation."
     return ["", said, "", *aligned(rows, left=1)]
 

@@ -74,6 +74,18 @@ def figures(run: Run, judged: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
+def enrolled(runs: Sequence[Run]) -> Grid:
+    """What test images say of each run's own clients: a row for what it verifies by."""
+    found = [(run.label, kind, each) for run in runs for kind, each in run.enrolled.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    names.sort(key=lambda name: name.startswith("accepted"))  # what clients' own thresholds do comes last
+    rows = [
+        [label if len(runs) > 1 else "", kind, *(figure_text(e, name) for name in names)] for label, kind, e in found
+    ]
+    header = ("run", "verified by", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+
+
 def compared(comparison: Comparison) -> Grid:
     header = ["run", "method", "seed", "rounds", "down", "up", "time", *map(figure_name, comparison.figures)]
     rows = []

@@ -66,6 +66,8 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
         tiles=_tiles(run, judged),
         figures=grids.figures(run, judged),
+        enrolled=grids.enrolled(runs),
+        enrolled_of=_enrolled_of(runs),
         comparison=comparison,
         compared=grids.compared(comparison) if comparison else None,
         overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
@@ -99,6 +101,23 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
 def _troubles(run: Run, *, named: bool) -> str:
     said = " ".join(troubles.at_the_head(run))
     return f"{run.label}: {said}" if said and named else said
+
+
+def _enrolled_of(runs: Sequence[Run]) -> str:
+    """How many clients were verified, by how many trials, and how many could not verify by themselves."""
+    said = []
+    for run in runs:
+        found = mapping(run.summary.get("enrolled"))
+        trials, absent = mapping(found.get("trials")), whole_number(found.get("never enrolled"))
+        count, genuine, impostor = (
+            whole_number(value) for value in (found.get("clients"), trials.get("genuine"), trials.get("impostor"))
+        )
+        if count is None or genuine is None or impostor is None:
+            continue
+        line = f"{count:,} clients, {genuine:,} genuine and {impostor:,} impostor trials"
+        line += f"; {absent:,} never enrolled and verify nobody by themselves" if absent else ""
+        said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
+    return " ".join(said)
 
 
 def _model(run: Run) -> str:

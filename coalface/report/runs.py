@@ -15,6 +15,9 @@ import yaml
 LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
 """Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
 
+ENROLLED_BY = ("features", "codewords")
+"""What clients are verified by, as the summary names it below `enrolled`."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -44,6 +47,13 @@ class Run:
     def untrained(self) -> dict[str, float]:
         """The figures of the model that the run starts from; `start` says what that is."""
         return flat_figures(self.summary.get("untrained"))
+
+    @property
+    def enrolled(self) -> dict[str, dict[str, float]]:
+        """What the run's own clients are verified by -> figure -> percent, where they held back test images."""
+        kinds = mapping(self.summary.get("enrolled"))
+        found = {kind: flat_figures({"": kinds[kind]}) for kind in ENROLLED_BY if mapping(kinds.get(kind))}
+        return {kind: {name.removeprefix("/"): value for name, value in each.items()} for kind, each in found.items()}
 
     @property
     def start(self) -> str:
