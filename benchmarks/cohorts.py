@@ -1,0 +1,200 @@
+"""What cohorts save: a round of 1,000 clients of one identity against a bare loop, and memory over many clients.
+
+    python benchmarks/cohorts.py               # 1,000 clients of 5 images: as cohorts and client by client
+    python benchmarks/cohorts.py --memory      # a round of 10,000 clients against one of 1,000
+    python benchmarks/cohorts.py --device cuda --parties 10000
+
+Every ratio is taken within one run: a round of FedFace, then the bare loops over the same images, in turn; medians of
+the ratios after the first turn. The bare loop is plain PyTorch in a process of its own: one model, one matrix of class
+embeddings, the same squared hinge and flips, `torch.optim.SGD`, at the batch size at which it is fastest here; `tuned`
+is the same loop with the engine's settings of a process (see engine.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engine import make_world, network_like, resident
+
+from coalface.data.augment import Augment, to_tensor
+from coalface.engines.local import InProcess, Setup, World, keep_freed_memory
+from coalface.engines.rounds import Rules
+from coalface.engines.server import Server
+from coalface.engines.standing import Numerics
+from coalface.learn.compute import Compute
+from coalface.learn.hinges import PositiveHinge
+from coalface.learn.work import LocalWork
+from coalface.methods.fedface import FedFace
+
+BATCHES = (16, 30, 64, 128, 256, 512)
+LR = 0.1
+
+
+def placed(name: str, parties: int, images: int, device: str) -> World:
+    """The world of `parties` clients of one identity, on a device."""
+    return replace(make_world(name, parties, 1, images), compute=Compute(device=device))
+
+
+def bare_loop(world: World, device: str) -> Callable[[int], float]:
+    """Seconds of plain training over everybody's images in batches of a size, at each call."""
+    backbone, loss = network_like(world), PositiveHinge(0.9)
+    module, sets, rng = backbone.module.to(device), list(world.data.values()), np.random.default_rng(0)
+    store, rows = sets[0].pixels, np.concatenate([s.rows for s in sets])
+    owner = np.repeat(np.arange(len(sets)), [len(s) for s in sets])
+    heads = torch.nn.functional.normalize(torch.randn(len(sets), backbone.embedding_size, device=device))
+    heads.requires_grad_()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimiser, augment = torch.optim.SGD([*parameters, heads], lr=LR), Augment()
+
+    def run(batch: int) -> float:
+        begun = time.perf_counter()
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            images = augment(to_tensor(store[rows[chosen]]), rng).to(device)
+            optimiser.zero_grad()
+            loss.each(module(images), heads, torch.from_numpy(owner[chosen]).to(device)).mean().backward()
+            optimiser.step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def _serve_bare(there: Any, build_world: Callable[[], World], device: str, threads: int, tuned: bool) -> None:
+    if tuned:
+        keep_freed_memory()
+        torch.set_flush_denormal(True)
+    torch.set_num_threads(threads)
+    run = bare_loop(build_world(), device)
+    while batch := there.recv():
+        there.send(run(batch))
+
+
+class BareLoop:
+    """The bare loop in a process of its own, as plain PyTorch starts or with the engine's settings of a process."""
+
+    def __init__(self, build_world: Callable[[], World], device: str, threads: int, *, tuned: bool) -> None:
+        self._here, there = multiprocessing.get_context("spawn").Pipe()
+        arguments = (there, build_world, device, threads, tuned)
+        self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
+        self._process.start()
+        self(BATCHES[0])
+        self.batch = min(BATCHES, key=lambda batch: statistics.median(self(batch) for _ in range(3)))
+
+    def __call__(self, batch: int = 0) -> float:
+        """Seconds of one turn, at the fastest batch size unless one is given."""
+        self._here.send(batch or self.batch)
+        return float(self._here.recv())
+
+    def close(self) -> None:
+        self._here.send(0)
+        self._process.join()
+
+
+def method(count: int) -> FedFace:
+    """FedFace with one full-batch step a client and round."""
+    return FedFace(rounds=count, local=LocalWork(epochs=1, batch=1024, lr=LR, momentum=0.0, weight_decay=0.0))
+
+
+def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, threads: int, count: int) -> str:
+    """Ratios of a round to the bare loops, medians of `count` turns, with the seconds of each."""
+    build_world = functools.partial(placed, name, parties, images, device)
+    world, numerics = build_world(), Numerics(threads=threads, cohorts=cohorts, device=device)
+    loops = [BareLoop(build_world, device, threads, tuned=tuned) for tuned in (False, True)]
+    turns: list[list[float]] = []
+
+    def report(record: dict[str, Any]) -> None:
+        turns.append([record["seconds"], *(loop() for loop in loops)])
+
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method(count + 1), build_world, numerics, 0, Path(place), save_replies=False)
+        server = Server(setup.method, Rules(run="benchmark", checkpoint=5), numerics, InProcess(setup, world),
+                        Path(place), backbone=world.backbone, report=report)  # fmt: skip
+        server.run()
+    for loop in loops:
+        loop.close()
+    found = np.array(turns[1:])
+    plain, tuned = np.median(found[:, :1] / found[:, 1:], axis=0)
+    seconds = " ".join(f"{s:8.2f}" for s in np.median(found, axis=0))
+    return f"{plain:6.2f} {tuned:8.2f} {seconds}   {loops[0].batch}, {loops[1].batch}"
+
+
+def memory(parties: int, cohorts: int) -> dict[str, float]:
+    """Peak anonymous memory of a round of so many clients above what the process held before it, in MB.
+
+    Without the server's spreadout, whose blocks spreadout.py measures.
+    """
+    build_world = functools.partial(make_world, "cnn-small", parties, 1, 5)
+    world, numerics = build_world(), Numerics(threads=1, cohorts=cohorts)
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
+        server = Server(setup.method, Rules(run="benchmark"), numerics, InProcess(setup, world), Path(place),
+                        backbone=world.backbone)  # fmt: skip
+        before = resident()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        server.run()
+        peak = resident(peak=True)
+    return {"parties": parties, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
+
+
+def compare_memory(few: int, many: int, cohorts: int) -> int:
+    """A round of few clients and one of many, each in a process of its own. Returns the exit status."""
+    found = []
+    for count in (few, many):
+        text = os.popen(f"{sys.executable} {__file__} --memory-of {count} --cohorts {cohorts}").read()
+        found.append(json.loads(text.splitlines()[-1]))
+        print(json.dumps(found[-1]), flush=True)
+    each = 1e3 * (found[1]["above_mb"] - found[0]["above_mb"]) / (many - few)
+    ratio = found[1]["above_mb"] / found[0]["above_mb"]
+    print(f"{ratio:.3f} of the memory for {many / few:g} times the clients: {each:.1f} kB a client (its class embedding "
+          "is 0.5 kB, a model 1,240 kB; limit 10 kB)")  # fmt: skip
+    return 0 if each <= 10 else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parties", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=5)
+    parser.add_argument("--cohorts", type=int, default=256, help="images of a cohort (default 256, as `auto`)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--networks", nargs="+", default=["cnn-small", "pooled"])
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    if options.memory_of:
+        print(json.dumps(memory(options.memory_of, options.cohorts)))
+        return 0
+    if options.memory:
+        return compare_memory(1000, 10_000, options.cohorts)
+    print(f"{'case':58} {'ratio':>6} {'to tuned':>8} {'engine s':>8} {'bare s':>8} {'tuned s':>8}   batches")
+    for name in options.networks:
+        for threads in options.threads:
+            for cohorts in (options.cohorts, 0):
+                how = f"cohorts of {cohorts}" if cohorts else "client by client"
+                title = f"{name}: {options.parties:,} × {options.images} images, {how}, {threads} thread"
+                found = measure(name, options.parties, options.images, cohorts, device=options.device,
+                                threads=threads, count=options.rounds)  # fmt: skip
+                print(f"{title:58} {found}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
