@@ -162,7 +162,7 @@ def compare_memory(few: int, many: int, cohorts: int) -> int:
         print(json.dumps(found[-1]), flush=True)
     each = 1e3 * (found[1]["above_mb"] - found[0]["above_mb"]) / (many - few)
     ratio = found[1]["above_mb"] / found[0]["above_mb"]
-    print(f"{ratio:.3f} of the memory for {many / few:g} times the clients: {each:.1f} kB a client (its class embedding "
+    print(f"{ratio:.3f} of the memory for {many / few:g} times the clients: {each:.1f} kB a client (a class embedding "
           "is 0.5 kB, a model 1,240 kB; limit 10 kB)")  # fmt: skip
     return 0 if each <= 10 else 1
 
