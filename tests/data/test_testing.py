@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coalface.core import generator
+from coalface.data.faces import FaceSet
+from coalface.data.testing import by_party, hold_back
+
+COUNTS = (5, 2, 0, 3, 9)
+
+
+def faces(names: str = "abcde") -> FaceSet:
+    """Identities a to e with so many images as `COUNTS` says, one after another in turns; c has none."""
+    pixels = np.zeros((sum(COUNTS), 2, 2, 1), dtype=np.uint8)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(5), COUNTS))
+    every = FaceSet(pixels, np.arange(len(labels)), labels, tuple("abcde"))
+    return every.only(["abcde".index(name) for name in names])
+
+
+def stream(name: str) -> np.random.Generator:
+    return generator(7, name)
+
+
+def test_so_many_are_drawn_of_those_with_more_and_the_others_keep_all() -> None:
+    whole = faces()
+    rest, test = hold_back(whole, 2, stream)
+    assert test.counts().tolist() == [2, 0, 0, 2, 2] and rest.counts().tolist() == [3, 2, 0, 1, 7]
+    assert sorted([*rest.rows, *test.rows]) == sorted(whole.rows) and rest.names == test.names == whole.names
+    owner = dict(zip(whole.rows.tolist(), whole.labels.tolist(), strict=True))
+    for part in (rest, test):
+        assert [owner[row] for row in part.rows.tolist()] == part.labels.tolist()
+        assert part.rows.tolist() == [row for row in whole.rows.tolist() if row in set(part.rows.tolist())]
+
+
+def test_the_draw_of_an_identity_does_not_depend_on_the_others() -> None:
+    def drawn(names: str) -> dict[str, list[int]]:
+        test = hold_back(faces(names), 2, stream)[1]
+        return {name: test.rows[test.labels == number].tolist() for number, name in enumerate(test.names)}
+
+    whole = drawn("abcde")
+    assert drawn("ea") == {name: whole[name] for name in "ea"}
+    other = hold_back(faces(), 2, lambda name: generator(8, name))[1]
+    assert other.rows.tolist() != hold_back(faces(), 2, stream)[1].rows.tolist()
+
+
+def test_each_party_gets_those_of_its_identities_in_its_numbers() -> None:
+    rest, test = hold_back(faces(), 2, stream)
+    parties = {"one": rest.only([4, 1]), "two": rest.only([0, 3])}
+    found = by_party(test, parties)
+    for name, own in found.items():
+        assert own.names == parties[name].names
+    assert found["one"].counts().tolist() == [2, 0] and found["two"].counts().tolist() == [2, 2]
+    assert sorted(found["two"].rows.tolist()) == sorted(test.only([0, 3]).rows.tolist())
+
+
+def test_what_cannot_be_held_back_is_refused() -> None:
+    with pytest.raises(ValueError, match="nobody has more than 9 images, the most are 9"):
+        hold_back(faces(), 9, stream)
+    assert hold_back(faces(), 8, stream)[1].counts().tolist() == [0, 0, 0, 0, 8]
+    with pytest.raises(ValueError, match="0 test images of an identity: give 1 or more"):
+        hold_back(faces(), 0, stream)

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import tinyruns
+import torch
+from safetensors.torch import load_file
+from test_cli import said
+from torch import Tensor
+from worlds import Tiny
+
+from coalface import config, enrolled, experiment, planning, sweeping, wire, world
+from coalface.config import Recipe, RecipeError
+from coalface.core import DeclarationError, Federation, Models, Party, Probes, Tensors, step
+from coalface.data.augment import to_tensor
+from coalface.data.faces import FaceSet
+from coalface.data.testing import by_party
+from coalface.engines import checkpoint
+from coalface.engines.commits import REPLY, Commit
+from coalface.evaluate.enrolled import verify
+from coalface.learn.compute import Compute
+from coalface.methods import METHODS
+from coalface.methods.feduv import Code, FedUV, Global, Projection, State
+from coalface.report import page, runs
+
+ALL = sorted(METHODS)
+DEVICES: dict[str, Any] = {
+    "method": "feduv",
+    "data": {"source": {"images": 5}, "test": {"images": 2}, "partition": {"kind": "one-identity"}},
+    "methods": {"feduv": {"sample": 4, "length": 127}},
+    "local": {"epochs": 1, "batch": 16, "lr": 0.5},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    """Eight people of five images, two of them to test on; a device each unless it is said otherwise."""
+    return config.parse(config.merged(config.merged(tinyruns.TINY, DEVICES), changes))
+
+
+def rows(faces: FaceSet | None) -> set[int]:
+    assert faces is not None
+    return set(faces.rows.tolist())
+
+
+# --- the test images --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
+    kind = "one-identity" if METHODS[method].one_identity else "equal"
+    validators = {"judge": {"kind": "balanced", "identities": 2, "pairs": 10}}
+    made = recipe(method=method, data={"partition": {"kind": kind}}, validators=validators)
+    train, _ = world.training_faces(made)
+    test, here = world.testing(made), world.build_world(made.resolved())
+    assert test is not None and test.counts().tolist() == [2] * len(train.names) and train.counts().tolist() == [3] * 6
+    held = {party: rows(faces) for party, faces in here.data.items()}
+    assert not rows(test) & set.union(*held.values()) and here.public is None
+    trainers = [held[name] for name, member in here.members().items() if member.role == "trainer"]
+    assert set.union(*trainers) == rows(train) and sum(map(len, trainers)) == len(train)
+
+
+def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
+    first = rows(world.testing(recipe()))
+    assert len(first) == 16
+    for changes in ({"seed": 5}, {"method": "centralized"}, {"data": {"partition": {"kind": "equal", "parties": 3}}}):
+        assert rows(world.testing(recipe(**changes))) == first
+    assert rows(world.testing(recipe(data={"max_identities": 5}))) < first
+    parties = world.silos_of(recipe(), world.training_faces(recipe())[0])
+    test = world.testing(recipe())
+    assert test is not None
+    for party, own in by_party(test, parties).items():
+        assert own.names == parties[party].names and len(own) == 2 and not rows(own) & rows(parties[party])
+
+
+def test_a_pretraining_trains_on_none_of_them() -> None:
+    public = recipe(pretrain={"method": "centralized"}, data={"private": {"identities": 4}, "min_images": 2})
+    inner = public.pretraining()
+    assert inner.data.test is None and len(world.training_faces(inner)[0]) == 4 * 5  # of other people, all images
+    same = recipe(pretrain={"method": "centralized"})
+    assert rows(world.training_faces(same.pretraining())[0]) == rows(world.training_faces(same)[0])
+
+
+def test_a_recipe_without_them_keeps_its_digest() -> None:
+    plain = tinyruns.tiny()
+    assert plain.digest() == tinyruns.tiny(data={"test": None}).digest()
+    assert tinyruns.tiny(data={"test": {"images": 1}}).digest() != plain.digest()
+    assert world.testing(plain) is None
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"data.test.images: .*greater than or equal to 1; got 0"):
+        recipe(data={"test": {"images": 0}})
+    with pytest.raises(RecipeError, match=r"data.test.images: nobody has more than 5 images, the most are 5"):
+        world.training_faces(recipe(data={"test": {"images": 5}}))
+    with pytest.raises(RecipeError, match="data.test: one identity alone"):
+        world.training_faces(recipe(data={"max_identities": 1}))
+    with pytest.raises(RecipeError, match="data.test.image is not a key of a recipe; did you mean data.test.images"):
+        recipe(data={"test": {"image": 2}})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized", "fedface", "feduv"])
+def test_no_test_image_is_read_before_the_training_ends(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(method=method, rounds=1, judge={"lists": {}}, engine={"cohorts": "auto"})
+    test = world.testing(made)
+    assert test is not None
+    wanted = {image.tobytes() for image in to_tensor(test.take(np.arange(len(test)))).numpy()}
+    wanted |= {image.flip(-1).numpy().tobytes() for image in to_tensor(test.take(np.arange(len(test))))}
+    read: set[bytes] = set()
+    ready, judge = Compute._ready, enrolled.judge
+
+    def noted(self: Compute, images: Tensor) -> Tensor:
+        read.update(image.contiguous().numpy().tobytes() for image in images)
+        return ready(self, images)
+
+    before: list[set[bytes]] = []
+
+    def after(*given: Any) -> dict[str, Any]:
+        before.append(set(read))
+        return judge(*given)
+
+    monkeypatch.setattr(Compute, "_ready", noted)
+    monkeypatch.setattr(enrolled, "judge", after)
+    experiment.run(made, tmp_path / "run", tinyruns.Silent())
+    assert len(before[0]) >= 12 and not before[0] & wanted  # three images each of four people or more
+    assert len(read & wanted) == len(test)
+
+
+# --- a run of FedUV, from the command line ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    folder: Path
+    encoded: list[bytes]
+    """Everything that was made a message."""
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """A run in which three people never enrol."""
+    place, encoded = tmp_path_factory.mktemp("enrolled"), list[bytes]()
+    encode = wire.encode
+
+    def noted(*given: Any, **more: Any) -> wire.Encoded:
+        made = encode(*given, **more)
+        encoded.append(bytes(made.data))
+        return made
+
+    tinyruns.write(place / "tiny.yaml", **DEVICES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "encode", noted)
+        printed = said("run", place / "tiny.yaml", "--out", place / "run")
+    yield Seen(place / "run", encoded, printed)
+
+
+def codes(folder: Path) -> dict[str, Code]:
+    """What each device that has enrolled keeps."""
+    found = {path.name: naive.kept(folder, path.name, Code) for path in (folder / "parties").iterdir()}
+    return {name: code for name, code in found.items() if code is not None}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
+    """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
+    made = config.load(folder / "config.yaml")
+    network, (train, _), test = world.backbone(made), world.training_faces(made), world.testing(made)
+    network.load(load_file(folder / "model" / "backbone.safetensors"))
+    last = checkpoint.load(folder / "checkpoints")
+    assert last is not None and test is not None
+    projection = checkpoint.unpack_state(last.state, State).projection.double()
+
+    @torch.no_grad()
+    def embedded(faces: FaceSet, i: int) -> Tensor:
+        pixels = torch.from_numpy(faces.pixels[faces.rows[i]].astype(np.float32)).permute(2, 0, 1)[None]
+        return network.module.eval()((pixels - 127.5) / 127.5)[0].double()
+
+    probes = [embedded(test, i) for i in range(len(test))]
+    cosines, scores, people = [], [], []
+    for number in range(len(train.names)):
+        own = [embedded(train, i) for i in range(len(train)) if train.labels[i] == number]
+        template = sum((g / g.norm() for g in own), torch.zeros_like(own[0]))
+        cosines.append([float(template @ g / template.norm() / g.norm()) for g in probes])
+    for party, code in sorted(codes(folder).items()):
+        people.append(int(party.removeprefix("device-")))  # a device for each identity, in their order
+        scores.append([float(code.codeword[0].double() @ (projection @ g)) / 127 for g in probes])
+    return np.array(cosines), np.array(scores), people, test.labels.tolist()
+
+
+def test_the_summary_has_what_a_plain_loop_finds(seen: Seen) -> None:
+    found, (cosines, scores, people, owners) = summary(seen.folder)["enrolled"], by_hand(seen.folder)
+    kept = codes(seen.folder)
+    assert 0 < len(people) < 8 and found["never enrolled"] == 8 - len(people)
+    thresholds = [code.threshold for _, code in sorted(kept.items())]
+    by_features = verify(cosines, np.arange(8), np.array(owners)).figures()
+    by_codes = verify(scores, np.array(people), np.array(owners), thresholds).figures()
+    assert found["features"] == pytest.approx(by_features, abs=1e-9)
+    assert found["codewords"] == pytest.approx(by_codes, abs=1e-9)
+    assert {"tar@far=0.1", "tar@far=0.01", "eer"} == set(by_features)
+    assert {"tar@far=0.1", "eer", "accepted", "accepted of others"} == set(by_codes)  # fewer trials carry no 0.01
+    assert found["clients"] == 8 and found["trials"] == {"genuine": 16, "impostor": 16 * 7}
+    assert found["trials of codewords"] == {"genuine": 2 * len(people), "impostor": 14 * len(people)}
+
+
+def test_workers_change_no_byte_of_it(seen: Seen, tmp_path: Path) -> None:
+    said("run", seen.folder.parent / "tiny.yaml", "engine.workers=2", "--out", tmp_path / "two")
+    assert json.dumps(summary(tmp_path / "two")["enrolled"]) == json.dumps(summary(seen.folder)["enrolled"])
+    assert tinyruns.model_bytes(tmp_path / "two") == tinyruns.model_bytes(seen.folder)
+
+
+def test_a_finished_run_is_verified_again_alike(seen: Seen) -> None:
+    before, ledgers = summary(seen.folder), {p: p.read_bytes() for p in (seen.folder / "ledger").iterdir()}
+    said("resume", seen.folder)
+    assert summary(seen.folder)["enrolled"] == before["enrolled"]
+    assert {p: p.read_bytes() for p in (seen.folder / "ledger").iterdir()} == ledgers
+
+
+def test_the_codeword_and_the_scores_are_in_no_message_and_no_file_but_the_clients_own(seen: Seen) -> None:
+    kept = codes(seen.folder)
+    secrets = [code.codeword.numpy().tobytes() for code in kept.values()]
+    secrets += [code.codeword.double().numpy().tobytes() for code in kept.values()]
+    for code in kept.values():  # as text, whatever the brackets; its numbers would stand in this order
+        signs = [int(v) for v in code.codeword[0]]
+        secrets += [sep.join(map(kind, signs[:24])).encode() for kind in (str, _float) for sep in (",", ", ", "\n   ")]  # type: ignore[operator]
+        secrets.append(repr(code.threshold).encode())
+
+    def tells(data: bytes) -> bool:
+        return any(secret in data for secret in secrets)
+
+    assert seen.encoded and not any(map(tells, seen.encoded))
+    verified = [data for data in seen.encoded if b"embeddings" in data]
+    assert len(verified) == 1  # for all of the clients, and it is no reply
+    told = []
+    for path in seen.folder.rglob("*"):
+        if path.suffix == ".commit":
+            told.append(tells(path.read_bytes()))
+            assert not tells(bytes(Commit.open(path).read(REPLY) or b""))
+        elif path.is_file():
+            assert not tells(path.read_bytes()), path
+    assert any(told)  # where they are, they are found
+
+
+def _float(value: int) -> str:
+    return f"{value}.0"
+
+
+def test_what_it_costs_on_the_wire_is_as_without(seen: Seen, tmp_path: Path) -> None:
+    assert "verify" not in {message["step"] for message in summary(seen.folder)["messages"]}
+    for path in (seen.folder / "ledger").iterdir():
+        assert {json.loads(line)["step"] for line in path.read_text().splitlines()} <= {
+            "enrol",
+            "train",
+            "set_threshold",
+        }
+
+
+def test_it_is_printed_and_reported(seen: Seen, tmp_path: Path) -> None:
+    found = summary(seen.folder)["enrolled"]
+    assert f"enrolled by features EER {found['features']['eer']:.1f}" in seen.printed.replace("  ", " ")
+    assert "enrolled by codewords EER" in seen.printed
+    html = (seen.folder / "report.html").read_text()
+    section = html.partition("<h2>Clients verified by their own images</h2>")[2].partition("<h2>")[0]
+    assert f"8 clients, 16 genuine and 112 impostor trials; {found['never enrolled']} never enrolled" in section
+    for title in ("verified by", "TAR at FAR 0.1", "TAR at FAR 0.01", "EER", "accepted", "accepted of others"):
+        assert f">{title}</th>" in section
+    assert "<td>features</td>" in section and "<td>codewords</td>" in section
+    assert f'<td class="n">{runs.figure_text(found["codewords"], "accepted of others")}</td></tr>' in section
+    one = runs.read(seen.folder)
+    assert one.enrolled == {kind: found[kind] for kind in ("features", "codewords")}
+    two = page.build(seen.folder, tinyruns.run(tmp_path / "plain"), to=tmp_path / "two.html").read_text()
+    assert "<td>run</td><td>features</td>" in two
+    assert "Clients verified" not in (tmp_path / "plain" / "report.html").read_text()
+    assert "enrolled" not in summary(tmp_path / "plain")
+
+
+def test_a_sweep_has_a_row_for_each_and_cells_from_before_read_as_ever(tmp_path: Path) -> None:
+    changes = {"data": {"source": {"images": 5}, "test": {"images": 2}, "partition": {"parties": 2}}, "rounds": 1}
+    path = tinyruns.write(tmp_path / "tiny.yaml", **changes)
+    view = tinyruns.Silent()
+    text = sweeping.sweep(path, ["method=fedavg,solo"], tmp_path / "out", view)
+    assert any("without a shared model nobody is verified" in note for note in view.notes)
+    cells = sweeping.read_cells(tmp_path / "out" / "cells.jsonl")
+    federated, alone = sorted(cells.values(), key=lambda cell: str(cell["method"]))
+    assert set(federated["enrolled"]) == {"features", "clients", "trials"} and "enrolled" not in alone
+    table = text.partition("Clients verified by their own test images")[2].split("\n\n")[1].splitlines()
+    assert [cell.strip() for cell in table[0].split("|")[1:3]] == ["setting", "by"] and len(table) == 3
+    shown = [cell.strip() for cell in table[2].split("|")[1:-1]]
+    assert shown == [
+        "method=fedavg",
+        "features",
+        *(f"{value:.2f}" for value in federated["enrolled"]["features"].values()),
+    ]
+    del federated["enrolled"]  # as a cell of an earlier version
+    every = sweeping.grid(path, ["method=fedavg,solo"])
+    assert "Clients verified" not in sweeping.table(every, cells)[0]
+
+
+# --- what a method may say --------------------------------------------------------------------------------------------
+
+
+class _Sends(FedUV):
+    def models(self, fed: Federation, state: State) -> Models:
+        sent = Global(backbone=state.backbone, projection=state.projection)
+        return Models(shared=state.backbone, verify=self.set_threshold, common=sent)
+
+
+class _Blind(FedUV):
+    @step(role="trainer", stays=True)
+    def guess(self, party: Party, own: Code | None, common: Projection) -> Tensors:
+        return {"scores": torch.zeros(1)}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone, verify=self.guess, common=Projection(projection=state.projection))
+
+
+class _Without(FedUV):
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone, verify=self.verify)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "words"),
+    [
+        (
+            _Sends,
+            DeclarationError,
+            r"_Sends.models: verify names the step set_threshold, which sends a reply. Name a .* ",
+        ),
+        (_Blind, DeclarationError, "verify names the step guess, which does not take `each: Probes`"),
+        (_Without, TypeError, "step verify: the step needs `common`, a Projection"),
+    ],
+)
+def test_a_step_that_cannot_verify_is_refused_before_anybody_trains(
+    method: type[FedUV], error: type[Exception], words: str
+) -> None:
+    backbone, names = Tiny(one_identity=True)().backbone, {"trainer": ["a", "b"]}
+    planning.plan(FedUV(sample=None, length=127), names, backbone)
+    with pytest.raises(error, match=words):
+        planning.plan(method(sample=None, length=127), names, backbone)
+
+
+def test_probes_need_a_shared_model() -> None:
+    with pytest.raises(DeclarationError, match=r"give a step with stays=True, such as `self.verify`, beside `shared`"):
+        Models(at_party=print, verify=print)
+    with pytest.raises(DeclarationError, match=r"Models\(verify=…\) is a dict"):
+        Models(shared={}, verify={})  # type: ignore[arg-type]
+
+
+def test_a_client_without_a_codeword_or_a_threshold_says_so() -> None:
+    method, party = FedUV(length=127), naive.party("silo-0", Tiny(one_identity=True))
+    common = Projection(projection=torch.ones(127, 8))
+    probes = Probes(embeddings=torch.eye(8)[:3])
+    assert method.verify(party, None, common, probes) == {}
+    code = Code(codeword=torch.ones(1, 127), threshold=None)
+    found = method.verify(party, code, common, probes)
+    assert set(found) == {"scores"} and found["scores"].tolist() == [1, 1, 1]
