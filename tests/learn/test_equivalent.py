@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from coalface.learn import equivalent
-from coalface.learn.equivalent import draw_subsets, equivalent_embeddings
+from coalface.learn.equivalent import AgainstOthers, draw_subsets, equivalent_embeddings
 
 
 def unit(r, d, seed=0, dtype=torch.float64):
@@ -163,3 +163,82 @@ def test_what_is_refused(weights, n, k, said):
 def test_more_numbers_than_there_are():
     with pytest.raises(ValueError, match="no 5 distinct numbers are below 4"):
         draw_subsets(4, 1, 5, rng())
+
+
+# --- the softmax against them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_softmax_against_others_in_a_naive_loop(scale, dtype):
+    embeddings, weights, others = (unit(n, 6, seed, dtype) * (1 + seed) for n, seed in ((9, 1), (3, 2), (5, 3)))
+    labels = torch.arange(9) % 3
+    each = AgainstOthers(others, scale).each(embeddings, weights, labels)
+    assert each.shape == (9,) and each.dtype == dtype
+
+    def cosine(a, b):
+        return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+    for found, row, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        own = math.exp(scale * cosine(row, weights[y].tolist()))
+        all_ = own + sum(math.exp(scale * cosine(row, other)) for other in others.tolist())
+        assert found == pytest.approx(-math.log(own / all_), abs=1e-12 if dtype == torch.float64 else 1e-5)
+    mean = AgainstOthers(others, scale)(embeddings, weights, labels)
+    assert mean.item() == pytest.approx(each.double().mean().item(), rel=1e-6)
+
+
+def test_the_softmax_against_others_is_that_of_all_rows_for_one_class():
+    # With one class of its own it is the cross-entropy over [w ; W̃], which torch has.
+    embeddings, own, others = unit(7, 6, 1), unit(1, 6, 2), unit(5, 6, 3)
+    logits = 3.0 * embeddings @ torch.cat([own, others]).T
+    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), reduction="none")
+    found = AgainstOthers(others, 3.0).each(embeddings, own, torch.zeros(7, dtype=torch.int64))
+    assert torch.allclose(found, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "scale"), [(100, 1.0), (1, 1.0), (5, 4.0)])
+def test_the_floor_of_the_softmax_against_others(n, scale):
+    # On w, opposite to all of W̃: log(1 + n e^(−2s)), which is 2.68 at n = 100 and s = 1. Elsewhere it is above.
+    w = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+    loss, label = AgainstOthers(torch.tensor([[0.0, -1.0]], dtype=torch.float64).expand(n, 2), scale), torch.tensor([0])
+    floor = loss(w, w, label).item()
+    assert floor == pytest.approx(math.log(1 + n * math.exp(-2 * scale)), rel=1e-12)
+    assert (n, scale) != (100, 1.0) or round(floor, 2) == 2.68
+    for embedding in unit(200, 2, seed=7):
+        assert loss(embedding[None], w, label).item() >= floor
+    assert loss(-w, w, label).item() == pytest.approx(math.log(1 + n * math.exp(2 * scale)), rel=1e-12)
+
+
+def test_the_others_get_no_gradient_and_the_rest_that_of_the_value():
+    embeddings, own, others = unit(4, 6, 1).requires_grad_(), unit(2, 6, 2).requires_grad_(), unit(5, 6, 3)
+    loss = AgainstOthers(others, 2.0)
+    labels = torch.tensor([0, 1, 1, 0])
+    assert torch.autograd.gradcheck(lambda e, w: loss.each(e, w, labels), (embeddings, own))
+    loss(embeddings, own, labels).backward()
+    assert others.grad is None and not others.requires_grad
+    kept = others.clone()
+    loss(embeddings, own, labels)
+    assert torch.equal(others, kept)
+
+
+def test_a_larger_scale_stays_finite():
+    embeddings, own, others = unit(4, 6, 1, torch.float32), unit(1, 6, 2, torch.float32), unit(5, 6, 3, torch.float32)
+    for embedding in (embeddings, -own.expand(4, 6)):
+        embedding = embedding.clone().requires_grad_()
+        found = AgainstOthers(others, 1e4)(embedding, own, torch.zeros(4, dtype=torch.int64))
+        found.backward()
+        assert found.isfinite() and embedding.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_makes_no_sense_is_refused(scale):
+    with pytest.raises(ValueError, match="AgainstOthers needs scale > 0"):
+        AgainstOthers(unit(3, 4), scale)
+
+
+def test_labels_and_shapes_that_do_not_fit_are_refused():
+    loss = AgainstOthers(unit(3, 4))
+    with pytest.raises(ValueError, match="label 1 names no class: there are 1"):
+        loss(unit(2, 4), unit(1, 4), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="do not fit"):
+        loss(unit(2, 5), unit(1, 4), torch.tensor([0, 0]))

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from problems import cosine as cosine_of
 from problems import problem
 
-from coalface.learn.hinges import PositiveHinge, hinge_on_codes
+from coalface.learn.hinges import OnCodes, PositiveHinge, hinge_on_codes
 
 
 def test_the_squared_hinge_by_hand():
@@ -74,3 +75,65 @@ def test_what_does_not_fit_is_refused():
         hinge_on_codes(z, codes, labels.index_fill(0, torch.tensor([0]), 7))
     with pytest.raises(ValueError, match="do not fit"):
         hinge_on_codes(z[:, 1:], codes, labels)
+
+
+def own(loss, embeddings, weights, labels, **extra):
+    """The loss of every image as that of a batch of one, which is what a party of one image has."""
+    return [loss(e[None], weights, y[None], **extra).item() for e, y in zip(embeddings, labels, strict=True)]
+
+
+def test_each_squared_hinge_is_an_images_own():
+    embeddings, weights, labels = problem(n=12, k=7, d=15)
+    each = PositiveHinge(0.1).each(embeddings, weights, labels)
+    assert each.shape == (12,)
+    for found, row, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        assert found == pytest.approx(max(0.0, 0.1 - cosine_of(row, weights[y].tolist())) ** 2, abs=1e-13)
+    assert each.tolist() == pytest.approx(own(PositiveHinge(0.1), embeddings, weights, labels), abs=1e-14)
+    assert PositiveHinge(0.1)(embeddings, weights, labels).item() == pytest.approx(each.mean().item(), abs=1e-14)
+    assert (each == 0).any() and (each > 0).any()
+
+
+def coded_problem(n=12, k=7, c=15, d=4, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(5)
+    embeddings, projection = (torch.randn(m, d, generator=rng, dtype=torch.float64).to(dtype) for m in (n, c))
+    return 8 * embeddings, projection, *coded(n, k, c, dtype=dtype)[1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_on_codes_each_is_the_hinge_of_the_projection_in_a_naive_loop(dtype):
+    embeddings, projection, codes, labels = coded_problem(dtype=dtype)
+    each = OnCodes().each(embeddings, codes, labels, projection=projection)
+    assert each.shape == (12,) and each.dtype == dtype
+    for found, g, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        z = [sum(w * x for w, x in zip(row, g, strict=True)) for row in projection.tolist()]
+        score = sum(a * b for a, b in zip(z, codes[y].tolist(), strict=True)) / 15
+        assert found == pytest.approx(max(0.0, 1 - score), abs=1e-13 if dtype == torch.float64 else 1e-5)
+    assert (each == 0).any() and (each > 0).any()
+    mean = OnCodes()(embeddings, codes, labels, projection=projection)
+    assert mean.item() == pytest.approx(each.double().mean().item(), rel=1e-6)
+    assert mean.item() == pytest.approx(hinge_on_codes(embeddings @ projection.T, codes, labels).item(), rel=1e-6)
+
+
+def test_on_codes_the_gradient_reaches_embeddings_and_matrix():
+    embeddings, projection, codes, labels = coded_problem()
+
+    def loss(g, w):
+        return OnCodes().each(g, codes, labels, projection=w)
+
+    assert torch.autograd.gradcheck(loss, (embeddings.requires_grad_(), projection.requires_grad_()))
+    # ∂/∂W' = −v gᵀ / c of an image whose hinge is open, by hand; 0 of one whose hinge is shut.
+    each = loss(embeddings, projection)
+    for place in (int((each > 0).nonzero()[0]), int((each == 0).nonzero()[0])):
+        (by,) = torch.autograd.grad(each[place], projection, retain_graph=True)
+        expected = -torch.outer(codes[labels[place]], embeddings[place].detach()) / 15 * float(each[place] > 0)
+        assert torch.allclose(by, expected, atol=1e-15)
+
+
+def test_on_codes_refuses_what_the_hinge_on_codes_refuses():
+    embeddings, projection, codes, labels = coded_problem()
+    with pytest.raises(ValueError, match="codewords of ±1"):
+        OnCodes()(embeddings, codes / 2, labels, projection=projection)
+    with pytest.raises(ValueError, match="label 7 names no class"):
+        OnCodes()(embeddings, codes, labels.index_fill(0, torch.tensor([0]), 7), projection=projection)
+    with pytest.raises(ValueError, match="do not fit"):
+        OnCodes()(embeddings, codes, labels, projection=projection[1:])

@@ -191,6 +191,15 @@ def test_a_mean_over_all_images_of_all_is_not_the_mean_of_single_steps_for_class
         assert torch.allclose(mine, rows(1) - 0.3 * head.grad, atol=1e-13)
 
 
+def test_one_party_is_a_batch_of_its_own() -> None:
+    theta, centre = EXACT().backbone.shared(), rows(1)
+    found = train_many([party(1)], theta, [centre], ONE, PositiveHinge())
+    alone = train_one(someone := party(1), theta, rows(1), ONE, PositiveHinge())
+    assert torch.allclose(found.centres[0], alone.head, atol=1e-14)
+    assert torch.equal(centre, rows(1))  # what was sent stays as it is
+    assert naive.furthest(found.backbone, someone.backbone.shared()) < 1e-14
+
+
 def test_parties_draw_together_what_they_draw_alone() -> None:
     theta, centres, some = EXACT().backbone.shared(), [rows(1)] * 4, members()
     train_many(some, theta, centres, ONE, PositiveHinge())
