@@ -227,7 +227,7 @@ def test_a_finished_run_is_verified_again_alike(seen: Seen) -> None:
     assert {p: p.read_bytes() for p in (seen.folder / "ledger").iterdir()} == ledgers
 
 
-def test_the_codeword_and_the_scores_are_in_no_message_and_no_file_but_the_clients_own(seen: Seen) -> None:
+def test_codewords_and_thresholds_are_in_no_message_and_no_file_but_the_clients_own(seen: Seen) -> None:
     kept = codes(seen.folder)
     secrets = [code.codeword.numpy().tobytes() for code in kept.values()]
     secrets += [code.codeword.double().numpy().tobytes() for code in kept.values()]
