@@ -171,6 +171,9 @@ def together(step: str) -> Callable[[Callable[..., Any]], Any]:
     replies in the order of the parties; what the step does not use is left out here too. Tensors that the server folds
     are, in every reply, the mean of those parties by their images: the same object in each.
     """
+    if not isinstance(step, str):
+        above = getattr(step, "__qualname__", step)
+        raise DeclarationError(f'@together above {above} must name a step: write `@together("train")`.')
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_plain(function)
@@ -304,9 +307,16 @@ class HasSteps:
                     f"{cls.__name__}.{name} takes the place of a step but is none, so the step of the parent class "
                     "would go on being run. Put @step(role=…) above it too, or give it another name."
                 )
-        for value in list(vars(cls).values()):
+        forms = {d.together.__name__: name for name, d in found.items() if d.together is not None}
+        for name, value in list(vars(cls).items()):
             if hasattr(value, "__coalface_together__"):
                 found[value.__coalface_together__] = _batched(cls, value, found)
+            elif name in forms:
+                raise DeclarationError(
+                    f"{cls.__name__}.{name} takes the place of the batched form of step {forms[name]} but is none, so "
+                    f'that of the parent class would go on being run. Put @together("{forms[name]}") above it too, or '
+                    "give it another name."
+                )
         cls.own_steps = found
 
     @property

@@ -27,6 +27,7 @@ from coalface.core import (
     private,
     state,
     step,
+    together,
 )
 
 
@@ -320,6 +321,96 @@ def test_two_private_classes_of_one_name_are_refused() -> None:
     made = dataclass(frozen=True)(type("Clash", (Base,), both))
     with pytest.raises(DeclarationError, match=r"two classes of private state are called Own.*Rename one"):
         made().steps  # noqa: B018
+
+
+# --- a step for many parties at once ----------------------------------------------------------------------------------
+
+
+@message
+class UpCounted:
+    w: Tensors
+    images: int
+
+
+def counted(self: Any, party: Party, common: Down) -> UpCounted: ...
+def counted_own(self: Any, party: Party, own: Own | None, common: Down, each: Down) -> UpCounted: ...
+def counted_kept(self: Any, party: Party, own: Own | None, common: Down) -> tuple[UpCounted, Own]: ...
+def many(self: Any, parties: Any, common: Down) -> Any: ...
+def many_own(self: Any, parties: Any, own: Any, common: Down, each: Any) -> Any: ...
+def many_without(self: Any, parties: Any) -> Any: ...
+def many_more(self: Any, parties: Any, common: Down, each: Any) -> Any: ...
+def one_party(self: Any, party: Party, common: Down) -> Any: ...
+
+
+TRAIN = step(role="trainer")
+
+
+def with_form(function: Callable[..., Any], form: Callable[..., Any], of: str = "", parent: type = Base) -> Any:
+    """A class with a step and its batched form."""
+    name = function.__name__
+    return type("Made", (parent,), {name: TRAIN(function), form.__name__: together(of or name)(form)})
+
+
+def test_a_step_may_say_what_it_is_for_many_parties_at_once() -> None:
+    assert with_form(counted, many).own_steps["counted"].together is many
+    assert with_form(counted_own, many_own).own_steps["counted_own"].together is many_own
+    plain: Any = type("Plain", (Base,), {"counted": TRAIN(counted)})
+    assert plain.own_steps["counted"].together is None
+
+
+@pytest.mark.parametrize(
+    ("function", "form", "of", "says"),
+    [
+        (counted, many, "trian", r"Made.many: @together\('trian'\) names no step; known steps: counted"),
+        (counted_kept, many, "", "Made.many: step counted_kept keeps private state or a model at its party"),
+        (checked, many, "", "Made.many: .*weighted by their images: give Up a field `images: int`"),
+        (counted, many_without, "", r"it takes \['parties', 'self'\], .*must take \['common', 'parties', 'self'\]"),
+        (counted, many_more, "", r"it takes \['common', 'each', .*must take \['common', 'parties', 'self'\]"),
+        (counted, one_party, "", r"it takes \['common', 'party', 'self'\].*must take \['common', 'parties', 'self'\]"),
+        (counted_own, many, "", r"must take \['common', 'each', 'own', 'parties', 'self'\]"),
+    ],
+)
+def test_a_batched_form_that_no_engine_could_run_is_refused_with_the_fix(
+    function: Callable[..., Any], form: Callable[..., Any], of: str, says: str
+) -> None:
+    with pytest.raises(DeclarationError, match=says):
+        with_form(function, form, of)
+
+
+def test_a_step_that_leaves_a_model_has_no_batched_form() -> None:
+    def own_model(self: Any, party: Party, common: Down) -> Any: ...
+
+    own_model.__annotations__ |= {"party": Party, "common": Down, "return": Tensors}
+    members = {"own_model": step(role="trainer", stays=True)(own_model), "many": together("own_model")(many)}
+    with pytest.raises(DeclarationError, match="step own_model keeps private state or a model at its party"):
+        type("Made", (Base,), members)
+
+
+def test_a_mark_without_the_name_of_a_step_is_refused() -> None:
+    with pytest.raises(DeclarationError, match=r'@together above many must name a step: write `@together\("train"\)`'):
+        together(many)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="a step is a plain method, and this is a staticmethod"):
+        together("counted")(staticmethod(many))
+
+
+def test_a_batched_form_goes_with_its_step() -> None:
+    """A child has its parent's, unless it takes the place of the step or of the form."""
+    parent = with_form(counted, many)
+    assert type("Child", (parent,), {}).own_steps["counted"].together is many  # type: ignore[attr-defined]
+
+    def counted_anew(self: Any, party: Party, common: Down) -> UpCounted: ...
+
+    alone: Any = type("Child", (parent,), {"counted": TRAIN(counted_anew)})
+    assert alone.own_steps["counted"].together is None
+
+    def many_anew(self: Any, parties: Any, common: Down) -> Any: ...
+
+    other: Any = type("Child", (parent,), {"many": together("counted")(many_anew)})
+    assert other.own_steps["counted"].together is many_anew
+    assert other.own_steps["counted"].function is counted
+    assert parent.own_steps["counted"].together is many
+    with pytest.raises(DeclarationError, match=r'Child.many takes the place .*Put @together\("counted"\) above it too'):
+        type("Child", (parent,), {"many": lambda self, parties, common: []})
 
 
 # --- methods and components -------------------------------------------------------------------------------------------
