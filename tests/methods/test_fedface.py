@@ -33,6 +33,11 @@ def hinge(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensor
     return losses, by_embeddings, {"w": by_w}
 
 
+def still(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
+    """The same with a class embedding that stays as it is."""
+    return *hinge(embeddings, own)[:2], {}
+
+
 def spread(centres: Tensors, settings: Spreading, top_k: int | None = None) -> Tensors:
     """(9) by the double loop over ordered pairs, as many steps as the settings say, each ending at length one."""
     names = sorted(centres)
@@ -80,8 +85,8 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
             if name not in centres:
                 seen.add("started in the first round" if line["round"] == 1 else "started later")
             start = centres[name] if name in centres else client.mean_feature(theta)
-            end, own = client.train(line["round"], theta, {"w": start}, hinge, lr)
-            ends[name] = end, start if method.fixed else own["w"]
+            end, own = client.train(line["round"], theta, {"w": start}, still if method.fixed else hinge, lr)
+            ends[name] = end, own["w"]
             losses += client.images * client.loss
         total = sum(members[name].images for name in came)
         theta = naive.mean([members[name].images / total for name in came], [ends[name][0] for name in came])

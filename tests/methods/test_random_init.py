@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from worlds import recipe, run
+import naive
+import pytest
+from clients import EXACT, STEPS
+from test_fedface import agree, drawn
+from worlds import run
+
+from coalface.methods.fedface import FedFace
+from coalface.methods.random_init import RandomInit
 
 
-def test_class_embeddings_stay_and_the_backbone_moves(tmp_path: Path) -> None:
-    method, build = recipe("random-init")
-    ran = run(method, tmp_path / "three", build)
-    once = run(recipe("random-init", rounds=1)[0], tmp_path / "one", build)
-    for client, centre in ran.state.centres.items():
-        assert torch.allclose(centre, once.state.centres[client], atol=1e-6)
-    assert any(not torch.equal(t, ran.server.initial[name]) for name, t in ran.state.backbone.items())
+def test_class_embeddings_stay_and_the_backbone_moves_by_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = RandomInit(rounds=4, local=STEPS)
+    assert agree(method, tmp_path / "loop", monkeypatch, EXACT) == set()
+    ran = run(method, tmp_path / "again", EXACT)
+    assert naive.furthest(ran.state.centres, drawn(EXACT)) < 1e-14
+    ablation = FedFace(rounds=4, local=STEPS, start="random", spreadout=False, fixed=True)
+    assert run(ablation, tmp_path / "ablation", EXACT).bytes() == ran.bytes()
