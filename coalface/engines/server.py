@@ -1,61 +1,37 @@
-"""The server's side of a run, the same for every engine: rounds, asking, folding, accepting, checkpoints, observers."""
+"""The server's side of a run, the same for every engine: stages, rounds, accepting, checkpoints, observers."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from coalface import wire
-from coalface.calls import check_call, check_state
+from coalface.calls import check_state
 from coalface.core import (
     Abandoned,
-    Answer,
     Backbone,
-    Federation,
-    Mean,
     Method,
     Models,
-    Probes,
-    Tensors,
-    Ticket,
     generator,
 )
 from coalface.engines import checkpoint
-from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
-from coalface.engines.desk import Request, StepFailed
-from coalface.engines.gathering import Gathering, Lost
-from coalface.engines.opened import Opened
+from coalface.engines.asking import Asking
 from coalface.engines.rounds import Round, Rules
-from coalface.engines.standing import Call, Numerics, Standing, Tally, check_same
-from coalface.engines.transport import Reply, RunFailed, Transport
+from coalface.engines.standing import Numerics, Tally, check_same
+from coalface.engines.transport import RunFailed, Transport
 
 READ = 200
 """Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
-
-
-def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryview:
-    return reply.data if isinstance(reply, wire.Encoded) else reply
-
-
-def _size(reply: Reply) -> int:
-    return 0 if isinstance(reply, StepFailed) else len(_data(reply))
 
 
 Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
 
 
-class Server(Federation):
+class Server(Asking):
     """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
 
     def __init__(
@@ -71,201 +47,8 @@ class Server(Federation):
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        self.method, self.rules, self.numerics, self.transport = method, rules, numerics, transport
-        self.folder, self.observers, self.report = folder, observers, report
-        self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
-        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
-        self.embedding_size = backbone.embedding_size
-        self.at = Standing({name: Tally() for name in sorted(transport.members)})
-        self._stages = method.stages()
-        self._now = Round()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._opened = Opened(folder / "opened.jsonl")
-        self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
-
-    @property
-    def round(self) -> int:
-        return self.at.round
-
-    # --- what a method may ask ----------------------------------------------------------------------------------------
-
-    def parties(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name in self.at.tallies if self.transport.members[name].role == role)
-
-    def images(self, party: str) -> int:
-        return self.transport.members[party].images
-
-    def stream(self, *names: str | int) -> np.random.Generator:
-        return generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
-
-    def log(self, **metrics: float) -> None:
-        self._now.metrics |= metrics
-
-    def ask(
-        self,
-        step: Callable[..., Any],
-        *,
-        to: Iterable[str] | None = None,
-        common: Any = None,
-        each: Mapping[str, Any] | None = None,
-        folds: Sequence[Mean] = (),
-        at_least: int | None = None,
-    ) -> Answer:
-        call = self._idle(self._call(step, to, common, each, folds))
-        failed: dict[str, str] = {}
-        self._event("asks", call)
-        answer = self._gather(call, self._replies(call, folds, failed), failed, folds, at_least)
-        self._event("answered", call)
-        return answer
-
-    def post(
-        self,
-        step: Callable[..., Any],
-        *,
-        to: Iterable[str] | None = None,
-        common: Any = None,
-        each: Mapping[str, Any] | None = None,
-    ) -> Ticket:
-        call = self._idle(self._call(step, to, common, each, ()))
-        ticket = Ticket(call.stage, call.round, call.call)
-        self.at.posted[ticket] = call
-        self._event("posts", call)
-        self.transport.post(ticket, list(self._requests(call, {})))
-        return ticket
-
-    def collect(
-        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
-    ) -> Answer:
-        if ticket not in self.at.posted:
-            raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
-        call, failed = self.at.posted[ticket], dict[str, str]()
-        requests = list(self._requests(call, failed))
-        self._event("collects", call)
-        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least, optional)
-        self._event("collected", call)
-        del self.at.posted[ticket]
-        return answer
-
-    def _call(
-        self,
-        step: Callable[..., Any],
-        to: Iterable[str] | None,
-        common: Any,
-        each: Mapping[str, Any] | None,
-        folds: Sequence[Mean] | None = None,
-    ) -> Call:
-        name, _, names = check_call(self.method, step, self.parties, to=to, common=common, each=each, folds=folds)
-        self._now.calls += 1
-        stage = self._stages[self.at.stage]
-        encoded = wire.encode(common) if common is not None else None
-        when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
-        return Call(name, names, *when, encoded, each)
-
-    def _idle(self, call: Call) -> Call:
-        if busy := sorted({p for other in self.at.posted.values() for p in other.to} & set(call.to))[:5]:
-            raise ValueError(
-                f"{type(self.method).__name__}, step {call.step}: {busy} still work on what was posted to them; "
-                "collect that ticket first."
-            )
-        return call
-
-    def _requests(self, call: Call, failed: dict[str, str] | None) -> Iterator[Request]:
-        """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties.
-
-        `failed` takes the parties that are not reached; with None every party is.
-        """
-        ordinal, checkpointed = self.at.horizons[0]
-        when = (call.stage, call.round, call.call)
-        shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
-        before = encoded = None
-        for party in call.to:
-            if failed is not None and (why := self.rules.trouble.before(self.rules.seed, party, when)):
-                failed[party] = why
-                continue
-            if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
-                before, encoded = call.each[party], wire.encode(call.each[party])
-            yield Request(
-                run=self.rules.run,
-                party=party,
-                each=encoded,
-                base=self._now.accepted.get(party, self.at.accepted.get(party)),
-                horizon=(ordinal, checkpointed.get(party)),
-                **shared,
-            )
-
-    def _gather(
-        self,
-        call: Call,
-        replies: Iterator[tuple[Request, Reply] | Cohort],
-        failed: dict[str, str],
-        folds: Sequence[Mean],
-        at_least: int | None,
-        optional: bool = False,
-    ) -> Answer:
-        now, got = self._now, self._gathering(call, folds, failed)
-        for item in replies:
-            for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
-                read = functools.partial(self._read, request, reply)
-                got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
-        now.bytes.update(got.bytes)
-        now.asked |= set(call.to)
-        now.failed |= failed
-        for party in failed:
-            self.at.tallies[party].failed += 1
-        share = self.rules.quorum * len(call.to)
-        need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
-        if len(got.arrived) < need:  # before any sum is opened
-            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
-            raise Abandoned(f"{len(got.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if got.arrived and any(mean.once for mean in folds):
-            self._opened.record(call, folds, got.arrived)
-        try:
-            folded = got.folded() if got.arrived else {}
-        except ValueError as error:  # those with a weight are among those that failed
-            raise Abandoned(str(error)) from error
-        now.accepted |= got.accepted
-        now.losses |= got.each.get("loss", {})
-        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
-
-    def _replies(
-        self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
-    ) -> Iterator[tuple[Request, Reply] | Cohort]:
-        requests = self._requests(call, failed)
-        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds):
-            return self.transport.together(requests, self.numerics.cohorts)
-        return self.transport.exchange(requests)
-
-    def _together(self, got: Gathering, cohort: Cohort) -> Iterator[tuple[Request, Reply]]:
-        """Take in a cohort; where that cannot be, the replies of its parties, each asked by itself."""
-        try:
-            got.take_together(cohort, self.at.tallies, self._most)
-        except Apart:
-            return self.transport.exchange(cohort.requests)
-        self._cohorts.write(cohort)
-        return iter(())
-
-    def _most(self, party: str) -> int:
-        """The most images that a party can say it has trained on."""
-        return self.images(party) + (len(self.data) if self.data is not None else 0)
-
-    def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
-        declaration = self.method.steps[call.step][1]
-        everyone = self.parties(declaration.role)
-        return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone)
-
-    def _read(self, request: Request, reply: Reply, cls: type) -> Any:
-        if isinstance(reply, StepFailed):
-            if self.rules.on_error == "stop":
-                raise RunFailed(
-                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
-                ) from reply
-            raise reply
-        when = (request.stage, request.round, request.call)
-        if why := self.rules.trouble.after(self.rules.seed, request.party, when):
-            raise Lost(why)
-        return self.rules.trouble.reply(request.party, wire.decode(_data(reply), cls))
-
-    # --- the run ------------------------------------------------------------------------------------------------------
+        super().__init__(method, rules, numerics, transport, folder, backbone=backbone, public=public)
+        self.observers, self.report = observers, report
 
     def run(self) -> tuple[Any, Models]:
         """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
@@ -300,33 +83,6 @@ class Server(Federation):
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
         return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
-
-    def _drain(self, tickets: Iterable[Ticket]) -> None:
-        """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
-        for ticket in tickets:
-            call, failed = self.at.posted.pop(ticket), dict[str, str]()
-            got = self._gathering(call, (), failed)
-            for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
-                got.count(request, _size(reply), self.at.tallies[request.party])
-            self._now.bytes.update(got.bytes)
-
-    def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
-        return iter(()) if models.at_party is None else self._staying(models.at_party, models.common)
-
-    def verified(self, models: Models, embeddings: Tensor) -> Iterator[tuple[str, Tensors]]:
-        """How every party scores embeddings (n, d) by the step that `models` names: for the lab's eyes alone."""
-        if models.verify is None:
-            return iter(())
-        role = self.method.find(models.verify)[1].role
-        probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
-        return self._staying(models.verify, models.common, probes)
-
-    def _staying(
-        self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[str, Tensors]]:
-        """What a step with stays=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
-        return self.transport.own_models(self._requests(self._call(step, None, common, each), None))
 
     def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
         self.at.ordinal += 1
@@ -401,15 +157,6 @@ class Server(Federation):
     @property
     def _row_rules(self) -> dict[str, float]:
         return {"quorum": self.rules.quorum, "patience": self.rules.patience}
-
-    def _event(self, what: str, call: Call) -> None:
-        """What the server does, about which call: `asks` till `answered`; `posts`, `collects` till `collected`."""
-        about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
-        self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
-
-    def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
-        with open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
 
     def _checkpoint(self, state: Any, *, keep: int) -> None:
         at = self.at
