@@ -246,20 +246,27 @@ def sweep(
     changes: Annotated[
         list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder for the cells and the table.")] = Path("sweeps/sweep"),
+    out: Annotated[Path, typer.Option(help="The folder for the cells, the table and the page.")] = Path("sweeps/sweep"),
     baseline: Annotated[
         list[str] | None,
         typer.Option(help="What differences are to: key=value of one swept key. Repeated, each has a table."),
     ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(help="A swept key to draw the figures over. Without it: each that takes three numbers or more."),
+    ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid of recipes, resumable, into one table with paired differences."""
+    """Run a grid of recipes, resumable, into one table with paired differences and a page with drawings."""
     from coalface import sweeping
     from coalface.report.progress import Progress
 
     with Progress(quiet=quiet) as view:
-        typer.echo(sweeping.sweep(recipe, changes or (), out, view, baselines=baseline or (), keep_runs=keep_runs))
+        text = sweeping.sweep(
+            recipe, changes or (), out, view, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs
+        )
+        typer.echo(text)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface import experiment
+from coalface import charting, experiment
 from coalface.config import Recipe, RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
@@ -25,15 +25,24 @@ from coalface.tabulating import baseline_of, table
 
 
 def sweep(
-    path: Path, changes: Sequence[str], out: Path, view: View, *, baselines: Sequence[str] = (), keep_runs: bool = False
+    path: Path,
+    changes: Sequence[str],
+    out: Path,
+    view: View,
+    *,
+    baselines: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    keep_runs: bool = False,
 ) -> str:
-    """Run the cells that are not done yet, then write and return the table (`OUT/table.md`).
+    """Run the cells that are not done yet, then write and return the table (`OUT/table.md`), with its page beside it.
 
+    The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
     Raises RunFailed, with the table of what is done, where cells have failed.
     """
     cells = grid(path, changes)
     for wanted in baselines:  # a mistake in it should not show after hours
         baseline_of([cell.setting for cell in cells], wanted)
+    over = charting.axes_of(cells, axes)
     out.mkdir(parents=True, exist_ok=True)
     done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
     numbered = enumerate(cells, start=1)
@@ -56,9 +65,15 @@ def sweep(
         if not keep_runs:
             shutil.rmtree(out / "runs" / digest)
     text, whole = table(cells, done, baselines, failed)
-    if whole or not (out / "table.md").exists():
+    left = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
+    if not left["table.md"]:
         write_text(out / "table.md", text)
-    said = f"{text}\ncells: {out / 'cells.jsonl'}\ntable: {out / 'table.md'}{'' if whole else ' (left as it was)'}"
+    if not left["sweep.html"]:
+        command = charting.command_of(path, changes, out, baselines, axes, keep_runs)
+        write_text(out / "sweep.html", charting.page(cells, done, text, command, over))
+    said = f"{text}\ncells: {out / 'cells.jsonl'}"
+    for what, name in (("table", "table.md"), ("page", "sweep.html")):
+        said += f"\n{what}: {out / name}{' (left as it was)' if left[name] else ''}"
     if missing := sum(cell.recipe.digest() not in done for cell in cells):
         raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{said}")
     return said

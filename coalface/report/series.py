@@ -1,0 +1,178 @@
+"""A figure over a setting: the cells of a sweep as lines over the numbers that one key takes.
+
+Cells that agree in every swept key but the axis, the seed and the half of the folds are one line. A line's value at a
+number is the mean over seeds, of each seed's mean over its halves, with the lowest and the highest seed beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ENOUGH = 3
+"""Numbers of a key from which on it is an axis by itself."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell of a sweep, as planned; `figures` are empty where it has not been run."""
+
+    chosen: Mapping[str, Any]
+    """Swept key -> its value here, without the seed and the half of the folds."""
+    seed: int
+    figures: Mapping[str, float] = field(default_factory=dict)
+    half: str | None = None
+    start: str = ""
+    """What its training starts from."""
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    """The figures of that."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean over seeds, the lowest and the highest seed, and how many seeds of how many that were planned."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    planned: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting over the axis: its numbers, ascending; None where no seed is there."""
+
+    name: str
+    at: Mapping[float, Spread | None]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A setting that the sweep has at one number of the axis (`at`), or without one (None)."""
+
+    name: str
+    value: Spread
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """A figure over an axis."""
+
+    lines: tuple[Line, ...]
+    levels: tuple[Level, ...]
+
+
+def numeric(value: object) -> float | None:
+    """A swept value as a number; text that YAML does not read as one, such as `1e-2`, is one to a recipe.
+
+    >>> numeric(5), numeric("1e-2"), numeric(True), numeric([5]), numeric("none")
+    (5.0, 0.01, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def axes(points: Sequence[Point], least: int = ENOUGH) -> list[str]:
+    """The keys that take `least` numbers or more in the sweep, and more than one with all other keys as they are."""
+    keys = dict.fromkeys(key for point in points for key in point.chosen)
+    found = []
+    for key in keys:
+        numbers = {n for p in points if (n := numeric(p.chosen.get(key))) is not None}
+        if len(numbers) >= least and any(len(_numbers(group, key)) > 1 for group in _groups(points, key).values()):
+            found.append(key)
+    return found
+
+
+def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -> Over:
+    """A figure over an axis; `otherwise` names cells in which nothing else was swept.
+
+    A setting without any run is left out. What runs start from is a level where it is the same at all of them.
+    """
+    whole, lines, levels = _short_keys(points), [], []
+    for group in _groups(points, axis).values():
+        others = {key: value for key, value in group[0].chosen.items() if key != axis}
+        name = name_of(others, whole) or otherwise or "all"
+        numbers = _numbers(group, axis)
+        if len(numbers) > 1:
+            at = {n: _spread([p for p in group if numeric(p.chosen.get(axis)) == n], figure) for n in numbers}
+            lines += [Line(name, at)] if any(at.values()) else []
+        elif numbers and (value := _spread([p for p in group if numeric(p.chosen.get(axis)) == numbers[0]], figure)):
+            levels.append(Level(name, value, numbers[0]))
+        for text in dict.fromkeys(_text(p.chosen.get(axis)) for p in group if numeric(p.chosen.get(axis)) is None):
+            those = [p for p in group if _text(p.chosen.get(axis)) == text]
+            here = {axis: those[0].chosen[axis]} if axis in those[0].chosen else {}
+            if value := _spread(those, figure):
+                levels.append(Level(name_of(others | here, whole) or otherwise or "all", value))
+    return Over(tuple(lines), (*levels, *_starts(points, figure)))
+
+
+def name_of(chosen: Mapping[str, Any], whole: Mapping[str, str] | None = None) -> str:
+    """A setting in few words: a method, a loss or a model by its name, other keys by their last part.
+
+    >>> name_of({"method": "fedavg", "methods.fedavg.momentum": "reset", "loss.name": "arcface"})
+    'fedavg, momentum=reset, arcface'
+    """
+    said = []
+    for key, value in chosen.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        named = isinstance(value, str) and (key == "method" or key.endswith(".name"))
+        said.append(text if named else f"{(whole or {}).get(key, key.rpartition('.')[2])}={text}")
+    return ", ".join(said)
+
+
+def _short_keys(points: Sequence[Point]) -> dict[str, str]:
+    """The keys of the sweep by their last part, or whole where two have the same last part."""
+    keys = dict.fromkeys(key for point in points for key in point.chosen)
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)}
+
+
+def _groups(points: Sequence[Point], axis: str) -> dict[str, list[Point]]:
+    """The cells that differ in the axis, the seed and the half alone, in the order of the sweep."""
+    found: dict[str, list[Point]] = {}
+    for point in points:  # as text, since a value may be a list
+        others = sorted((key, _text(value)) for key, value in point.chosen.items() if key != axis)
+        found.setdefault(json.dumps(others), []).append(point)
+    return found
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _numbers(points: Sequence[Point], axis: str) -> list[float]:
+    return sorted({n for p in points if (n := numeric(p.chosen.get(axis))) is not None})
+
+
+def _spread(points: Sequence[Point], figure: str) -> Spread | None:
+    halves: dict[int, list[float]] = {}
+    for point in points:
+        if figure in point.figures:
+            halves.setdefault(point.seed, []).append(point.figures[figure])
+    seeds = [math.fsum(each) / len(each) for each in halves.values()]
+    if not seeds:
+        return None
+    planned = len({point.seed for point in points})
+    return Spread(math.fsum(seeds) / len(seeds), min(seeds), max(seeds), len(seeds), planned)
+
+
+def _starts(points: Sequence[Point], figure: str) -> list[Level]:
+    """What runs start from, where for every seed and half all runs start from the same."""
+    levels = []
+    for start in dict.fromkeys(point.start for point in points if figure in point.untrained):
+        mine = [point for point in points if point.start == start and figure in point.untrained]
+        each = {(p.seed, p.half): Point({}, p.seed, p.untrained, p.half) for p in mine}
+        same = all(math.isclose(p.untrained[figure], each[p.seed, p.half].figures[figure]) for p in mine)
+        if same and (value := _spread(list(each.values()), figure)):
+            levels.append(Level(start, value))
+    return levels
