@@ -14,12 +14,16 @@ from coalface.report.drawings import SERIES, ticks
 from coalface.report.runs import clean
 from coalface.report.series import Level, Line, Over, Spread
 
-WIDTH, HEIGHT = 620, 330
+SMALL, LARGE = (620, 330), (1000, 430)
+"""Width and height of a drawing, and of one with more than `FEW` lines."""
+FEW = 4
 LEFT, TOP, BOTTOM = 46, 14, 40
-LETTER, LONGEST = 5.9, 38
-"""Width of a letter of a name, and the letters of one that are shown."""
-GAP = 13.5
+LETTER, LONGEST = 6.6, 38
+"""Width of a letter of a name in a wide font, and the letters of one that are shown."""
+GAP = 14.5
 """Between two names."""
+APART = 4.0
+"""Between the bars of two lines."""
 LOG_FROM = 20.0
 """Largest number by smallest from which on the axis is logarithmic."""
 MOST_LINES, MOST_LEVELS = 2 * SERIES, SERIES
@@ -38,6 +42,8 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     it. Bars of several lines stand slightly beside each other. No line to draw gives no markup.
     """
     lines, levels = drawn(found)
+    width, height = LARGE if is_large(found) else SMALL
+    floor = height - BOTTOM
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
     if not numbers:
         return Markup("")
@@ -50,14 +56,14 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     y_low, y_high = min(low, *ends, y_ticks[0]), max(high, *ends, y_ticks[-1])
 
     def y_at(value: float) -> float:
-        return HEIGHT - BOTTOM - (value - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
+        return floor - (value - y_low) / (y_high - y_low) * (floor - TOP)
 
     names = [_name(line.name) for line in lines]
     names += [_name(level.name, None if level in near else level.value.mean > high, level.value) for level in levels]
-    right = WIDTH - 26 - LETTER * max(len(name) for name in names)
-    pad = 8 + 1.5 * len(lines)
+    right = width - 28 - LETTER * max(len(name) for name in names)
+    pad = 10 + APART / 2 * len(lines)
     x_at = placed(numbers, LEFT + pad, right - pad)
-    parts = _frame(numbers, x_at, [(tick, y_at(tick)) for tick in y_ticks], right)
+    parts = _frame(numbers, x_at, [(tick, y_at(tick)) for tick in y_ticks], right, floor)
     for level in near:
         parts += _level(level, numbers, x_at, y_at, right)
     step = _step([x_at(n) for n in numbers], len(lines))
@@ -72,10 +78,10 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     for level, name in zip(levels, names[len(lines) :], strict=True):
         y = y_at(min(max(level.value.mean, y_low), y_high))
         tied.append((y, right, name, level.name, "level"))
-    parts += _names(tied, right)
-    label = f'<text class="label" text-anchor="end" x="{right:g}" y="{HEIGHT - 5}">{_safe(axis)}</text>'
+    parts += _names(tied, right, floor)
+    label = f'<text class="label" text-anchor="end" x="{right:g}" y="{height - 5}">{_safe(axis)}</text>'
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_safe(title)}; the numbers stand in a table" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_safe(title)}; the numbers stand in a table" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{label}</svg>'
     )
 
@@ -83,6 +89,11 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
 def drawn(found: Over) -> tuple[list[Line], list[Level]]:
     """What a drawing has room for; the table has all."""
     return list(found.lines[:MOST_LINES]), list(found.levels[:MOST_LEVELS])
+
+
+def is_large(found: Over) -> bool:
+    """Whether its drawing takes a row of the page."""
+    return len(drawn(found)[0]) > FEW
 
 
 def is_log(numbers: Sequence[float]) -> bool:
@@ -107,10 +118,14 @@ def placed(numbers: Sequence[float], start: float, end: float) -> Callable[[floa
 
 
 def _frame(
-    numbers: Sequence[float], x_at: Callable[[float], float], y_ticks: Sequence[tuple[float, float]], right: float
+    numbers: Sequence[float],
+    x_at: Callable[[float], float],
+    y_ticks: Sequence[tuple[float, float]],
+    right: float,
+    floor: float,
 ) -> list[str]:
     """The grid; the ticks of the horizontal axis are the sweep's own numbers, named where there is room."""
-    parts, floor, free = [], HEIGHT - BOTTOM, -math.inf
+    parts, free = [], -math.inf
     for tick, y in y_ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text text-anchor="end" x="{LEFT - 6}" y="{y + 4:.1f}">{plain(tick)}</text>')
@@ -126,7 +141,7 @@ def _frame(
 def _step(places: Sequence[float], lines: int) -> float:
     """How far the bars of two lines stand apart, so that those of one number never reach the next."""
     apart = min((b - a for a, b in zip(places, places[1:], strict=False)), default=math.inf)
-    return min(3.0, 0.6 * apart / max(1, lines - 1))
+    return min(APART, 0.6 * apart / max(1, lines - 1))
 
 
 def _line(line: Line, series: int, x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[str]:
@@ -168,9 +183,9 @@ def _level(
     return parts
 
 
-def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float) -> list[str]:
+def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float, floor: float) -> list[str]:
     """Names to the right, in the order of the ends they are tied to: (y, x, name, whole name, class)."""
-    low, high = TOP + 4.0, HEIGHT - BOTTOM - 2.0
+    low, high = TOP + 4.0, floor - 2.0
     ordered = sorted(tied, key=lambda one: one[0])
     gap = min(GAP, (high - low) / max(1, len(ordered) - 1))
     places: list[float] = []
@@ -180,10 +195,12 @@ def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float) -> 
         places[place] = min(places[place], high if place == len(places) - 1 else places[place + 1] - gap)
     parts = []
     for (y, x, name, whole, css), at in zip(ordered, places, strict=True):
-        path = f"{x:.1f},{y:.1f} {right + 2:.1f},{y:.1f} {right + 16:.1f},{at:.1f} {right + 20:.1f},{at:.1f}"
+        path = f"{x:.1f},{y:.1f} {right + 2:.1f},{y:.1f} {right + 12:.1f},{at:.1f}"
         parts.append(f'<polyline class="tie {css}" points="{path}"/>')
+        key = f'x1="{right + 12:.1f}" x2="{right + 21:.1f}" y1="{at:.1f}" y2="{at:.1f}"'
+        parts.append(f'<line class="{"level" if css == "level" else f"line {css}"}" {key}/>')
         hover = f"<title>{_safe(whole)}</title>" if name != whole else ""
-        parts.append(f'<text class="small" x="{right + 23:.1f}" y="{at + 4:.1f}">{_safe(name)}{hover}</text>')
+        parts.append(f'<text class="small" x="{right + 25:.1f}" y="{at + 4:.1f}">{_safe(name)}{hover}</text>')
     return parts
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from coalface.report.axes import axis_chart, drawn, is_log, plain, shown
+from coalface.report.axes import axis_chart, drawn, is_large, is_log, plain, shown
 from coalface.report.grids import Grid
 from coalface.report.runs import clean, figure_name
 from coalface.report.series import Over, Point, Spread, over
@@ -24,6 +24,8 @@ class Chart:
 
     title: str
     svg: Markup
+    large: bool
+    """It takes a row of the page."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,11 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     found = {name: over(points, key, name, otherwise) for name in names}
     found = {name: each for name, each in found.items() if each.lines}
     charts = {
-        name: Chart(f"{figure_name(name)} (%)", axis_chart(each, title=f"{figure_name(name)} over {key}", axis=key))
+        name: Chart(
+            f"{figure_name(name)} (%)",
+            axis_chart(each, title=f"{figure_name(name)} over {key}", axis=key),
+            is_large(each),
+        )
         for name, each in found.items()
     }
     return Axis(
@@ -107,7 +113,11 @@ def _numbers(key: str, found: Over) -> Grid:
     for level in found.levels:
         at = [_cell(level.value) if level.at == n else "" for n in numbers]
         rows.append([level.name, *at, "" if level.at is not None else _cell(level.value)])
-    header = ["setting", *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)), f"no {key}"]
+    header = [
+        "setting",
+        *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
+        f"without {key}",
+    ]
     if all(level.at is not None for level in found.levels):
         header, rows = header[:-1], [row[:-1] for row in rows]
     return Grid(header, rows, frozenset(range(1, len(header))))

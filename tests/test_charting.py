@@ -1,0 +1,177 @@
+"""The page of a sweep: what the command writes, and what stands in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import tinyruns
+from typer.testing import CliRunner
+
+from coalface import charting, cli, sweeping
+from coalface.gridding import grid
+from coalface.report import sweeps
+
+GRIDS = """recipe: tiny.yaml
+grids:
+  - {method: fedavg, local.iterations: [40, 1, 2], seed: [0, 1]}
+  - {method: centralized, local.iterations: 2, seed: [0, 1]}
+"""
+EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
+
+
+def swept(folder: Path, *arguments: object) -> str:
+    """The page that the command writes."""
+    command = ["sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments]
+    result = CliRunner().invoke(cli.app, [str(a) for a in command], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert f"page: {folder / 'out' / 'sweep.html'}" in result.stdout.splitlines()[-1]
+    return (folder / "out" / "sweep.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("charted")
+    tinyruns.write(folder / "tiny.yaml", rounds=1)
+    (folder / "grids.yaml").write_text(GRIDS)
+    swept(folder)
+    return folder
+
+
+def page(folder: Path) -> str:
+    return (folder / "out" / "sweep.html").read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.inside = False
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+            self.inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(finished: Path) -> None:
+    text = page(finished)
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over <code>local.iterations</code>", "The table"]
+    assert re.findall(r"<h3>(.*?)</h3>", text) == ["unseen accuracy (%)", "unseen EER (%)"]
+    assert f"coalface sweep {finished / 'grids.yaml'} --out {finished / 'out'}" in text
+    assert "4 settings in 8 runs." in text and "on a logarithmic scale" in text
+    drawings = re.findall(r"<svg.*?</svg>", text)
+    assert [re.findall(r'class="small"[^>]*>(\w+)', d).count("centralized") for d in drawings] == [1, 1]
+    assert all(">untrained" in d and d.count("<circle") >= 3 for d in drawings)
+
+
+def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None:
+    rows = Reader(page(finished)).rows
+    head, fedavg, centralized, untrained = rows[:4]
+    assert head == ["setting", "local.iterations = 1", "2", "40", "without local.iterations"]
+    cells = sweeping.read_cells(finished / "out" / "cells.jsonl").values()
+    for column, number in enumerate((1, 2, 40), start=1):
+        runs = [c for c in cells if c["cell"]["method"] == "fedavg" and c["cell"]["local.iterations"] == number]
+        first, second = (run["figures"]["unseen"]["accuracy"] for run in runs)
+        low, high = min(first, second), max(first, second)
+        assert fedavg[column] == f"{(first + second) / 2:.2f}({low:.2f} to {high:.2f})"
+    assert fedavg[0] == "fedavg" and centralized[0] == "centralized" and centralized[2] and not centralized[3]
+    assert untrained[0] == "untrained" and untrained[1:4] == ["", "", ""] and untrained[4]
+
+
+def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:
+    shown = Reader(page(finished).partition("<h2>The table")[2]).rows
+    lines = (finished / "out" / "table.md").read_text().splitlines()
+    tables = [line for line in lines if line.startswith("|") and not set(line) <= set("|-:")]
+    assert shown == [[cell.strip() for cell in line.strip("|").split("|")] for line in tables]
+    assert "Differences to method=fedavg, local.iterations=40, percent points" in page(finished)
+
+
+def test_a_sweep_that_is_resumed_writes_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    before = (finished / "out" / "sweep.html").read_bytes()
+    swept(finished)
+    assert (finished / "out" / "sweep.html").read_bytes() == before
+    (finished / "out" / "sweep.html").unlink()
+    swept(finished)
+    assert (finished / "out" / "sweep.html").read_bytes() == before
+    folder = shutil.copytree(finished, tmp_path / "cut")
+    path = folder / "out" / "cells.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], *lines[2:]])[:-50])  # one is missing, and one was cut off
+    again = swept(folder).replace(str(folder), str(finished))
+    assert again.partition("<h2>The table")[0] == before.decode().partition("<h2>The table")[0]  # that has seconds
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(finished: Path) -> None:
+    text, tags = page(finished), Reader(page(finished)).tags
+    assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
+    assert not any({"src", "href", "srcset", "data"} & set(given) for _, given in tags)
+    assert not any(name.startswith("on") for _, given in tags for name in given)
+    assert not re.findall(r"url\(|@import", text)
+    assert set(re.findall(r"https?://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_an_axis_can_be_chosen_and_a_mistake_in_it_shows_before_anything_runs(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    two = swept(folder, "local.iterations=1,2", "seed=0,1")
+    assert "<h2>Over" not in two
+    two = swept(folder, "local.iterations=1,2", "seed=0,1", "--axis", "local.iterations")
+    assert "<h2>Over <code>local.iterations</code>" in two and "logarithmic" not in two
+    assert "&#39;local.iterations=1,2&#39;" not in two and "--axis local.iterations --out" in two
+    for wrong in ("seed", "method", "local.lr"):
+        words = ["coalface", "sweep", str(folder / "grids.yaml"), "--out", str(tmp_path / "none"), "--axis", wrong]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            cli.main()
+        said = f"--axis {wrong}: the sweep has no two numbers of it; keys with several numbers: local.iterations"
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_cells_that_failed_are_named_and_their_place_is_empty(finished: Path) -> None:
+    cells = grid(finished / "grids.yaml", [])
+    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    gone = [c.recipe.digest() for c in cells if c.chosen.get("local.iterations") == 2][:3]  # fedavg's, and a seed
+    some = {digest: line for digest, line in done.items() if digest not in gone}
+    text, _ = sweeping.table(cells, some, (), dict.fromkeys(gone, "it <broke>"))
+    shown = charting.page(cells, some, text, "coalface sweep", ["local.iterations"])
+    assert "4 settings in 5 runs of 8; the others are missing in the means." in shown
+    assert shown.count("failed: it &lt;broke&gt;") == 3 and '<div class="warn">' in shown
+    fedavg, centralized = Reader(shown).rows[1:3]
+    assert fedavg[1] and not fedavg[2] and fedavg[3] and centralized[2].endswith("1 of 2 seeds")
+
+
+def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
+    cells = grid(finished / "grids.yaml", [])
+    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    for place, line in enumerate(done.values()):
+        line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
+    shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
+    assert "Clients verified by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+
+
+def test_every_string_is_escaped() -> None:
+    point = sweeps.Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
+    other = sweeps.Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
+    text = f"| {EVIL} | x |\n|---|--:|\n| **{EVIL}** | a\\|b |\n\n- {EVIL}\n\n**{EVIL}** {EVIL}"
+    shown = sweeps.render(EVIL, EVIL, EVIL, text, [point, other], ["k"], EVIL)
+    assert "<script" not in shown and "<img" not in shown
+    assert shown.count("<b>&lt;/title&gt;") == 2 and ">a|b<" in shown
