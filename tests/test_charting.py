@@ -13,7 +13,7 @@ import tinyruns
 from typer.testing import CliRunner
 
 from coalface import charting, cli, sweeping
-from coalface.gridding import grid
+from coalface.gridding import Cell, grid
 from coalface.report import sweeps
 
 GRIDS = """recipe: tiny.yaml
@@ -166,6 +166,21 @@ def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
     shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
     assert "Clients verified by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+
+
+def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
+    start = {"figures": {}, "untrained": {"unseen": {"eer": 40.0}}}
+    cells, done = [], {}
+    for half, eer in (("first", 10.0), ("second", 20.0)):
+        recipe = tinyruns.tiny(seed=3).model_copy(update={"half_split": half})
+        cells.append(Cell({"method": "pfm", "seed": 3, "half_split": half}, recipe))
+        done[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
+    found = charting.points(cells, done)
+    assert found == [
+        sweeps.Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
+        for half, eer in (("first", 10.0), ("second", 20.0))
+    ]
+    assert charting.points(cells, {})[0] == sweeps.Point({"method": "pfm"}, 3, {}, "first", "untrained", {})
 
 
 def test_every_string_is_escaped() -> None:

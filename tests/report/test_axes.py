@@ -81,13 +81,16 @@ def test_a_level_runs_over_the_whole_width_with_a_ring_where_it_was_measured() -
     assert "solo" in texts(svg) and "untrained 60.00 ↓" in texts(svg)  # so far below that it would press the line
 
 
-def test_names_never_lie_upon_each_other() -> None:
-    lines = [Line(f"setting {i}", {1.0: one(80 + i / 100), 2.0: one(80 + i / 100)}) for i in range(16)]
+@pytest.mark.parametrize("first", [80.0, 60.0, 99.0])
+def test_names_never_lie_upon_each_other(first: float) -> None:
+    """Ends that lie at one place, all of them, at the upper or at the lower edge."""
+    lines = [Line("first", {1.0: one(first), 2.0: one(first)})]
+    lines += [Line(f"setting {i}", {1.0: one(80 + i / 100), 2.0: one(80 + i / 100)}) for i in range(15)]
     svg = chart(*lines, levels=tuple(Level(f"level {i}", one(80.0)) for i in range(8)))
     names = [e for e in svg.iter(f"{SVG}text") if e.get("class") == "small"]
     places = sorted(float(e.get("y", "")) for e in names)
     assert len(names) == 24 and min(b - a for a, b in zip(places, places[1:], strict=False)) > 12
-    assert places[-1] < axes.LARGE[1] - axes.BOTTOM + 5 and places[0] > 0
+    assert axes.TOP < places[0] and places[-1] < axes.LARGE[1] - axes.BOTTOM + 5
     assert len({e.get("class") for e in svg.iter(f"{SVG}polyline") if "line" in e.get("class", "").split()}) == 16
 
 

@@ -25,7 +25,7 @@ def found(*points: Point, axis: str = KEY) -> tuple[list[Line], list[Level]]:
 
 def test_a_line_is_the_mean_over_seeds_with_the_lowest_and_the_highest() -> None:
     lines, levels = found(
-        *(cell(s, v, method="pfm", K=5) for s, v in enumerate((80.0, 83.0, 86.0))),
+        *(cell(s, v, method="pfm", K=5) for s, v in enumerate((83.0, 86.0, 80.0))),
         *(cell(s, v, method="pfm", K=25) for s, v in enumerate((70.0, 71.0, 78.0))),
     )
     assert lines == [Line("pfm", {5.0: Spread(83.0, 80.0, 86.0, 3, 3), 25.0: Spread(73.0, 70.0, 78.0, 3, 3)})]
@@ -91,6 +91,8 @@ def test_what_runs_start_from_is_a_level_where_all_start_from_the_same() -> None
     same = [cell(s, 80.0, start=starts[s], K=k) for k in (5, 25) for s in starts]
     assert found(*same)[1] == [Level("untrained", Spread(61.5, 60.0, 63.0, 2, 2), None)]
     assert found(*same, cell(1, 80.0, start=64.0, K=75))[1] == []  # it depends on the axis
+    halves = [cell(0, 80.0, half, start, K=k) for k in (5, 25) for half, start in (("first", 60.0), ("second", 64.0))]
+    assert found(*halves)[1] == [Level("untrained", Spread(62.0, 62.0, 62.0, 1, 1), None)]
 
 
 def test_axes_are_the_keys_with_three_numbers_that_vary_by_themselves() -> None:
