@@ -146,6 +146,11 @@ def test_an_axis_can_be_chosen_and_a_mistake_in_it_shows_before_anything_runs(
     assert not (tmp_path / "none").exists()
 
 
+def test_text_keeps_what_is_bold_and_what_is_code() -> None:
+    (block,) = sweeps.blocks("Rows `to …` and **Bold**: a ** b ` <c>")
+    assert block.lines == ("Rows <code>to …</code> and <b>Bold</b>: a ** b ` &lt;c&gt;",)
+
+
 def test_cells_that_failed_are_named_and_their_place_is_empty(finished: Path) -> None:
     cells = grid(finished / "grids.yaml", [])
     done = sweeping.read_cells(finished / "out" / "cells.jsonl")

@@ -33,6 +33,7 @@ BESIDE, LEAST = 0.6, 3.0
 
 One that lies further off would press the lines together; its name then has its value and an arrow.
 """
+BEYOND = ("↑", "↓")
 
 
 def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
@@ -206,7 +207,7 @@ def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float, flo
 
 def _name(name: str, above: bool | None = None, value: Spread | None = None) -> str:
     """A name beside the plot; of a level that lies beyond it, with its value and where it lies."""
-    beyond = "" if above is None or value is None else f" {value.mean:.2f} {'↑' if above else '↓'}"
+    beyond = "" if above is None or value is None else f" {value.mean:.2f} {BEYOND[not above]}"
     room = LONGEST - len(beyond)
     return (name if len(name) <= room else name[: room - 1] + "…") + beyond
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from coalface.report.axes import axis_chart, drawn, is_large, is_log, plain, shown
+from coalface.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, plain, shown
 from coalface.report.grids import Grid
 from coalface.report.runs import clean, figure_name
 from coalface.report.series import Over, Point, Spread, over
@@ -78,12 +78,12 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
         key,
         tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
         tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
-        _caption(key, list(found.values())),
+        _caption(key, list(found.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
         tuple((f"{figure_name(name)} over {key}, in percent", _numbers(key, each)) for name, each in found.items()),
     )
 
 
-def _caption(key: str, found: Sequence[Over]) -> str:
+def _caption(key: str, found: Sequence[Over], beyond: bool) -> str:
     """What is drawn, in sentences."""
     lines, levels = [line for each in found for line in each.lines], [at for each in found for at in each.levels]
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
@@ -97,6 +97,7 @@ def _caption(key: str, found: Sequence[Over]) -> str:
     if levels:
         ring = ": a ring marks it" if any(level.at is not None for level in levels) else ""
         said.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
+    if beyond:
         said.append("An arrow and a value: a level beyond the drawing.")
     if more := max((len(each.lines) - len(drawn(each)[0]) for each in found), default=0):
         said.append(f"{more} more lines are in the table alone.")
@@ -154,11 +155,15 @@ def _grid(lines: Sequence[str]) -> Grid:
 
 
 def _marked(text: str) -> Markup:
-    """Text with what stands between two pairs of stars in bold, all else as it is."""
+    """Text with what stands between two pairs of stars in bold and between backticks as code, all else as it is."""
     pieces: list[Markup] = []
-    for place, piece in enumerate(re.split(r"\*\*(.+?)\*\*", text)):
-        safe = escape(clean(piece))
-        pieces.append(Markup("<b>{}</b>").format(safe) if place % 2 else safe)
+    for piece in re.split(r"(\*\*.+?\*\*|`[^`]+`)", clean(text)):
+        if piece.startswith("**") and len(piece) > 4:
+            pieces.append(Markup("<b>{}</b>").format(piece[2:-2]))
+        elif piece.startswith("`") and len(piece) > 2:
+            pieces.append(Markup("<code>{}</code>").format(piece[1:-1]))
+        else:
+            pieces.append(escape(piece))
     return Markup("").join(pieces)
 
 
