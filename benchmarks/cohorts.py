@@ -41,6 +41,8 @@ from coalface.learn.work import LocalWork
 from coalface.methods.fedface import FedFace
 
 BATCHES = (16, 30, 64, 128, 256, 512)
+SOME = 1024
+"""Images of a turn by which the batch size is chosen."""
 LR = 0.1
 
 
@@ -49,8 +51,8 @@ def placed(name: str, parties: int, images: int, device: str) -> World:
     return replace(make_world(name, parties, 1, images), compute=Compute(device=device))
 
 
-def bare_loop(world: World, device: str) -> Callable[[int], float]:
-    """Seconds of plain training over everybody's images in batches of a size, at each call."""
+def bare_loop(world: World, device: str) -> Callable[[int, int], float]:
+    """Seconds of plain training in batches of a size, at each call: over everybody's images, or some of them."""
     backbone, loss = network_like(world), PositiveHinge(0.9)
     module, sets, rng = backbone.module.to(device), list(world.data.values()), np.random.default_rng(0)
     store, rows = sets[0].pixels, np.concatenate([s.rows for s in sets])
@@ -60,9 +62,9 @@ def bare_loop(world: World, device: str) -> Callable[[int], float]:
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimiser, augment = torch.optim.SGD([*parameters, heads], lr=LR), Augment()
 
-    def run(batch: int) -> float:
+    def run(batch: int, images: int) -> float:
         begun = time.perf_counter()
-        order = rng.permutation(len(rows))
+        order = rng.permutation(len(rows))[:images]
         for start in range(0, len(order), batch):
             chosen = order[start : start + batch]
             images = augment(to_tensor(store[rows[chosen]]), rng).to(device)
@@ -82,8 +84,8 @@ def _serve_bare(there: Any, build_world: Callable[[], World], device: str, threa
         torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
     run = bare_loop(build_world(), device)
-    while batch := there.recv():
-        there.send(run(batch))
+    while asked := there.recv():
+        there.send(run(*asked))
 
 
 class BareLoop:
@@ -94,16 +96,19 @@ class BareLoop:
         arguments = (there, build_world, device, threads, tuned)
         self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
         self._process.start()
-        self(BATCHES[0])
-        self.batch = min(BATCHES, key=lambda batch: statistics.median(self(batch) for _ in range(3)))
+        self._seconds(BATCHES[0], SOME)
+        self.batch = min(BATCHES, key=lambda batch: statistics.median(self._seconds(batch, SOME) for _ in range(3)))
 
-    def __call__(self, batch: int = 0) -> float:
-        """Seconds of one turn, at the fastest batch size unless one is given."""
-        self._here.send(batch or self.batch)
+    def __call__(self) -> float:
+        """Seconds of one turn over everybody's images, at the fastest batch size."""
+        return self._seconds(self.batch, sys.maxsize)
+
+    def _seconds(self, batch: int, images: int) -> float:
+        self._here.send((batch, images))
         return float(self._here.recv())
 
     def close(self) -> None:
-        self._here.send(0)
+        self._here.send(())
         self._process.join()
 
 
