@@ -195,7 +195,8 @@ def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], l
         cosines.append([float(template @ g / template.norm() / g.norm()) for g in probes])
     for party, code in sorted(codes(folder).items()):
         people.append(int(party.removeprefix("device-")))  # a device for each identity, in their order
-        scores.append([float(code.codeword[0].double() @ (projection @ g)) / 127 for g in probes])
+        z = [projection @ g for g in probes]
+        scores.append([float(code.codeword[0].double() @ one / one.norm()) / 127**0.5 for one in z])
     return np.array(cosines), np.array(scores), people, test.labels.tolist()
 
 

@@ -36,14 +36,28 @@ class PositiveHinge(OwnClassLoss):
 
 @dataclass(frozen=True)
 class OnCodes(OwnClassLoss):
-    """`hinge_on_codes` of embeddings times a trained matrix: max(0, 1 − ⟨v_y, W' g⟩ / c).
+    """`hinge_on_codes` of embeddings times a trained matrix: max(0, 1 − ⟨v_y, z⟩ / c) with z = `projected`(g, W').
 
     The class embeddings' place is taken by codewords (k, c) of ±1; W' is `extra`, (c, d) `projection`.
     """
 
+    scaled: bool = False
+
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         embeddings, projection, weights = wide(embeddings, extra["projection"], weights)
-        return _code_hinges(embeddings @ projection.T, weights, labels)
+        return _code_hinges(projected(embeddings, projection, scaled=self.scaled), weights, labels)
+
+
+def projected(embeddings: Tensor, projection: Tensor, *, scaled: bool) -> Tensor:
+    """(n, c) z = W' g of embeddings (n, d); `scaled`: brought to the length √c of a codeword.
+
+    ⟨v, z⟩ / c is then the cosine between codeword and projection, at most 1. Without, one long z for everybody meets
+    all codewords that are linearly independent, ⟨v_y, z⟩ = c for every y, and the hinge is 0 though nobody is told from
+    anybody; up to c codewords can be. Source: L. Liu et al., "FedFV" (2022), section 4.1, names a scaling layer at the
+    end of FedUV's network, and no formula.
+    """
+    z = embeddings @ projection.T
+    return unit(z) * z.shape[1] ** 0.5 if scaled else z
 
 
 def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:

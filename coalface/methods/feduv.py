@@ -31,7 +31,7 @@ from coalface.core import (
     together,
 )  # fmt: skip
 from coalface.learn.codes import BCH, Codebook, code_scores, warm_up_threshold
-from coalface.learn.hinges import OnCodes
+from coalface.learn.hinges import OnCodes, projected
 from coalface.learn.one_identity import embeddings_of, train_many, train_one, why_not
 from coalface.learn.work import LocalWork
 
@@ -94,7 +94,7 @@ class Code:
     codeword: Tensor
     """(1, c) v_i of ±1."""
     threshold: float | None
-    """The lowest score v_iᵀ W' g(x) / c that it accepts; None before its warm-up."""
+    """The lowest score v_iᵀ z / c that it accepts; None before its warm-up."""
 
 
 @state
@@ -109,7 +109,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedUV(Method):
-    """The hinge max(0, 1 − v_iᵀ W' g(x) / c) at each client; θ and W' are averaged by images.
+    """The hinge max(0, 1 − v_iᵀ z / c) at each client, z = W' g(x) at length √c; θ and W' are averaged by images.
 
     The codeword stays at its client, but W' tells of it: a client's own change of W' is v_i times a row, so whoever
     sees a single update has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
@@ -126,6 +126,8 @@ class FedUV(Method):
     local: LocalWork = LocalWork()
     length: int = 511
     """c, the bits of a codeword: 127, 255 or 511."""
+    scaled: bool = True
+    """W' g(x) is brought to the length of a codeword, so that a score is a cosine; False: taken as it is."""
     quantile: float = 0.9
     """The share of a client's own images that its threshold accepts, in its warm-up after training."""
 
@@ -176,14 +178,16 @@ class FedUV(Method):
     @step(role="trainer")
     def train(self, party: Party, own: Code | None, common: Global) -> Update:
         extra = {"projection": common.projection}
-        trained = train_one(party, common.backbone, _drawn(own), self.local, OnCodes(), extra=extra, fixed=True)
+        trained = train_one(
+            party, common.backbone, _drawn(own), self.local, OnCodes(self.scaled), extra=extra, fixed=True
+        )
         found, images = trained.extra["projection"], len(party.data)
         return Update(backbone=party.backbone.shared(), projection=found, images=images, loss=trained.loss)
 
     @together("train")
     def train_together(self, parties: Sequence[Party], own: Sequence[Code | None], common: Global) -> list[Update]:
         extra, codes = {"projection": common.projection}, [_drawn(one) for one in own]
-        found = train_many(parties, common.backbone, codes, self.local, OnCodes(), extra=extra, fixed=True)
+        found = train_many(parties, common.backbone, codes, self.local, OnCodes(self.scaled), extra=extra, fixed=True)
         projection = found.extra["projection"]
         return [
             Update(backbone=found.backbone, projection=projection, images=len(party.data), loss=loss)
@@ -202,8 +206,8 @@ class FedUV(Method):
     @step(role="trainer")
     def set_threshold(self, party: Party, own: Code | None, common: Global) -> tuple[Done, Code]:
         codeword = _drawn(own)
-        projections = embeddings_of(party, common.backbone) @ common.projection.T.to(party.device)
-        value = warm_up_threshold(code_scores(projections, codeword[0].to(party.device)), self.quantile)
+        scores = self._scores(party, embeddings_of(party, common.backbone), common.projection, codeword)
+        value = warm_up_threshold(scores, self.quantile)
         return Done(images=len(party.data)), Code(codeword=codeword, threshold=value)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -212,16 +216,21 @@ class FedUV(Method):
 
     @step(role="trainer", stays=True)
     def verify(self, party: Party, own: Code | None, common: Projection, each: Probes) -> Tensors:
-        """The scores vᵀ W' g(x) / c of embeddings g(x), and the threshold; nothing without a codeword."""
+        """The scores vᵀ z / c of embeddings g(x), and the threshold; nothing without a codeword."""
         if own is None:
             return {}
-        projections = each.embeddings.to(party.device) @ common.projection.T.to(party.device)
-        found = {"scores": code_scores(projections, own.codeword[0].to(party.device)).cpu()}
+        scores = self._scores(party, each.embeddings.to(party.device), common.projection, own.codeword)
+        found = {"scores": scores.cpu()}
         return (
             found
             if own.threshold is None
             else found | {"threshold": torch.tensor([own.threshold], dtype=torch.float64)}
         )
+
+    def _scores(self, party: Party, embeddings: Tensor, projection: Tensor, codeword: Tensor) -> Tensor:
+        """(n,) vᵀ z / c of (n, d) embeddings on the party's device."""
+        z = projected(embeddings, projection.to(party.device), scaled=self.scaled)
+        return code_scores(z, codeword[0].to(party.device))
 
     def models(self, fed: Federation, state: State) -> Models:
         sent = Projection(projection=state.projection)

@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from problems import cosine as cosine_of
 from problems import problem
 
+from coalface.learn.codes import BCH, Codebook
 from coalface.learn.hinges import OnCodes, PositiveHinge, hinge_on_codes
 
 
@@ -112,6 +114,28 @@ def test_on_codes_each_is_the_hinge_of_the_projection_in_a_naive_loop(dtype):
     mean = OnCodes()(embeddings, codes, labels, projection=projection)
     assert mean.item() == pytest.approx(each.double().mean().item(), rel=1e-6)
     assert mean.item() == pytest.approx(hinge_on_codes(embeddings @ projection.T, codes, labels).item(), rel=1e-6)
+
+
+def test_on_codes_scaled_is_one_less_the_cosine_in_a_naive_loop():
+    embeddings, projection, codes, labels = coded_problem()
+    each = OnCodes(scaled=True).each(embeddings, codes, labels, projection=projection)
+    for found, g, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        z = [sum(w * x for w, x in zip(row, g, strict=True)) for row in projection.tolist()]
+        cosine = sum(a * b for a, b in zip(z, codes[y].tolist(), strict=True)) / (15 * sum(a * a for a in z)) ** 0.5
+        assert found == pytest.approx(1 - cosine, abs=1e-13)
+    longer = OnCodes(scaled=True).each(9 * embeddings, codes, labels, projection=projection)
+    assert torch.allclose(longer, each, atol=1e-13)
+
+
+def test_one_long_projection_for_everybody_meets_few_codewords_unless_it_is_scaled():
+    codes = BCH(511, 67)
+    book, rng = Codebook(codes, 64), np.random.default_rng(0)
+    drawn = torch.cat([book.codeword(user, rng)[None] for user in range(64)]).double()
+    one = torch.linalg.lstsq(drawn, 1.01 * drawn.new_full((64, 1), 511)).solution.T  # 64 equations in 511 unknowns
+    everybody = one.expand(64, -1)
+    eye, users = torch.eye(511, dtype=torch.float64), torch.arange(64)
+    bare, scaled = (OnCodes(way).each(everybody, drawn, users, projection=eye) for way in (False, True))
+    assert bare.max() == 0 and scaled.min() > 0.7
 
 
 def test_on_codes_the_gradient_reaches_embeddings_and_matrix():

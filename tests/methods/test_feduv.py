@@ -24,19 +24,24 @@ from coalface.methods.feduv import Code, Done, FedUV, Global, Update
 NAMES = sorted(EXACT().data)
 
 
-def hinge(code: Tensor) -> Slopes:
-    """max(0, 1 − ⟨v, W' g⟩ / c) by hand, with the slopes of the mean; the codeword has none."""
+def hinge(code: Tensor, scaled: bool) -> Slopes:
+    """max(0, 1 − ⟨v, z⟩ / c) by hand, z = W' g, with the slopes of the mean; the codeword has none."""
 
     def slopes(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
         projection, c, n = own["projection"], len(code), len(embeddings)
         losses, by_embeddings, by_own = [], torch.zeros_like(embeddings), torch.zeros_like(projection)
         for j, g in enumerate(embeddings):
-            score = sum(float(code[b]) * float(projection[b] @ g) for b in range(c)) / c
+            z = [float(projection[b] @ g) for b in range(c)]
+            length = math.sqrt(sum(one * one for one in z))
+            score = sum(float(code[b]) * z[b] for b in range(c)) / (math.sqrt(c) * length if scaled else c)
             losses.append(max(0.0, 1 - score))
             if score < 1:
                 for b in range(c):
-                    by_embeddings[j] -= float(code[b]) / (c * n) * projection[b]
-                    by_own[b] -= float(code[b]) / (c * n) * g
+                    slope = float(code[b]) / c
+                    if scaled:  # of ⟨v, z⟩ / (√c |z|)
+                        slope = float(code[b]) / (math.sqrt(c) * length) - score * z[b] / length**2
+                    by_embeddings[j] -= slope / n * projection[b]
+                    by_own[b] -= slope / n * g
         return losses, by_embeddings, {"projection": by_own}
 
     return slopes
@@ -52,8 +57,13 @@ def codewords(folder: Path) -> dict[str, Tensor]:
     ("settings", "build", "rules"),
     [
         ({}, EXACT, {}),
+        ({"scaled": False}, EXACT, {}),
         ({"local": STEPS, "sample": 3}, replace(EXACT, norm=True), {}),
-        ({"local": replace(WHOLE, lr=40.0), "rounds": 3}, EXACT, {}),  # so far that some images cost nothing
+        (
+            {"local": replace(WHOLE, lr=40.0), "rounds": 3, "scaled": False},
+            EXACT,
+            {},
+        ),  # so far that some images cost nothing
         ({"sample": 4, "rounds": 4}, EXACT, {"trouble": Trouble(dropout=0.2, lost=0.2), "quorum": 0.2}),
     ],
 )
@@ -73,7 +83,9 @@ def test_a_round_by_a_plain_loop(
         trouble = rules.get("trouble", Trouble())
         came = [h.request.party for h in asked if not trouble.after(0, h.request.party, (*when, h.request.call))]
         ends = {
-            c: members[c].train(line["round"], theta, {"projection": projection}, hinge(codes[c]), method.local.lr)
+            c: members[c].train(
+                line["round"], theta, {"projection": projection}, hinge(codes[c], method.scaled), method.local.lr
+            )
             for c in came
         }
         total = sum(members[c].images for c in came)
@@ -88,7 +100,9 @@ def test_a_round_by_a_plain_loop(
     thresholds = 0
     for name in codes:
         value = naive.kept(tmp_path, name, Code).threshold
-        scores = sorted(float(codes[name].double() @ (projection @ g)) / 127 for g in members[name].embeddings(theta))
+        z = [projection @ g for g in members[name].embeddings(theta)]
+        lengths = [math.sqrt(float(one @ one) / 127) if method.scaled else 1.0 for one in z]
+        scores = sorted(float(codes[name].double() @ one) / 127 / long for one, long in zip(z, lengths, strict=True))
         missed = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
         if value is None:
             assert name in missed
@@ -147,9 +161,10 @@ def test_a_threshold_is_told_to_nobody(tmp_path: Path) -> None:
     assert not any(repr(naive.kept(tmp_path, name, Code).threshold) in text for name in NAMES)
 
 
-def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path, scaled: bool) -> None:
     """What the method's docstring warns of: whoever sees a single update reads v off it."""
-    method = FedUV(rounds=1, local=replace(WHOLE, weight_decay=0.0), sample=None, length=127)
+    method = FedUV(rounds=1, local=replace(WHOLE, weight_decay=0.0), sample=None, length=127, scaled=scaled)
     _, heard = heard_run(method, tmp_path)
     codes = codewords(tmp_path)
     for h in heard:
@@ -158,7 +173,7 @@ def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path) -> N
             column = change[:, int(change.norm(dim=0).argmax())]
             read = column.sign() * column[0].sign() * codes[h.request.party][0]  # its first bit is of its number
             assert torch.equal(read, codes[h.request.party].double())
-            assert int(torch.linalg.matrix_rank(change, rtol=1e-9)) == 1
+            assert scaled or int(torch.linalg.matrix_rank(change, rtol=1e-9)) == 1
 
 
 def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
