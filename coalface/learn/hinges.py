@@ -53,7 +53,7 @@ def projected(embeddings: Tensor, projection: Tensor, *, scaled: bool) -> Tensor
 
     ⟨v, z⟩ / c is then the cosine between codeword and projection, at most 1. Without, one long z for everybody meets
     all codewords that are linearly independent, ⟨v_y, z⟩ = c for every y, and the hinge is 0 though nobody is told from
-    anybody; up to c codewords can be. Source: L. Liu et al., "FedFV" (2022), section 4.1, names a scaling layer at the
+    anybody; up to c codewords can be. Source: L. Liu et al., "FedFV" (2022), section 4.2, names a scaling layer at the
     end of FedUV's network, and no formula.
     """
     z = embeddings @ projection.T
