@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,6 +252,38 @@ class Lagged(Method):
 
     def models(self, fed: Federation, state: Lagging) -> Models:
         return Models(shared=state.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowValidation(Validation):
+    """The same, in its own time; says when it ended."""
+
+    clock: str
+
+    @step(role="validator")
+    def score(self, party: Party, own: Seen | None, common: Candidate) -> tuple[Score, Seen]:
+        time.sleep(1.0)
+        tell(self.clock, f"score {party.name} {party.round}")
+        return super().score(party, own, common)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Lagged):
+    """Says in files of `clock` when each mover began."""
+
+    lag: int = 1
+    clock: str
+    validation: SlowValidation
+
+    @step(role="trainer")
+    def move(self, party: Party, common: Values) -> Moved:
+        tell(self.clock, f"move {party.name} {party.round}")
+        return super().move(party, common)
+
+
+def tell(folder: str, what: str) -> None:
+    """Leave the time in a file; processes of one machine have the same clock."""
+    (Path(folder) / what).write_text(str(time.monotonic()))
 
 
 @state

@@ -190,7 +190,8 @@ class InProcess:
 class Workers(InProcess):
     """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead.
 
-    A party that has shards has a worker of its own, beside the others, whose helpers share its work.
+    A party that has shards has a worker of its own, beside the others, whose helpers share its work. Posted work has
+    workers of its own, as many and begun when first needed, so that nobody who is asked waits for it.
     """
 
     children = True
@@ -207,7 +208,7 @@ class Workers(InProcess):
         def pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
             return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, (setup,))
 
-        self._pool = pool(workers)
+        self._pool, self._beside = pool(workers), pool(workers)  # a pool's processes begin as they are needed
         self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
@@ -228,11 +229,11 @@ class Workers(InProcess):
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Start the work; it runs beside the coming rounds."""
-        self._posted[ticket] = [self._submit(request) for request in requests]
+        self._posted[ticket] = [self._submit(request, self._beside) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
         """Wait for what was posted."""
-        futures = self._posted.pop(ticket, None) or [self._submit(request) for request in requests]
+        futures = self._posted.pop(ticket, None) or [self._submit(request, self._beside) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             yield request, self._result(future)
         if requests:
@@ -241,7 +242,7 @@ class Workers(InProcess):
     def close(self) -> None:
         """End the workers."""
         super().close()
-        for pool in (self._pool, *self._own.values()):
+        for pool in (self._pool, self._beside, *self._own.values()):
             pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._mail, ignore_errors=True)
 
@@ -249,7 +250,9 @@ class Workers(InProcess):
         """Where the message for all parties of a call lies, so that each worker reads it once."""
         return self._mail / f"{request.ordinal}-{request.call}"
 
-    def _submit(self, request: Request) -> concurrent.futures.Future[Any]:
+    def _submit(
+        self, request: Request, pool: concurrent.futures.ProcessPoolExecutor | None = None
+    ) -> concurrent.futures.Future[Any]:
         letter = None
         if request.common is not None:
             letter = self._letter(request)
@@ -257,7 +260,7 @@ class Workers(InProcess):
                 letter.write_bytes(request.common.data)
             request = dataclasses.replace(request, common=None)
         try:
-            return self._own.get(request.party, self._pool).submit(_serve, request, letter, self._mail)
+            return self._own.get(request.party, pool or self._pool).submit(_serve, request, letter, self._mail)
         except concurrent.futures.BrokenExecutor as error:
             raise RunFailed(_WORKER_DIED) from error
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from serving import Asks, metrics, stopped_and_resumed
-from toys import CALLS, HOOKS, Lagged, Moves, Nudge, State, Values
-from worlds import Tiny, run
+from toys import CALLS, HOOKS, Lagged, Moves, Nudge, SlowValidation, State, Timed, Values
+from worlds import Tiny, run, workers
 
 from coalface.core import Federation
 from coalface.engines.desk import Request
@@ -29,6 +29,22 @@ def test_posted_work_is_collected_in_the_round_that_was_set(tmp_path: Path) -> N
         "round-4": [2.0 * 3 * 2 + 2] * 2,
         "round-5": [2.0 * 3 * 3 + 3] * 2,
     }
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_nobody_who_is_asked_waits_for_posted_work(tmp_path: Path) -> None:
+    """With one worker a posted step that takes a second has not ended when those asked after it begin."""
+    clock = tmp_path / "clock"
+    clock.mkdir()
+    method = Timed(rounds=3, clock=str(clock), validation=SlowValidation(clock=str(clock)))
+    run(method, tmp_path / "run", ROLES, transport=workers(1))
+
+    def at(what: str, party: str, number: int) -> float:
+        return float((clock / f"{what} {party} {number}").read_text())
+
+    for number in (1, 2, 3):
+        began = max(at("move", party, number) for party in ("silo-0", "silo-1"))
+        assert began < min(at("score", party, number) for party in ("silo-2", "silo-3"))
 
 
 @pytest.mark.parametrize("every", [1, 2])
