@@ -165,6 +165,8 @@ class Recipe(Section):
 def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
     tree = read(path) if path is not None else {}
+    if "grids" in tree:
+        raise RecipeError(f"{path} is a file of grids, not a recipe: `coalface sweep {path}` runs its cells")
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,23 @@ def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[
 
 
 def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:
-    """Cells that are told apart by the keys which are not the same at all points."""
+    """Cells that are told apart by the keys which are not the same at all points.
+
+    A key that some of the grids give, always with the same value, is left out unless cells are called the same without.
+    """
     values: dict[str, list[Any]] = {}
+    given: dict[str, int] = {}
     for chosen, _ in points:
         for key, value in chosen.items():
+            given[key] = given.get(key, 0) + 1
             if value not in values.setdefault(key, []):
                 values[key].append(value)
-    return [Cell({k: v for k, v in chosen.items() if len(values[k]) > 1}, recipe) for chosen, recipe in points]
+
+    def cells(keys: Collection[str]) -> list[Cell]:
+        return [Cell({k: v for k, v in chosen.items() if k in keys}, recipe) for chosen, recipe in points]
+
+    vary = {key for key, found in values.items() if len(found) > 1}
+    short = cells(vary)
+    if len({cell.name for cell in short}) == len(short):
+        return short
+    return cells(vary | {key for key, times in given.items() if times < len(points)})

@@ -159,6 +159,7 @@ def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:
         ("- 1\n", "a recipe is a mapping of keys"),
         ("local: {lr: 1, lr: 2}\n", "the key lr is given twice"),
         ("\tlocal: 3\n", "is not YAML: line 1, column 1"),
+        ("recipe: a.yaml\ngrids: [{seed: 0}]\n", "is a file of grids, not a recipe: `coalface sweep"),
     ],
 )
 def test_faults_of_yaml_are_one_line_with_the_place(tmp_path: Path, text: str, said: str) -> None:

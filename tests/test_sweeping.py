@@ -381,6 +381,18 @@ def test_a_file_may_list_grids_whose_cells_are_one_sweep(tmp_path: Path) -> None
     assert {c.recipe.seed for c in grid(path, ["seed=7"])} == {7}
 
 
+def test_what_one_grid_alone_sets_is_named_where_cells_would_be_called_the_same(tmp_path: Path) -> None:
+    two = "  - {method: fedavg, local.lr: 0.3, seed: 0}\n"
+    told = f"recipe: tiny.yaml\ngrids:\n  - {{method: [solo, fedavg], seed: 0}}\n{two}"
+    assert [c.name for c in grid(listing(tmp_path, told), [])] == [
+        "method=solo",
+        "method=fedavg",
+        "method=fedavg lr=0.3",
+    ]
+    apart = f"recipe: tiny.yaml\ngrids:\n  - {{method: solo, seed: 0}}\n{two}"
+    assert [c.name for c in grid(listing(tmp_path, apart), [])] == ["method=solo", "method=fedavg"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
