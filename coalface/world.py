@@ -312,6 +312,11 @@ def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
             )
         if not _plays(recipe, party):
             continue
+        if size > 1 and METHODS[recipe.method].one_identity:
+            raise RecipeError(
+                f"engine.shards.{party}: a client of {recipe.method} has one class embedding, which cannot lie over "
+                f"{size} processes: leave engine.shards out"
+            )
         if size > 1 and engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
             raise RecipeError(
                 f"engine.shards.{party}: {size} processes take engine.device cpu, or cuda where there are {size} GPUs; "

@@ -41,6 +41,14 @@ def test_a_recipe_says_which_party_several_processes_play(tmp_path: Path, fedavg
             "engine.shards: AdaFace cannot be computed",
         ),
         ({"engine": {"shards": {"silo-00": 2}, "device": "meta"}}, r"engine.shards.silo-00: 2 processes take .*'meta'"),
+        (
+            {
+                "method": "fedface",
+                "data": {"partition": {"kind": "one-identity"}},
+                "engine": {"shards": {"device-00": 2}},
+            },
+            "engine.shards.device-00: a client of fedface has one class embedding",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused_before_anything_is_written(
