@@ -112,10 +112,12 @@ class Codebook:
 
     - the generator they are drawn from is known to the user alone. Streams of a simulation follow from the seed of the
       run, which every party knows: they show what the method does, and keep nothing secret;
-    - nobody sees an update of the shared matrix W′ that one user trained. By the loss, whatever the number of steps, it
-      is v aᵀ for some vector a (but for weight decay, which can be subtracted): each column is v or −v, scaled, and the
-      user's number tells which. A sum over few users does not hide v either: m of them make a matrix of rank m at most,
-      whose columns lie in the span of their codewords, and trying 2^m signs on m of its rows finds them.
+    - nobody sees an update of the shared matrix W′ that one user trained. By the bare
+      hinge, whatever the number of steps, it is v aᵀ for some vector a (but for weight decay, which can be subtracted):
+      each column is v or −v, scaled, and the user's number tells which. A sum over few users does not hide v either: m
+      of them make a matrix of rank m at most, whose columns lie in the span of their codewords, and trying 2^m signs on
+      m of its rows finds them. With projections at a codeword's length a first update still has these signs, and later
+      ones most of them.
 
     So it is only true of the messages that v never leaves the user; secrecy against the server needs sums over many.
 

@@ -5,7 +5,8 @@ From the class embeddings of the R clients that a round did not select, k at a t
     w̄ = (u_1 + … + u_k) / k,    w̃ = w̄ / |w̄|        (u: the class embeddings at length one)
 
 n of them for a round. A client keeps its own class embedding away from w̃, and so from all k, and cannot tell the k from
-their direction. k = 2 tells it the most: the half of the sphere that both lie in.
+one of them. Several together can tell more: at k = 2 those over (1, 2), (1, 3) and (2, 3) determine all three. k = 2
+tells it the most: the half of the sphere that both lie in.
 
 Source: L. Liu et al., "FedFV" (2022), Eq. 5 (k = 2), Section 4.4 (any k) and Algorithm 2, lines 6 to 10.
 """

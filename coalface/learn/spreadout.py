@@ -140,6 +140,9 @@ class Spreading:
     top_k: int | None = None
     """Push from so many nearest ones alone; None: from all."""
 
+    def __post_init__(self) -> None:
+        _check(self.margin, self.reduce, self.top_k, BLOCK)
+
     def __call__(self, weights: Tensor) -> Tensor:
         return spread_out(weights, **vars(self))
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from coalface.learn.spreadout import Spreading
 from coalface.methods.fedface import PRESETS, FedFace
 
 
@@ -25,6 +26,13 @@ class FedAwS(FedFace):
     start: Literal["mean", "random"] = "random"
     top_k: int | None = None
     """Each class embedding is pushed from so many nearest ones alone; None: from all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k is not None and self.spreading is not None and self.spreading.top_k not in (None, self.top_k):
+            raise ValueError(f"top_k is {self.top_k} and spreading.top_k is {self.spreading.top_k}: give one of them")
+        if self.top_k is not None:
+            Spreading(top_k=self.top_k)  # which says what it cannot be
 
     def spread(self, centres: Tensor) -> Tensor:
         if not self.spreadout or self.top_k is None:

@@ -84,12 +84,20 @@ class FedFace(Method):
     start: Literal["mean", "random"] = "mean"
     """A class embedding's start: the client's mean feature, or a direction that the server draws."""
     fixed: bool = False
-    """Class embeddings stay as they start."""
+    """Clients do not train their class embeddings; the server's step, if there is one, moves them still."""
     spreadout: bool = True
     """False: the server leaves the class embeddings as they come (Table 2)."""
     preset: Literal["paper", "official"] = "paper"
     spreading: Spreading | None = None
     """The server's step; None: the preset's."""
+
+    def __post_init__(self) -> None:
+        PositiveHinge(self.wanted)  # which says what it cannot be
+        if self.spreading is not None and self.preset != "paper":
+            raise ValueError(
+                f"preset={self.preset} and spreading both say what the server's step is, and the preset would be lost: "
+                "give one of them"
+            )
 
     def init(self, fed: Federation) -> State:
         if fed.policy != "average":

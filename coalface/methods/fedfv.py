@@ -5,6 +5,7 @@ L. Liu, Wang, Chien, et al., "FedFV: federated face verification via equivalent 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -84,6 +85,10 @@ class FedFV(Method):
     """k, class embeddings that one of them is made of."""
     scale: float = 1.0
     """s, the factor on every cosine before the softmax."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale is {self.scale}; give a factor above 0, such as 1")
 
     def init(self, fed: Federation) -> State:
         if fed.policy != "average":

@@ -111,8 +111,9 @@ class State:
 class FedUV(Method):
     """The hinge max(0, 1 − v_iᵀ z / c) at each client, z = W' g(x) at length √c; θ and W' are averaged by images.
 
-    The codeword stays at its client, but W' tells of it: a client's own change of W' is v_i times a row, so whoever
-    sees a single update has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
+    The codeword stays at its client, but W' tells of it: without `scaled` a client's own change of W' is v_i times a
+    row, and with it so much like one at first that the signs are v_i, and later most of them. So whoever sees single
+    updates has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
     """
 
     title: ClassVar[str] = "one identity a client; secret codewords in place of class embeddings"

@@ -59,3 +59,10 @@ def test_the_presets_hold_with_top_k_too(tmp_path: Path) -> None:
 def test_without_spreadout_top_k_pushes_nobody(tmp_path: Path) -> None:
     still = FedAwS(rounds=2, local=WHOLE, spreading=WIDE, top_k=2, spreadout=False, fixed=True)
     assert naive.furthest(run(still, tmp_path, EXACT).state.centres, drawn(EXACT)) < 1e-15
+
+
+def test_two_numbers_of_nearest_ones_are_refused() -> None:
+    with pytest.raises(ValueError, match="top_k is 5 and spreading.top_k is 3"):
+        FedAwS(top_k=5, spreading=Spreading(top_k=3))
+    with pytest.raises(ValueError, match="top_k is at least 1"):
+        FedAwS(top_k=0)

@@ -198,3 +198,17 @@ def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
 def test_a_party_of_two_identities_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"silo-0 holds 2 identities.*data.partition.kind=one-identity"):
         run(FedFace(rounds=1, local=WHOLE), tmp_path, Tiny())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"wanted": 2.0}, "wanted cosine from -1 to 1"),
+        ({"preset": "official", "spreading": Spreading(step=0.5)}, "preset=official and spreading both say"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        FedFace(**settings)
+    with pytest.raises(ValueError, match="cosine distance above 0, at most 2"):
+        Spreading(margin=3.0)

@@ -156,3 +156,8 @@ def test_too_few_that_are_not_selected_is_an_error_before_anybody_trains(
 def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model.batchnorm=local.*set model.batchnorm=average"):
         run(FedFV(rounds=1, local=WHOLE), tmp_path, replace(EXACT, norm=True, policy="local"))
+
+
+def test_a_scale_of_nothing_is_refused_before_a_run() -> None:
+    with pytest.raises(ValueError, match="scale is 0"):
+        FedFV(scale=0)
