@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluate import paired
+from coalface.evaluate.bootstrap import PairIdentities, draw_identities
+from coalface.evaluate.evidence import accuracy_evidence, tar_evidence
 from coalface.evaluate.verification import judge, score_pairs
 
 PEOPLE, IMAGES, IMPOSTORS, D = 963, 2741, 200_000, 512
@@ -55,12 +57,12 @@ def main() -> None:
     count = f"{len(genuine):,} genuine and {len(impostor):,} impostor pairs"
     print(f"{count}, two TARs, EER: {median_ms(lambda: judge(features, left, right, same, headline=same), 5):.0f} ms")
 
-    pairs = paired.PairIdentities(identity[left], identity[right], sha256="0" * 64, headline=same)
+    pairs = PairIdentities(identity[left], identity[right], sha256="0" * 64, headline=same)
     scores = [score_pairs(embeddings(rng, identity, noise), left, right) for noise in (3.0, 3.0, 3.0, 3.2, 3.2, 3.2)]
-    kept = [paired.tar_evidence(one, pairs) for one in scores]
+    kept = [tar_evidence(one, pairs) for one in scores]
     print(f"evidence of one run: {len(json.dumps(kept[0])) / 1000:.1f} KB")
     start = time.perf_counter()
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(1))
+    bootstrap = draw_identities(pairs, np.random.default_rng(1))
     runs = [paired.resample(one, bootstrap) for one in kept]
     for figure in runs[0]:
         result = paired.compare([run[figure] for run in runs[:3]], [run[figure] for run in runs[3:]])
@@ -69,11 +71,11 @@ def main() -> None:
     print(f"2,000 draws of 2 methods × 3 seeds, TAR: {time.perf_counter() - start:.1f} s")
 
     half = np.concatenate([rng.permutation(len(genuine))[:500], len(genuine) + np.arange(500)])
-    small = paired.PairIdentities(pairs.left[half], pairs.right[half], sha256="1" * 64)
-    kept = [paired.accuracy_evidence(one[half], small) for one in scores]
+    small = PairIdentities(pairs.left[half], pairs.right[half], sha256="1" * 64)
+    kept = [accuracy_evidence(one[half], small) for one in scores]
     print(f"evidence of one run on 1,000 pairs: {len(json.dumps(kept[0])) / 1000:.1f} KB")
     start = time.perf_counter()
-    bootstrap = paired.draw_identities(small, np.random.default_rng(1))
+    bootstrap = draw_identities(small, np.random.default_rng(1))
     runs = [paired.resample(one, bootstrap) for one in kept]
     paired.compare([run["accuracy"] for run in runs[:3]], [run["accuracy"] for run in runs[3:]])
     print(f"2,000 draws of 2 methods × 3 seeds, accuracy on 1,000 pairs: {time.perf_counter() - start:.1f} s")

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core import generator
-from coalface.evaluate.paired import (
-    Bootstrap,
-    PairedDifference,
-    PairIdentities,
-    Resampled,
-    compare,
-    draw_identities,
-    resample,
-    same_pairs,
-)
+from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluate.paired import PairedDifference, Resampled, compare, resample, same_pairs
 from coalface.judging import read_lists
 
 DRAWS = 2000

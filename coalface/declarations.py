@@ -308,9 +308,16 @@ class HasSteps:
                     "would go on being run. Put @step(role=…) above it too, or give it another name."
                 )
         forms = {d.together.__name__: name for name, d in found.items() if d.together is not None}
+        batched: dict[str, str] = {}
         for name, value in list(vars(cls).items()):
             if hasattr(value, "__coalface_together__"):
-                found[value.__coalface_together__] = _batched(cls, value, found)
+                of = value.__coalface_together__
+                if of in batched:
+                    raise DeclarationError(
+                        f"{cls.__name__}: {batched[of]} and {name} are both the batched form of step {of}: keep one."
+                    )
+                batched[of] = name
+                found[of] = _batched(cls, value, found)
             elif name in forms:
                 raise DeclarationError(
                     f"{cls.__name__}.{name} takes the place of the batched form of step {forms[name]} but is none, so "

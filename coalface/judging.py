@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from coalface.core import Backbone, Models, Tensors
 from coalface.engines.server import Server
+from coalface.evaluate.bootstrap import PairIdentities
+from coalface.evaluate.evidence import accuracy_evidence, tar_evidence
 from coalface.evaluate.features import embed, images_needed
-from coalface.evaluate.paired import PairIdentities, accuracy_evidence, tar_evidence
 from coalface.evaluate.verification import histogram, judge, roc, score_pairs
 from coalface.pairlists import Lists
 

@@ -18,8 +18,8 @@ from coalface.data.layouts import read_lists
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
 from coalface.data.partition import check_disjoint, first_images
 from coalface.data.stores import open_store
+from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.features import images_needed
-from coalface.evaluate.paired import PairIdentities
 from coalface.evaluate.verification import tenths
 from coalface.sources import Packing, below_root, folder, open_source, pixels
 

@@ -14,7 +14,7 @@ import tinyruns
 from coalface import comparing, config, pairlists, sweeping, tabulating, world
 from coalface.comparing import bootstrap_of, paired
 from coalface.config import RecipeError
-from coalface.evaluate.paired import accuracy_evidence
+from coalface.evaluate.evidence import accuracy_evidence
 from coalface.gridding import Cell, grid
 from coalface.sweeping import table
 

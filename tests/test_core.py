@@ -377,6 +377,14 @@ def test_a_batched_form_that_no_engine_could_run_is_refused_with_the_fix(
         with_form(function, form, of)
 
 
+def test_two_batched_forms_of_one_step_are_refused() -> None:
+    def other(self: Any, parties: Any, common: Down) -> Any: ...
+
+    members = {"counted": TRAIN(counted), "many": together("counted")(many), "other": together("counted")(other)}
+    with pytest.raises(DeclarationError, match="Made: many and other are both the batched form of step counted: keep"):
+        type("Made", (Base,), members)
+
+
 def test_a_step_that_leaves_a_model_has_no_batched_form() -> None:
     def own_model(self: Any, party: Party, common: Down) -> Any: ...
 

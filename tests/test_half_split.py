@@ -18,15 +18,10 @@ from coalface.comparing import intervals, paired
 from coalface.config import RecipeError
 from coalface.core import Tensors
 from coalface.data.pairs import all_pairs
+from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluate.evidence import accuracy_evidence
 from coalface.evaluate.features import embed
-from coalface.evaluate.paired import (
-    Bootstrap,
-    PairIdentities,
-    accuracy_evidence,
-    compare,
-    draw_identities,
-    resample,
-)
+from coalface.evaluate.paired import compare, resample
 from coalface.evaluate.verification import eer, judge, score_pairs, tar_at_far, tenths
 from coalface.judging import Judge
 from coalface.pairlists import Lists

@@ -13,7 +13,7 @@ from tinyruns import tiny
 from coalface import pairlists, world
 from coalface.core import Models, Tensors
 from coalface.engines.server import Server
-from coalface.evaluate.paired import PairIdentities
+from coalface.evaluate.bootstrap import PairIdentities
 from coalface.judging import Judge, keep_lists, read_lists, write_json
 from coalface.pairlists import Lists
 

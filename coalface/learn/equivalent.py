@@ -79,9 +79,11 @@ def equivalent_embeddings(weights: Tensor, count: int, fused: int = 2, *, genera
     if count < 1:
         raise ValueError(f"a round needs one equivalent class embedding at least, not {count}")
     if weights.ndim == 2 and len(weights) < fused:
+        left = "1 client is" if len(weights) == 1 else f"{len(weights)} clients are"
+        fewer = f", or fuse {len(weights)} (fused={len(weights)})" if len(weights) >= 2 else ""
         raise ValueError(
-            f"{len(weights)} clients are not selected, and an equivalent class embedding fuses {fused} of them: "
-            f"select fewer clients a round, so that {fused} are left, or fuse fewer (2 at least)"
+            f"{left} not selected, and an equivalent class embedding fuses {fused} of them: select fewer clients a "
+            f"round, so that {fused} are left{fewer}"
         )
     rows = unit_rows(weights)
     least = torch.finfo(rows.dtype).eps ** 0.5

@@ -8,6 +8,8 @@ import pytest
 from scipy.stats import norm
 
 from coalface.evaluate import paired
+from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluate.evidence import _packed, accuracy_evidence, tar_evidence
 from coalface.evaluate.verification import eer, tar_at_far, ten_fold_accuracy, tenths
 
 
@@ -16,7 +18,7 @@ def small_list(seed, people=15, pairs=400, headline=True):
     left = rng.integers(people, size=pairs) * 3 + 2  # identity numbers with gaps: the list names some of a larger set
     right = np.where(rng.random(pairs) < 0.4, left, rng.permutation(left))
     counts = rng.random(pairs) < 0.7 if headline else None
-    return paired.PairIdentities(left, right, sha256="abc", headline=counts)
+    return PairIdentities(left, right, sha256="abc", headline=counts)
 
 
 def scored(pairs, seed, ties=True, gap=0.4):
@@ -40,8 +42,8 @@ def repeated(pairs, counts):
 def test_tar_in_each_draw_is_that_of_the_repeated_list(seed, ties):
     pairs = small_list(seed)
     scores = scored(pairs, seed, ties)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(seed), draws=150)  # more than one block
-    evidence = json.loads(json.dumps(paired.tar_evidence(scores, pairs, fars=(0.2, 0.05), tail=4.0)))
+    bootstrap = draw_identities(pairs, np.random.default_rng(seed), draws=150)  # more than one block
+    evidence = json.loads(json.dumps(tar_evidence(scores, pairs, fars=(0.2, 0.05), tail=4.0)))
     runs = paired.resample(evidence, bootstrap)
     assert list(runs) == ["tar@far=0.2", "tar@far=0.05"]
     for far, run in zip((0.2, 0.05), runs.values(), strict=True):
@@ -62,8 +64,8 @@ def test_accuracy_in_each_draw_is_that_of_the_repeated_list(ties, own_folds):
     pairs = replace(pairs, fold=fold)
     fold = tenths(pairs.same) if fold is None else fold
     scores = scored(pairs, 1, ties)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(2), draws=150)
-    run = paired.resample(paired.accuracy_evidence(scores, pairs), bootstrap)["accuracy"]
+    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=150)
+    run = paired.resample(accuracy_evidence(scores, pairs), bootstrap)["accuracy"]
     assert run.point == pytest.approx(ten_fold_accuracy(scores, pairs.same, fold).mean, abs=1e-12)
     for draw in range(150):
         places = repeated(pairs, bootstrap.counts[:, draw])
@@ -76,8 +78,8 @@ def test_accuracy_in_each_draw_is_that_of_the_repeated_list(ties, own_folds):
 def test_tar_and_eer_from_ranks_in_each_draw_are_those_of_the_repeated_list(seed, ties):
     pairs = small_list(seed, pairs=150, headline=False)
     scores = scored(pairs, seed, ties)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(seed), draws=150)
-    evidence = json.loads(json.dumps(paired.accuracy_evidence(scores, pairs, fars=(0.2, 0.05, 0.001))))
+    bootstrap = draw_identities(pairs, np.random.default_rng(seed), draws=150)
+    evidence = json.loads(json.dumps(accuracy_evidence(scores, pairs, fars=(0.2, 0.05, 0.001))))
     runs = paired.resample(evidence, bootstrap)
     assert list(runs) == ["accuracy", "eer", "tar@far=0.2", "tar@far=0.05"]  # a FAR of 0.001 allows 0 of 90 impostors
     for draw in range(-1, 150):
@@ -91,13 +93,13 @@ def test_tar_and_eer_from_ranks_in_each_draw_are_those_of_the_repeated_list(seed
 
 def test_eer_worked_by_hand_and_the_lower_one_is_better():
     # Identities 0, 1, 2, each genuine pair and impostor pair of theirs once, as below.
-    pairs = paired.PairIdentities(
+    pairs = PairIdentities(
         np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc", fold=np.arange(6) % 2
     )
     counts = np.array([[1, 1, 1], [2, 1, 0], [3, 0, 0]], dtype=np.int32).T
-    bootstrap = paired.Bootstrap(pairs, counts)
+    bootstrap = Bootstrap(pairs, counts)
     good, bad = (
-        paired.resample(paired.accuracy_evidence(np.array(scores), pairs, fars=()), bootstrap)["eer"]
+        paired.resample(accuracy_evidence(np.array(scores), pairs, fars=()), bootstrap)["eer"]
         for scores in ([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], [0.9, 0.6, 0.3, 0.8, 0.5, 0.1])
     )
     # Bad, all: from 0.6 on 1 of 3 genuine missed and 1 of 3 impostors accepted.
@@ -112,8 +114,8 @@ def test_eer_worked_by_hand_and_the_lower_one_is_better():
 
 def test_evidence_of_ranks_that_names_no_fars_gives_the_accuracy_alone():
     pairs = small_list(5, pairs=150, headline=False)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(2), draws=20)
-    evidence = paired.accuracy_evidence(scored(pairs, 1), pairs)
+    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=20)
+    evidence = accuracy_evidence(scored(pairs, 1), pairs)
     early = {key: value for key, value in evidence.items() if key != "fars"}
     (run,) = paired.resample(early, bootstrap).values()
     np.testing.assert_array_equal(run.values, paired.resample(evidence, bootstrap)["accuracy"].values)
@@ -121,10 +123,10 @@ def test_evidence_of_ranks_that_names_no_fars_gives_the_accuracy_alone():
 
 def test_worked_by_hand():
     # Identities 0, 1, 2. Genuine 0: 0.9; 1: 0.6; 2: 0.3. Impostors 0-1: 0.8; 0-2: 0.5; 1-2: 0.1.
-    pairs = paired.PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc")
-    evidence = paired.tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs, fars=(0.4,))
+    pairs = PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc")
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs, fars=(0.4,))
     counts = np.array([[1, 1, 1], [2, 1, 0], [0, 1, 2], [3, 0, 0]], dtype=np.int32).T
-    run = paired.resample(evidence, paired.Bootstrap(pairs, counts))["tar@far=0.4"]
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["tar@far=0.4"]
     # 1 of 3 impostors allowed: threshold above 0.5, genuine 0 and 1 pass.
     # Drawn 2, 1, 0: impostor 0-1 weighs 2, the rest nothing; 0 of 2 allowed: above 0.8, 2 of 3 genuine pass.
     # Drawn 0, 1, 2: 1-2 weighs 2; 0 of 2 allowed: above 0.1, all pass.
@@ -135,25 +137,25 @@ def test_worked_by_hand():
 
 def test_a_draw_has_as_many_identities_as_the_list_and_follows_the_generator():
     pairs = small_list(0)
-    one = paired.draw_identities(pairs, np.random.default_rng(7), draws=300)
-    again = paired.draw_identities(pairs, np.random.default_rng(7), draws=300)
+    one = draw_identities(pairs, np.random.default_rng(7), draws=300)
+    again = draw_identities(pairs, np.random.default_rng(7), draws=300)
     assert one.counts.tobytes() == again.counts.tobytes()
     assert (one.counts.sum(axis=0) == 15).all()
     assert one.counts.mean(axis=1) == pytest.approx(np.ones(15), abs=0.3) and (one.counts == 0).mean() > 0.3
-    assert one.counts.tobytes() != paired.draw_identities(pairs, np.random.default_rng(8), draws=300).counts.tobytes()
+    assert one.counts.tobytes() != draw_identities(pairs, np.random.default_rng(8), draws=300).counts.tobytes()
 
 
 def test_a_tail_too_short_is_reported_and_what_is_not_short_is_exact():
     rng = np.random.default_rng(0)
     left, right = rng.integers(40, size=(2, 4000))
     right[:200] = left[:200]
-    pairs = paired.PairIdentities(left, right, sha256="abc")
+    pairs = PairIdentities(left, right, sha256="abc")
     scores = scored(pairs, 0, ties=False)
     # The best impostors are all of identity 0: they weigh nothing in a third of the draws, and much in others.
     scores[(left == 0) | (right == 0)] += 2
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(1), draws=200)
-    short = paired.resample(paired.tar_evidence(scores, pairs, fars=(0.02,), tail=0.5), bootstrap)["tar@far=0.02"]
-    whole = paired.resample(paired.tar_evidence(scores, pairs, fars=(0.02,), tail=100), bootstrap)["tar@far=0.02"]
+    bootstrap = draw_identities(pairs, np.random.default_rng(1), draws=200)
+    short = paired.resample(tar_evidence(scores, pairs, fars=(0.02,), tail=0.5), bootstrap)["tar@far=0.02"]
+    whole = paired.resample(tar_evidence(scores, pairs, fars=(0.02,), tail=100), bootstrap)["tar@far=0.02"]
     assert 0 < short.short.sum() < 200 and not whole.short.any()
     np.testing.assert_array_equal(short.values[~short.short], whole.values[~short.short])
     assert (short.values <= whole.values).all()
@@ -163,8 +165,8 @@ def test_a_tail_too_short_is_reported_and_what_is_not_short_is_exact():
 
 def test_a_model_with_one_score_for_all_is_short_everywhere():
     pairs = small_list(0, pairs=2000)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(1), draws=20)
-    run = paired.resample(paired.tar_evidence(np.full(2000, 0.5), pairs), bootstrap)["tar@far=0.01"]
+    bootstrap = draw_identities(pairs, np.random.default_rng(1), draws=20)
+    run = paired.resample(tar_evidence(np.full(2000, 0.5), pairs), bootstrap)["tar@far=0.01"]
     assert run.short.all() and not run.values.any()
 
 
@@ -172,24 +174,24 @@ def test_evidence_is_small_and_one_line():
     rng = np.random.default_rng(0)
     same = np.arange(206_000) < 6000
     left = rng.integers(900, size=206_000)
-    pairs = paired.PairIdentities(left, np.where(same, left, (left + 1) % 900), sha256="0" * 64, headline=same)
-    text = json.dumps(paired.tar_evidence(scored(pairs, 1, ties=False, gap=0.8), pairs))
+    pairs = PairIdentities(left, np.where(same, left, (left + 1) % 900), sha256="0" * 64, headline=same)
+    text = json.dumps(tar_evidence(scored(pairs, 1, ties=False, gap=0.8), pairs))
     assert len(text) < 40_000 and "\n" not in text
     some = np.concatenate([np.arange(500), np.arange(10_000, 10_500)])
-    few = paired.PairIdentities(pairs.left[some], pairs.right[some], sha256="1")
-    assert len(json.dumps(paired.accuracy_evidence(scored(few, 1, ties=False), few))) < 2500
+    few = PairIdentities(pairs.left[some], pairs.right[some], sha256="1")
+    assert len(json.dumps(accuracy_evidence(scored(few, 1, ties=False), few))) < 2500
 
 
 def runs_of(pairs, seeds, gap, bootstrap):
     return [
-        paired.resample(paired.tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap)["tar@far=0.1"]
+        paired.resample(tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap)["tar@far=0.1"]
         for s in seeds
     ]
 
 
 def test_a_comparison_means_over_seeds_and_keeps_their_spread_apart():
     pairs = small_list(0)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(3), draws=400)
+    bootstrap = draw_identities(pairs, np.random.default_rng(3), draws=400)
     better, worse = runs_of(pairs, (1, 2, 3), 0.8, bootstrap), runs_of(pairs, (4, 5), 0.1, bootstrap)
     result = paired.compare(better, worse)
     drawn = [np.mean([run.values[d] for run in better]) - np.mean([run.values[d] for run in worse]) for d in range(400)]
@@ -231,15 +233,15 @@ def test_the_interval_covers_a_known_difference(hard, own, widest):
         left = np.concatenate([np.repeat(np.arange(people), 6), rng.integers(people, size=6000)])
         right = left.copy()
         right[6 * people :] = (left[6 * people :] + rng.integers(1, people, size=6000)) % people
-        pairs = paired.PairIdentities(left, right, sha256="abc")
-        bootstrap = paired.draw_identities(pairs, rng, draws=400)
+        pairs = PairIdentities(left, right, sha256="abc")
+        bootstrap = draw_identities(pairs, rng, draws=400)
         both, pair = rng.normal(0, hard, people), rng.normal(0, shared, len(left))
         runs = []
         for gap in gaps:
             h = both + rng.normal(0, own, people)
             scores = pair + rng.normal(0, np.sqrt(noise**2 - shared**2), len(left))
             scores += np.where(pairs.same, gap - h[left], h[left] + h[right])
-            runs.append(paired.resample(paired.tar_evidence(scores, pairs, fars=(far,)), bootstrap)["tar@far=0.05"])
+            runs.append(paired.resample(tar_evidence(scores, pairs, fars=(far,)), bootstrap)["tar@far=0.05"])
         result = paired.compare(runs[:1], runs[1:])
         covered += result.low <= truth <= result.high
         found.append(result.difference)
@@ -251,25 +253,25 @@ def test_the_interval_covers_a_known_difference(hard, own, widest):
 
 def test_wrong_use_is_explained():
     pairs = small_list(0)
-    bootstrap = paired.draw_identities(pairs, np.random.default_rng(0), draws=10)
-    evidence = paired.tar_evidence(scored(pairs, 0), pairs)
+    bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=10)
+    evidence = tar_evidence(scored(pairs, 0), pairs)
     with pytest.raises(ValueError, match="the evidence is of pair list xyz, the comparison is on abc"):
         paired.resample(evidence | {"list": "xyz"}, bootstrap)
     with pytest.raises(ValueError, match=r"form 'tail-9' is unknown: it must be one of \['ranks-1', 'tail-1'\]"):
         paired.resample(evidence | {"form": "tail-9"}, bootstrap)
-    for damaged in (evidence["data"][:-9], "\x00", paired._packed([np.arange(5)])):
+    for damaged in (evidence["data"][:-9], "\x00", _packed([np.arange(5)])):
         with pytest.raises(ValueError, match="the evidence is damaged .*: judge the run again"):
             paired.resample(evidence | {"data": damaged}, bootstrap)
     with pytest.raises(ValueError, match="not judged by accuracy: keep tar_evidence"):
-        paired.accuracy_evidence(scored(pairs, 0), pairs)
+        accuracy_evidence(scored(pairs, 0), pairs)
     run = paired.resample(evidence, bootstrap)["tar@far=0.01"]
-    other = paired.resample(evidence, paired.draw_identities(pairs, np.random.default_rng(0), draws=10))["tar@far=0.01"]
+    other = paired.resample(evidence, draw_identities(pairs, np.random.default_rng(0), draws=10))["tar@far=0.01"]
     with pytest.raises(ValueError, match="the same draws"):
         paired.compare([run], [other])
     with pytest.raises(ValueError, match="at least one run"):
         paired.compare([], [run])
     with pytest.raises(ValueError, match="`headline` has 3 entries for 400 pairs"):
         replace(pairs, headline=np.array([True, False, True]))
-    alone = paired.PairIdentities(np.zeros(3, dtype=int), np.zeros(3, dtype=int), sha256="abc")
+    alone = PairIdentities(np.zeros(3, dtype=int), np.zeros(3, dtype=int), sha256="abc")
     with pytest.raises(ValueError, match="2 identities and 1 draw at the least"):
-        paired.draw_identities(alone, np.random.default_rng(0))
+        draw_identities(alone, np.random.default_rng(0))

@@ -137,9 +137,11 @@ def test_only_opposite_ones_are_refused():
 
 def test_too_few_clients_left():
     with pytest.raises(
-        ValueError, match="2 clients are not selected, .* fuses 3 of them: select fewer .*or fuse fewer"
+        ValueError, match=r"2 clients are not .* fuses 3 of them: select fewer .*or fuse 2 \(fused=2\)$"
     ):
         equivalent_embeddings(unit(2, 4), 5, 3, generator=rng())
+    with pytest.raises(ValueError, match="1 client is not selected, .* so that 2 are left$"):
+        equivalent_embeddings(unit(1, 4), 5, generator=rng())
     with pytest.raises(ValueError, match="0 clients are not selected"):
         equivalent_embeddings(unit(1, 4)[:0], 5, generator=rng())
     assert equivalent_embeddings(unit(3, 4), 5, 3, generator=rng()).shape == (5, 4)
