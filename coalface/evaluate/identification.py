@@ -1,0 +1,172 @@
+"""Closed-set identification: is the gallery image most like a query one of its identity? Rank-1, and rank-k.
+
+`docs/figures.md` writes the convention down. Functions return fractions; `Identification.figures` alone speaks in
+percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+TIE = 1e-10
+"""Cosines that differ by no more are equal: it is far above what the order of a float64 sum changes, and far below the
+rounding of float32 embeddings."""
+
+
+@dataclass(frozen=True, eq=False)
+class Identification:
+    """Where each of q queries found its identity in a gallery."""
+
+    ranks: NDArray[np.int64]
+    """(q,) the rank of the best image of the query's own identity, 1 the first; every image of another identity that
+    is as like the query stands before it."""
+    gallery: int
+    """Images in the gallery."""
+    identities: int
+    """Identities in the gallery, those that no query has included."""
+
+    def right(self, k: int = 1) -> NDArray[np.bool_]:
+        """(q,) whether one of the k most similar images has the query's identity, however ties are broken."""
+        if k < 1:
+            raise ValueError(f"there is no rank {k}: ranks count from 1")
+        return self.ranks <= k
+
+    def rate(self, k: int = 1) -> float:
+        """The share of the queries that are right."""
+        return float(self.right(k).mean())
+
+    def figures(self, ks: Sequence[int] = (1,)) -> dict[str, float]:
+        """`rank-1` and so on, in percent, unrounded."""
+        return {f"rank-{k}": 100 * self.rate(k) for k in ks}
+
+
+def identify(
+    queries: NDArray[np.float32],
+    gallery: NDArray[np.float32],
+    query_identities: NDArray[np.int64],
+    gallery_identities: NDArray[np.int64],
+    *,
+    own: NDArray[np.int64] | None = None,
+    block: int = 1024,
+) -> Identification:
+    """Look up unit embeddings (q, d) among unit embeddings (g, d), with the identities of both, (q,) and (g,).
+
+    With s the cosine, a query x of identity y has the rank 1 + #{j : y_j ≠ y, s(x, x_j) ≥ max s(x, x_i) over y_i = y}.
+    Ties go against the query: a model that gives all images one embedding has a rank-1 of 0, not of whatever the order
+    of the gallery makes of it. Cosines are summed in float64, and equal if they differ by at most `TIE`, so that
+    neither `block` nor the place of an image decides; embeddings of length zero have cosine 0 with all.
+
+    `own` (q,) is the place in the gallery of each query's own image, which is then passed over; −1 where it is not
+    there. Time is O(q g d), memory O(block² + block d) beside the embeddings.
+
+    Raises ValueError where a query's identity is not in the gallery (this is closed-set identification), where an
+    embedding has another length than 1 or 0, and where the shapes do not fit.
+    """
+    _check(queries, query_identities, "query")
+    _check(gallery, gallery_identities, "gallery image")
+    if queries.shape[1] != gallery.shape[1]:
+        raise ValueError(
+            f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: one model each"
+        )
+    own = np.full(len(queries), -1) if own is None else own
+    _check_own(own, query_identities, gallery_identities)
+    best = _best_of_own(queries, gallery, query_identities, gallery_identities, own, block)
+    before = np.zeros(len(queries), np.int64)
+    for start in range(0, len(gallery), block):
+        there, names = gallery[start : start + block].astype(np.float64), gallery_identities[start : start + block]
+        for first in range(0, len(queries), block):
+            some = slice(first, first + block)
+            scores = queries[some].astype(np.float64) @ there.T
+            ahead = scores >= best[some, None] - TIE
+            ahead &= names != query_identities[some, None]
+            before[some] += ahead.sum(axis=1)
+    return Identification(1 + before, len(gallery), len(np.unique(gallery_identities)))
+
+
+def query_and_gallery(
+    identities: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which images (n,) of a test set are queries, and which its gallery: places, ascending.
+
+    One image, drawn uniformly, of each identity with two or more is a query; all others are the gallery. Identities
+    with one image are in the gallery alone, as distractors. This rule is ours: the paper of FedFR for unsupervised
+    domain adaptation has one query of each of 2,793 Caucasian identities of RFW, and a gallery of 6,387 images of
+    2,958, which are not all of the others; it does not say how either was chosen. Draw once for all methods, so that
+    they are compared on the same queries. Raises ValueError if no identity has two images.
+
+    >>> query_and_gallery(np.array([7, 3, 3, 9]), np.random.default_rng(0))
+    (array([2]), array([0, 1, 3]))
+    """
+    if len(identities) == 0:
+        raise ValueError("there are no images to draw queries from: pass at least two of one identity")
+    _, counts = np.unique(identities, return_counts=True)
+    order = np.argsort(identities, kind="stable")
+    chosen = np.cumsum(counts) - counts + rng.integers(0, counts)
+    queries = np.sort(order[chosen[counts > 1]])
+    if len(queries) == 0:
+        raise ValueError("every identity has one image, so a query would find nobody: pass identities with two or more")
+    return queries, np.setdiff1d(np.arange(len(identities)), queries)
+
+
+def _check(features: NDArray[np.float32], identities: NDArray[np.int64], what: str) -> None:
+    if features.ndim != 2 or identities.shape != features.shape[:1]:
+        raise ValueError(
+            f"embeddings {features.shape} with identities {identities.shape}: give (n, d) and one identity each"
+        )
+    if len(features) == 0:
+        raise ValueError(f"there is no {what}: pass at least one")
+    squares = np.einsum("id,id->i", features, features)
+    if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0)))):
+        raise ValueError(
+            f"{len(odd):,} of {len(features):,} embeddings are not of length 1 (or 0), the first is that of "
+            f"{what} {odd[0]:,}, of length {np.sqrt(squares[odd[0]]):g}: normalise them"
+        )
+
+
+def _check_own(
+    own: NDArray[np.int64], query_identities: NDArray[np.int64], gallery_identities: NDArray[np.int64]
+) -> None:
+    if own.shape != query_identities.shape or own.min() < -1 or own.max() >= len(gallery_identities):
+        raise ValueError(
+            f"`own` says for each query where its image lies among the {len(gallery_identities):,} of the gallery, or "
+            f"−1: got {own.shape} for {len(query_identities):,} queries"
+            + (f", from {own.min()} to {own.max()}" if own.size else "")
+        )
+    if len(odd := np.flatnonzero((own >= 0) & (gallery_identities[own] != query_identities))):
+        raise ValueError(
+            f"query {odd[0]:,} shows identity {query_identities[odd[0]]}, and its own image in the gallery "
+            f"{gallery_identities[own[odd[0]]]}: `own` belongs to another gallery"
+        )
+
+
+def _best_of_own(
+    queries: NDArray[np.float32],
+    gallery: NDArray[np.float32],
+    query_identities: NDArray[np.int64],
+    gallery_identities: NDArray[np.int64],
+    own: NDArray[np.int64],
+    block: int,
+) -> NDArray[np.float64]:
+    """(q,) the cosine of each query with the image of its identity that is most like it."""
+    order = np.argsort(gallery_identities, kind="stable")
+    begins, ends = (np.searchsorted(gallery_identities[order], query_identities, side) for side in ("left", "right"))
+    candidates = ends - begins - (own >= 0)
+    if len(lost := np.flatnonzero(candidates < 1)):
+        raise ValueError(
+            f"the gallery holds no image of the identity of {len(lost):,} of {len(queries):,} queries"
+            f"{', but for the query itself' if own[lost[0]] >= 0 else ''}; the first is query {lost[0]:,}, of identity "
+            f"{query_identities[lost[0]]}: a closed set has everybody who is looked for; leave these out"
+        )
+    best = np.empty(len(queries))
+    for i, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        query, highest = queries[i].astype(np.float64), -np.inf
+        for start in range(begin, end, block):
+            places = order[start : min(start + block, end)]
+            scores = gallery[places].astype(np.float64) @ query
+            highest = max(highest, float(scores[places != own[i]].max(initial=-np.inf)))
+        best[i] = highest
+    return best
