@@ -11,7 +11,9 @@ Part = Annotated[str, typer.Option(help="Of a layout with parts: train or test o
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, convert, pack.", rich_markup_mode=None)
+data = typer.Typer(
+    no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.", rich_markup_mode=None
+)
 
 
 @data.command()
@@ -92,6 +94,33 @@ def convert(
     made = open_store(out)
     held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
     typer.echo(f"{out}: {kind}, {held}")
+
+
+@data.command()
+def align(
+    source: Annotated[Path, typer.Argument(help="Folders of images: identity folders, or a layout such as RFW.")],
+    landmarks: Annotated[Path, typer.Argument(help="A list of landmarks, or a folder with lists called …_lmk.txt.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    size: Annotated[int, typer.Option(help="Side of the aligned images in pixels.")] = 112,
+    part: Part = "",
+    quiet: Quiet = False,
+) -> None:
+    """Bring faces to the place where models expect them, by five landmarks each, into a folder of the same tree."""
+    from coalface.data.alignment import align_folder
+    from coalface.data.landmarks import landmark_lists, read_landmarks
+    from coalface.data.stores import open_store
+    from coalface.data.words import several
+    from coalface.report.counting import counting
+
+    store = open_store(source, part=part)
+    found = read_landmarks(landmark_lists(landmarks), store.files)
+    with counting("aligning", int(found.known.sum()), quiet) as count:
+        remarks = align_folder(store, found, out, size=size, progress=count)
+    for remark in remarks:
+        typer.echo(f"note: {remark}")
+    made = open_store(out, part=part)
+    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {held}, {size}×{size}")
 
 
 @data.command()

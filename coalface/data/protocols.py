@@ -72,18 +72,26 @@ def _pair_list(name: str, pairs: Sequence[ListedPair], faces: FaceSet, fold: NDA
     return PairList(name, left, right, np.array([pair.same for pair in pairs], bool), fold)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """File and line number, and the fields, of each line that is not blank."""
+def text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """File and line number, and the text, of each line of a list that is not blank.
+
+    Raises FileNotFoundError where the list is missing, and ValueError where it is no text, or empty.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
-    lines = [(f"{shown(path)}, line {n}", line.split()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{shown(path)} is empty: fetch it again")
     yield from lines
+
+
+def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """File and line number, and the fields, of each line that is not blank."""
+    return ((where, line.split()) for where, line in text_lines(path))
 
 
 def _number(text: str, where: str) -> int:

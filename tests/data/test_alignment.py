@@ -1,0 +1,293 @@
+"""Faces aligned by five points: the fit against two other ways to it, and folders of drawn faces, there and back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from test_layouts import put, say
+from typer.testing import CliRunner, Result
+
+from coalface import cli
+from coalface.data.alignment import TEMPLATE, align, similarity
+from coalface.data.landmarks import read_landmarks
+from coalface.data.layouts import read_lists, recognise
+from coalface.data.pack import read_pack, write_pack
+from coalface.data.stores import open_store
+from coalface.data.synthetic import SyntheticFaces
+
+RACES = ("African", "Indian")
+
+
+def placed(seed: int, side: int = 240) -> np.ndarray:
+    """A matrix (2, 3) that brings a face of 112×112 somewhere into a picture of the side."""
+    rng = np.random.default_rng(seed)
+    scale, angle = rng.uniform(1.1, 1.5), rng.uniform(-0.5, 0.5)
+    turn = scale * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    return np.column_stack([turn, side / 2 - turn @ [55.5, 55.5] + rng.uniform(-8, 8, 2)])
+
+
+def moved(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
+    return points @ matrix[:, :2].T + matrix[:, 2]
+
+
+def umeyama(points: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Equations 40 to 42 of the paper, by the singular values of the covariance."""
+    mean, goal = points.mean(0), target.mean(0)
+    u, d, vt = np.linalg.svd((target - goal).T @ (points - mean) / len(points))
+    s = np.diag([1, np.sign(np.linalg.det(u) * np.linalg.det(vt))])
+    turn = u @ s @ vt
+    scale = (d * np.diag(s)).sum() / ((points - mean) ** 2).sum(1).mean()
+    return np.column_stack([scale * turn, goal - scale * turn @ mean])
+
+
+def least_squares(points: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The four numbers a, b, tx, ty of x' = a x − b y + tx, y' = b x + a y + ty, from the ten equations."""
+    rows, right = [], []
+    for (x, y), (p, q) in zip(points, target, strict=True):
+        rows += [[x, -y, 1, 0], [y, x, 0, 1]]
+        right += [p, q]
+    a, b, tx, ty = np.linalg.lstsq(np.array(rows), np.array(right), rcond=None)[0]
+    return np.array([[a, -b, tx], [b, a, ty]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fit_is_that_of_umeyama_and_of_least_squares(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = moved(placed(seed), TEMPLATE) + rng.normal(0, 6, (5, 2))
+    if seed % 3 == 0:
+        points[:, 0] *= -1  # a mirrored face: the best rotation, and no reflection
+    found = similarity(points)
+    assert found == pytest.approx(umeyama(points, TEMPLATE), abs=1e-9)
+    assert found == pytest.approx(least_squares(points, TEMPLATE), abs=1e-9)
+    assert np.linalg.det(found[:, :2]) > 0
+
+
+def test_points_that_fit_come_to_the_template_exactly() -> None:
+    assert similarity(TEMPLATE) == pytest.approx(np.array([[1, 0, 0], [0, 1, 0]]), abs=1e-12)
+    assert similarity(2 * TEMPLATE + [10, 20]) == pytest.approx(np.array([[0.5, 0, -5], [0, 0.5, -10]]))
+    quarter = TEMPLATE @ [[0, 1], [-1, 0]]  # (x, y) to (−y, x)
+    assert similarity(quarter) == pytest.approx(np.array([[0, 1, 0], [-1, 0, 0]]), abs=1e-12)
+    for seed in range(5):
+        points = moved(placed(seed), TEMPLATE)
+        assert moved(similarity(points), points) == pytest.approx(TEMPLATE, abs=1e-9)
+
+
+def drawn(count: int, *, grey: bool = False) -> np.ndarray:
+    return SyntheticFaces(count, 1, seed=3, size=112, grey=grey).generate().pixels
+
+
+def photographed(face: np.ndarray, matrix: np.ndarray, side: int = 240) -> np.ndarray:
+    return cv2.warpAffine(face, matrix, (side, side), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The mean difference in grey levels, without a border of three pixels."""
+    return float(np.abs(one[3:-3, 3:-3].astype(float) - other[3:-3, 3:-3].astype(float)).mean())
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_face_comes_back_from_where_it_was_put(grey: bool) -> None:
+    for seed, face in enumerate(drawn(4, grey=grey)):
+        face = face[:, :, 0] if grey else face
+        picture, points = photographed(face, placed(seed)), moved(placed(seed), TEMPLATE)
+        back = align(picture, points)
+        assert back.shape == face.shape and back.dtype == np.uint8
+        off = align(picture, points + [2, 0])  # the measure sees two pixels
+        assert apart(back, face) < 3 < apart(off, face)
+        larger = align(picture, points, size=224)
+        assert apart(cv2.warpAffine(larger, np.array([[0.5, 0, 0], [0, 0.5, 0]]), (112, 112)), face) < 3
+
+
+def test_what_lies_outside_the_image_is_black() -> None:
+    white = np.full((112, 112), 255, np.uint8)
+    assert align(white, TEMPLATE - [30, 0])[:, :29].max() == 0 and align(white, TEMPLATE).min() == 255
+
+
+@pytest.mark.parametrize("points", [np.ones((5, 2)), np.full((5, 2), np.nan)])
+def test_points_that_are_no_face_are_refused(points: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"the landmarks \[\[.* are not several places"):
+        similarity(points)
+
+
+# A folder in the layout of RFW: photographs of drawn faces, their landmarks, and a pair list for each race.
+
+
+def rfw(root: Path) -> dict[str, np.ndarray]:
+    """File → the face that it shows."""
+    shown = {}
+    faces = iter(drawn(8))
+    for k, race in enumerate(RACES):
+        lines = []
+        for i in range(4):
+            stem, seed = f"m.0{i // 2}/m.0{i // 2}_000{i % 2 + 1}", 4 * k + i
+            file = f"data/{race}/{stem}.jpg"
+            put(root, file)
+            shown[f"{race}/{stem}.jpg"] = face = next(faces)
+            cv2.imwrite(str(root / file), photographed(face, placed(seed))[:, :, ::-1])
+            points = " ".join(f"{x:.2f}" for x in moved(placed(seed), TEMPLATE).reshape(-1))
+            lines.append(f"/{file} 0 {points}")
+        say(root, f"txts/{race}/{race}_lmk.txt", *lines)
+        say(root, f"txts/{race}/{race}_pairs.txt", *["m.00\t1\t2", "m.00\t1\tm.01\t2"] * 5)
+    return shown
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, ["data", "align", *map(str, arguments)])
+
+
+def test_rfw_is_aligned_and_read_as_rfw_again(tmp_path: Path) -> None:
+    shown, out = rfw(tmp_path / "rfw"), tmp_path / "deep" / "aligned"
+    result = run(tmp_path / "rfw", tmp_path / "rfw" / "txts", "--out", out)
+    assert (result.exit_code, result.output) == (0, f"{out}: 8 images of 4 identities, 112×112\n")
+    assert recognise(out) == "rfw" and not list(out.rglob("*_lmk.txt"))
+    assert [path.name for path in out.parent.iterdir()] == ["aligned"]
+    before, after = open_store(tmp_path / "rfw"), open_store(out)
+    assert (after.files, after.names, after.labels.tolist()) == (before.files, before.names, before.labels.tolist())
+    for file, image in zip(after.files, after.images(size=112, grey=False), strict=True):
+        assert apart(image, shown[file]) < 5  # through two JPEGs
+    write_pack(after, tmp_path / "pack", size=32, grey=False)
+    lists = read_lists(out, read_pack(tmp_path / "pack"))
+    assert {name: len(pairs) for name, pairs in lists.items()} == {"rfw-african": 10, "rfw-indian": 10}
+
+
+def test_a_part_alone_and_another_size(tmp_path: Path) -> None:
+    rfw(tmp_path / "rfw")
+    result = run(tmp_path / "rfw", tmp_path / "rfw/txts", "--out", tmp_path / "out", "--part", "Indian", "--size", 64)
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "note: 4 lines of the landmarks name no image of the set",
+        f"{tmp_path / 'out'}: 4 images of 2 identities, 64×64",
+    ]
+    assert open_store(tmp_path / "out", part="Indian").names == ("Indian/m.00", "Indian/m.01")
+    assert cv2.imread(str(tmp_path / "out/data/Indian/m.00/m.00_0001.jpg")).shape == (64, 64, 3)
+
+
+def test_no_list_of_landmarks_goes_along_whichever_was_read(tmp_path: Path) -> None:
+    rfw(tmp_path / "rfw")
+    result = run(tmp_path / "rfw", tmp_path / "rfw/txts/African/African_lmk.txt", "--out", tmp_path / "out")
+    assert "note: 4 images have no landmarks and are left out: Indian/m.00/m.00_0001.jpg, " in result.output
+    assert not list((tmp_path / "out").rglob("*_lmk.txt")) and len(list((tmp_path / "out").rglob("*_pairs.txt"))) == 2
+
+
+KINDS = ("a.jpg", "b.JPEG", "c.png", "d.bmp", "e.webp", "f.pgm", "g.pnm", "h.ppm")
+
+
+def folder(root: Path, *, unknown: int = 0) -> Path:
+    """One image of every kind, of two identities, and `points.lst`, which leaves out the last `unknown`."""
+    files = [f"{'Ann Lee' if k % 2 else 'Bo'}/{name}" for k, name in enumerate(KINDS)]
+    for k, (file, face) in enumerate(zip(files, drawn(len(KINDS)), strict=True)):
+        put(root, file)
+        picture = photographed(face, placed(k))[:, :, ::-1]
+        grey = file.endswith(".pgm")
+        kind = ".ppm" if file.endswith(".pnm") else Path(file).suffix.lower()
+        wide = cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY) if grey else picture
+        (root / file).write_bytes(
+            cv2.imencode(kind, wide, [cv2.IMWRITE_WEBP_QUALITY, 101] if "webp" in kind else [])[1]
+        )
+    rows = (moved(placed(k), TEMPLATE).reshape(-1).tolist() for k in range(len(files)))
+    lines = [" ".join([file, *map(repr, row)]) for file, row in zip(files, rows, strict=True)]
+    say(root, "points.lst", *lines[: len(lines) - unknown])
+    return root
+
+
+def test_every_kind_of_image_keeps_its_name_its_kind_and_its_channels(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set")
+    say(source, "pairs.txt", "1")
+    assert run(source, source / "points.lst", "--out", tmp_path / "out").exit_code == 0
+    before, after = open_store(source), open_store(tmp_path / "out")
+    assert after.files == before.files and (tmp_path / "out" / "pairs.txt").read_text() == "1\n"
+    assert not (tmp_path / "out" / "points.lst").exists()  # its points fit no longer
+    known = read_landmarks([source / "points.lst"], before.files).points
+    for k, file in enumerate(after.files):
+        flags = cv2.IMREAD_GRAYSCALE if file.endswith(".pgm") else cv2.IMREAD_COLOR
+        image = cv2.imread(str(tmp_path / "out" / file), cv2.IMREAD_UNCHANGED)
+        wanted = align(cv2.imread(str(source / file), flags), known[k])
+        assert image.shape == wanted.shape
+        lost = np.abs(image.astype(int) - wanted.astype(int))
+        assert lost.max() == 0 if not file.lower().endswith(("jpg", "jpeg")) else 0 < lost.max() <= 4
+        assert (tmp_path / "out" / file).read_bytes()[:2] == (source / file).read_bytes()[:2]
+
+
+def test_images_without_landmarks_are_left_out_and_named(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set", unknown=5)
+    result = run(source, source / "points.lst", "--out", tmp_path / "out")
+    assert result.output.splitlines() == [
+        "note: 5 images have no landmarks and are left out: Ann Lee/d.bmp, Ann Lee/f.pgm, Ann Lee/h.ppm, …",
+        f"{tmp_path / 'out'}: 3 images of 2 identities, 112×112",
+    ]
+    assert open_store(tmp_path / "out").files == ("Ann Lee/b.JPEG", "Bo/a.jpg", "Bo/c.png")
+
+
+def test_an_identity_without_landmarks_goes_with_its_images(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set")
+    put(source, "Aaron/1.jpg")
+    result = run(source, source / "points.lst", "--out", tmp_path / "out")
+    assert "1 image has no landmarks and is left out: Aaron/1.jpg\n" in result.output
+    assert open_store(tmp_path / "out").names == ("Ann Lee", "Bo")
+
+
+def refused(root: Path, *arguments: object) -> str:
+    """What a refusal says; nothing must be left of the attempt."""
+    before = sorted(root.rglob("*"))
+    result = run(*arguments)
+    assert result.exit_code == 1 and isinstance(result.exception, (OSError, ValueError))
+    assert sorted(root.rglob("*")) == before
+    return str(result.exception)
+
+
+def test_what_cannot_be_aligned_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    source, out = folder(tmp_path / "set"), tmp_path / "out"
+    points = source / "points.lst"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    assert "full is there already" in refused(tmp_path, source, points, "--out", tmp_path / "full")
+    assert "lies in what is aligned" in refused(tmp_path, source, points, "--out", source / "out")
+    assert "points.txt does not exist" in refused(tmp_path, source, tmp_path / "points.txt", "--out", out)
+    assert "give a size of 1 or more" in refused(tmp_path, source, points, "--out", out, "--size", 0)
+    text = points.read_text()
+    points.write_text("\n".join(line if "c.png" not in line else _shifted(line) for line in text.splitlines()))
+    assert "c.png has 240 × 240 pixels, and its landmarks lie about" in refused(tmp_path, source, points, "--out", out)
+    points.write_text(text)
+    (source / "Bo/c.png").write_bytes((source / "Bo/c.png").read_bytes()[:-40])
+    assert "c.png is damaged" in refused(tmp_path, source, points, "--out", out)
+
+
+def _shifted(line: str) -> str:
+    path, *numbers = line.split()
+    return " ".join([path, *(str(float(number) + 300) for number in numbers)])
+
+
+def test_an_empty_folder_may_be_the_place(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set")
+    (tmp_path / "out").mkdir()
+    assert run(source, source / "points.lst", "--out", tmp_path / "out").exit_code == 0
+
+
+def test_a_pack_is_no_folder(tmp_path: Path) -> None:
+    put(tmp_path, *(f"set/{name}/1.jpg" for name in ("a", "b")))
+    write_pack(open_store(tmp_path / "set"), tmp_path / "pack", size=16, grey=True)
+    say(tmp_path, "points.txt", "a/1.jpg " + " ".join(map(str, TEMPLATE.reshape(-1))))
+    assert "is a pack, whose images" in refused(
+        tmp_path, tmp_path / "pack", tmp_path / "points.txt", "--out", tmp_path / "out"
+    )
+
+
+def test_the_command_has_help_and_says_a_mistake_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = CliRunner().invoke(cli.app, ["data", "align", "--help"]).stdout
+    assert "Bring faces to the place" in said and "--part" in said
+    monkeypatch.setattr(sys, "argv", ["coalface", "data", "align", "nowhere", "points", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err.startswith("coalface: nowhere is not a folder")
+
+
+def test_the_template_is_that_of_96_by_112_eight_pixels_to_the_right() -> None:
+    """SphereFace's, whose crop is narrower by 8 pixels on either side."""
+    narrow = [[30.2946, 51.6963], [65.5318, 51.5014], [48.0252, 71.7366], [33.5493, 92.3655], [62.7299, 92.2041]]
+    assert TEMPLATE - [8, 0] == pytest.approx(np.array(narrow))

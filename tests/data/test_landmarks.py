@@ -1,0 +1,168 @@
+"""Lists of landmarks: the forms of their lines, which image a line means, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_layouts import rfw, say
+
+from coalface.data.alignment import TEMPLATE
+from coalface.data.landmarks import landmark_lists, read_landmarks
+from coalface.data.layouts import RACES
+from coalface.data.stores import open_store
+
+FILES = ("African/m.01/m.01_0001.jpg", "African/m.01/m.01_0002.jpg", "Asian/m.0x/m.0x_0001.jpg")
+
+
+def face(number: int) -> np.ndarray:
+    """Five points, others for every number, that float32 and three decimals both hold."""
+    return np.round((TEMPLATE * (1 + number / 8) + number) * 8) / 8
+
+
+def line(path: str, number: int, between: str = "\t0\t", separator: str = "\t") -> str:
+    return f"{path}{between}{separator.join(f'{x:.3f}' for x in face(number).reshape(-1))}"
+
+
+def listed(tmp_path: Path, *lines: str, name: str = "points.txt") -> Path:
+    say(tmp_path, name, *lines)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "/data/{}/{}/{}_000{}.jpg",
+        "data/{}/{}/{}_000{}.jpg",
+        "{}/{}/{}_000{}.jpg",
+        "./{}/{}/{}_000{}.png",
+        "{}\\{}\\{}_000{}.JPG",
+        "/{}/{}/{}_000{}",
+    ],
+)
+@pytest.mark.parametrize(
+    ("between", "separator"), [("\t0\t", "\t"), (" ", " "), ("\t1 12 14 80 91\t", " "), (" ", ",")]
+)
+def test_the_path_may_be_longer_and_fields_may_lie_between(
+    tmp_path: Path, form: str, between: str, separator: str
+) -> None:
+    who = [("African", "m.01", "m.01", 1), ("African", "m.01", "m.01", 2), ("Asian", "m.0x", "m.0x", 1)]
+    lines = [line(form.format(*who[k]), k, between, separator) for k in (2, 0, 1)]
+    found = read_landmarks([listed(tmp_path, lines[0], "", *lines[1:])], FILES)
+    assert found.points.shape == (3, 5, 2) and found.points.dtype == np.float32
+    assert np.array_equal(found.points, [face(0), face(1), face(2)]) and found.others == 0
+    assert found.known.all()
+
+
+@pytest.mark.parametrize("form", ["{}/{}_{}.jpg", "{1}_{2}.jpg", "/{}/{}_{}"])
+def test_a_shorter_path_means_the_only_image_that_ends_so(tmp_path: Path, form: str) -> None:
+    lines = [line(form.format("m.0x", "m.0x", "0001"), 5), line(form.format("m.01", "m.01", "0002"), 7)]
+    found = read_landmarks([listed(tmp_path, *lines)], FILES)
+    assert found.known.tolist() == [False, True, True]
+    assert np.array_equal(found.points[1:], [face(7), face(5)]) and np.isnan(found.points[0]).all()
+
+
+def test_names_may_hold_spaces_and_endings_may_hide_in_them(tmp_path: Path) -> None:
+    files = ("Ann Lee/a b.JPG", "Bo.jpg/x.png", "Bo.jpg/x.png.jpg")
+    lines = [line(file, k, " 1 ") for k, file in enumerate(files)]
+    assert np.array_equal(read_landmarks([listed(tmp_path, *lines)], files).points, [face(0), face(1), face(2)])
+
+
+def test_the_exact_ending_comes_before_another(tmp_path: Path) -> None:
+    files = ("p/1.png", "p/1.jpg")
+    found = read_landmarks([listed(tmp_path, line("p/1.jpg", 4), line("p/1.png", 3))], files)
+    assert np.array_equal(found.points, [face(3), face(4)])
+    found = read_landmarks([listed(tmp_path, line("p/1.bmp", 4))], files)
+    assert found.known.tolist() == [True, False]
+
+
+def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    faces = TEMPLATE + rng.normal(0, 2, (40, 5, 2)) + rng.uniform(0, 300, (40, 1, 2))
+    faces[7] = faces[7, :, ::-1]  # one lies on its side: the others decide
+    files = [f"p/{k}.jpg" for k in range(40)]
+    for turned in (faces, faces.swapaxes(1, 2)):
+        lines = [f"p/{k}.jpg " + " ".join(map(repr, turned[k].reshape(-1).tolist())) for k in range(40)]
+        assert np.allclose(read_landmarks([listed(tmp_path, *lines)], files).points, faces, atol=1e-4)
+
+
+def test_where_both_orders_make_faces_the_numbers_come_point_by_point(tmp_path: Path) -> None:
+    numbers = [10, 30, 40, 28, 35, 40, 15, 60, 45, 62]
+    found = read_landmarks([listed(tmp_path, f"{FILES[0]} {' '.join(map(str, numbers))}")], FILES)
+    assert found.points[0].reshape(-1).tolist() == numbers
+
+
+def test_rfw(tmp_path: Path) -> None:
+    rfw(tmp_path / "set")
+    for k, race in enumerate(RACES):
+        lines = [line(f"/data/{race}/m.{p}/m.{p}_{i:04}.jpg", 4 * k + i) for p in ("01", "0x") for i in (1, 2)]
+        say(tmp_path / "set", f"txts/{race}/{race}_lmk.txt", *lines)
+    lists = landmark_lists(tmp_path / "set" / "txts")
+    assert [path.name for path in lists] == [f"{race}_lmk.txt" for race in RACES]
+    wanted = np.array([face(4 * k + i) for k in range(4) for _ in range(2) for i in (1, 2)])
+    found = read_landmarks(lists, open_store(tmp_path / "set").files)
+    assert np.array_equal(found.points, wanted) and found.others == 0
+    part = read_landmarks(lists, open_store(tmp_path / "set", part="Asian").files)
+    assert np.array_equal(part.points, wanted[4:8]) and part.others == 12
+    one = read_landmarks(lists[3:], open_store(tmp_path / "set").files)
+    assert one.known.tolist() == [False] * 12 + [True] * 4
+
+
+def test_the_name_of_the_list_says_the_race_that_its_paths_leave_out(tmp_path: Path) -> None:
+    files = ("African/m.01/1.jpg", "Asian/m.01/1.jpg")
+    lists = [
+        listed(tmp_path, line("m.01/1.jpg", k), name=f"{race}_lmk.txt") for k, race in enumerate(("Asian", "African"))
+    ]
+    assert np.array_equal(read_landmarks(lists, files).points, [face(1), face(0)])
+    with pytest.raises(ValueError, match=r"points\.txt, line 1: m\.01/1\.jpg may mean African/m\.01/1\.jpg and Asian/"):
+        read_landmarks([listed(tmp_path, line("m.01/1.jpg", 0))], files)
+
+
+def test_an_image_that_is_not_there_lends_its_points_to_no_other(tmp_path: Path) -> None:
+    files = ("Asian/m.01/1.jpg", "Asian/m.02/1.jpg")
+    lines = [line("/data/African/m.01/1.jpg", 0), line("/data/Asian/m.02/1.jpg", 1), line("African/m.02/1.jpg", 2)]
+    found = read_landmarks([listed(tmp_path, *lines)], files)
+    assert found.known.tolist() == [False, True] and found.others == 2
+    assert np.array_equal(found.points[1], face(1))
+
+
+def test_the_same_line_twice_is_once(tmp_path: Path) -> None:
+    path = listed(tmp_path, line(FILES[0], 1), line(FILES[1], 2), line(FILES[0], 1))
+    assert read_landmarks([path, path], FILES).known.tolist() == [True, True, False]
+
+
+GOOD = line(FILES[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([GOOD, FILES[1] + " 1 2 3 4 5 6 7 8 9"], r"points\.txt, line 2: African.* is not an image, at most 5 fields"),
+        ([GOOD, "", FILES[1] + " 1 2 3 4 5 6 7 8 9 x"], r"line 3: African.* five points x y; fetch the list again"),
+        ([FILES[1] + " 1 2 3 4 5 6 7 8 9 nan"], "line 1: .* five points"),
+        ([FILES[1] + " 1 2 3 4 5 6 7 8 9 1e99999"], "line 1: .* five points"),
+        ([FILES[1] + " 5" * 136], "line 1: .* five points"),
+        ([FILES[1]], "line 1: .* five points"),
+        ([GOOD, line(FILES[0], 1)], r"line 2: the points of African/m\.01/m\.01_0001\.jpg differ .* line 1; keep one"),
+        ([line("x/1.jpg", 0), line("y/1.jpg", 0)], r"none of the 2 lines .* one of the 3 images, .*line 1: x/1\.jpg"),
+        ([FILES[0] + " 9 9 1 9 5 5 9 1 1 1"], r"points\.txt: the points of 1 line of 1 make no upright face"),
+        ([], r"points\.txt is empty"),
+    ],
+)
+def test_what_is_no_list_of_these_images_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_landmarks([listed(tmp_path, *lines)], FILES)
+
+
+def test_lists_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no list of landmarks \(…_lmk\.txt\)"):
+        landmark_lists(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"points\.txt does not exist: give a list of landmarks"):
+        landmark_lists(tmp_path / "points.txt")
+    assert landmark_lists(listed(tmp_path, GOOD)) == [tmp_path / "points.txt"]
+    with pytest.raises(FileNotFoundError, match=r"gone\.txt is missing"):
+        read_landmarks([tmp_path / "gone.txt"], FILES)
+    (tmp_path / "points.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"points\.txt is no text"):
+        read_landmarks([tmp_path / "points.txt"], FILES)
