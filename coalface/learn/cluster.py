@@ -78,9 +78,8 @@ def cfinch(features: Tensor | NDArray[np.floating], threshold: float = math.inf)
 def refine(partitions: Partitions, features: Tensor | NDArray[np.floating], wanted: int) -> Labels:
     """(N,) labels of exactly `wanted` clusters, from the level with the fewest that are not fewer.
 
-    The two clusters with the nearest means are merged, of equally near pairs the lowest, until `wanted` are left: the
-    required number of clusters of FINCH's Algorithm 2. K clusters need O(K d) for a merge and the few clusters that
-    lose their neighbour by it.
+    The two clusters with the nearest means are merged until `wanted` are left: the required number of clusters of
+    FINCH's Algorithm 2. A merge of K clusters takes O(K d) for itself and for each cluster that loses its neighbour.
 
     Raises ValueError where the first level has fewer clusters already, or what is left has no direction to merge by.
     """
@@ -289,7 +288,11 @@ def _numbered(labels: Labels) -> Labels:
 
 
 class _Merging:
-    """Clusters that are merged two at a time; of two the lower number stays."""
+    """Clusters that are merged two at a time; of two the lower number stays.
+
+    Each keeps the nearest of those that were there when it was made, or when the one that it kept was merged. The
+    nearest pair of all is always kept by the later made of the two.
+    """
 
     def __init__(self, rows: Tensor, labels: Labels) -> None:
         self.points = len(rows)
@@ -325,22 +328,16 @@ class _Merging:
         bereft = np.flatnonzero(self.open & np.isin(self.index, (kept, gone)))
         self.index[[kept, gone]], self.cosine[[kept, gone]] = -1, -math.inf
         if self.open[kept]:
-            cosines = self._cosines(kept)
-            nearer = (cosines > self.cosine) | ((cosines == self.cosine) & (kept < self.index))
-            self.index[nearer], self.cosine[nearer] = kept, cosines[nearer]
-            self._seek(kept, cosines)
+            self._seek(kept)
         for cluster in map(int, bereft):
             if cluster != kept:
-                self._seek(cluster, self._cosines(cluster))
+                self._seek(cluster)
 
-    def _cosines(self, cluster: int) -> NDArray[np.float64]:
-        """(K,) the cosines to a cluster; −inf for itself and for those that are not open."""
+    def _seek(self, cluster: int) -> None:
+        """The first neighbour of a cluster among those that are open."""
         cosines: NDArray[np.float64] = inner(self.vectors, self.vectors[cluster : cluster + 1]).cpu().numpy()
         cosines[~self.open] = -math.inf
         cosines[cluster] = -math.inf
-        return cosines
-
-    def _seek(self, cluster: int, cosines: NDArray[np.float64]) -> None:
         place = int(cosines.argmax())
         self.cosine[cluster] = cosines[place]
         self.index[cluster] = place if cosines[place] > -math.inf else -1

@@ -327,8 +327,7 @@ def _identical(rows: Tensor) -> _Groups | None:
     starts = first.nonzero().view(-1)
     lowest, rank = order[starts].sort()
     following = (starts + 1).clamp_(max=len(rows) - 1)
-    alone = first[following] | (following == starts)
-    second = torch.where(alone, -1, order[following])[rank]
+    second = torch.where(first[following], -1, order[following])[rank]
     place = torch.empty_like(rank)
     place[rank] = torch.arange(len(rank), device=rows.device)
     of = torch.empty_like(order)
@@ -376,13 +375,26 @@ def _check(rows: Tensor) -> None:
 @contextmanager
 def _as_it_is(device: torch.device) -> Iterator[None]:
     """Products in the dtype of their factors, whatever autocast or the process says: the bounds hold for no other."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    backends = (torch.backends.mkldnn, torch.backends.cuda)
+    places = [place for place in (getattr(backend, "matmul", None) for backend in backends) if _says(place)]
+    before = [place.fp32_precision for place in places]
+    old = None if places else torch.get_float32_matmul_precision()  # before PyTorch 2.9
     try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        if old:
+            torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for place, said in zip(places, before, strict=True):
+            place.fp32_precision = said
+        if old:
+            torch.set_float32_matmul_precision(old)
+
+
+def _says(place: object) -> bool:
+    return hasattr(place, "fp32_precision")
 
 
 def _few(rows: Tensor) -> int:

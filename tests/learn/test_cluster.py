@@ -21,7 +21,7 @@ Labels = NDArray[np.int64]
 
 
 def oracle(features: Features, wanted: int | None = None) -> tuple[list[Labels], Labels | None]:
-    """The partitions of finch-clust, and that of the number wanted, over unit features: it averages what it is given."""
+    """The partitions of finch-clust, and that of the number wanted, over unit features."""
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on import: that approximate neighbours are not installed

@@ -211,20 +211,46 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2**17 < most <= 2**17 + 2**14
 
 
-def test_threads_and_what_the_process_says_of_precision_do_not_matter() -> None:
-    rows = near_ties(60, 2000, 64, 1e-6)
+@pytest.mark.parametrize("noise", [1e-6, 10.0])
+def test_threads_and_what_the_process_says_of_precision_do_not_matter(noise: float) -> None:
+    rows = near_ties(60, 2048 + 500, 64, noise)
     expected = first_neighbours(rows)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         torch.set_num_threads(2)
-        torch.set_float32_matmul_precision("medium")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = first_neighbours(rows)
-        assert torch.get_float32_matmul_precision() == "medium"
+        for said in ("medium", "highest"):
+            torch.set_float32_matmul_precision(said)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=said == "highest"):
+                found = first_neighbours(rows)
+            assert torch.get_float32_matmul_precision() == said
+            assert torch.equal(found.index, expected.index) and torch.equal(found.cosine, expected.cosine)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-    assert torch.equal(found.index, expected.index) and torch.equal(found.cosine, expected.cosine)
+
+
+def test_precision_is_asked_for_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the search is done in; not every machine gives a process that asks for less any less."""
+    places = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
+    seen = []
+    run = _Search.run
+
+    def watched(self: _Search) -> None:
+        seen.extend(place.fp32_precision for place in places)
+        run(self)
+
+    monkeypatch.setattr(_Search, "run", watched)
+    before = [place.fp32_precision for place in places]
+    try:
+        for said in ("bf16", "tf32"):
+            places[0].fp32_precision = said
+            places[1].fp32_precision = "tf32"
+            first_neighbours(torch.eye(3))
+            assert [place.fp32_precision for place in places] == [said, "tf32"]
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+    assert seen == ["ieee"] * 4
 
 
 def test_rows_in_another_order_have_the_same_neighbours() -> None:
