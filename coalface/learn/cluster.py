@@ -42,7 +42,7 @@ Labels = NDArray[np.int64]
 
 GRID = tuple(round(0.025 * step, 3) for step in range(1, 41))
 """The thresholds that `auto_threshold` tries first: 0.025 to 1 in equal steps."""
-CHUNK = 2**20
+CHUNK = 2**18
 """Numbers that are widened at a time."""
 CANCELLED = 1e-6
 """A mean of unit features no longer than this is rounding, and has no direction."""
@@ -171,8 +171,11 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
         raise ValueError(f"features have the shape (N, d); got {tuple(rows.shape)}")
     if rows.dtype not in (torch.float32, torch.float64):
         rows = rows.float()
-    parts = rows.split(max(1, CHUNK // max(1, rows.shape[1])))
-    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+    step = max(1, CHUNK // max(1, rows.shape[1]))
+    lengths = rows.new_empty(len(rows), dtype=torch.float64)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        lengths[part] = torch.linalg.vector_norm(rows[part], dim=1, dtype=torch.float64)
     bad = (~((lengths > 0) & (lengths < math.inf))).nonzero().view(-1).tolist()
     if bad:
         named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
@@ -184,8 +187,9 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
     if bool(((lengths - 1).abs() <= 4 * torch.finfo(rows.dtype).eps).all()):
         return rows
     found = torch.empty_like(rows)
-    for part, into, length in zip(parts, found.split(len(parts[0])), lengths.split(len(parts[0])), strict=True):
-        into.copy_(part.double() / length[:, None])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        found[part] = rows[part].double() / lengths[part, None]
     return found
 
 

@@ -33,7 +33,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ FEW = 4096
 """Up to so many rows float32 is as fast as bfloat16."""
 PROBES = 128
 """Rows whose neighbourhood is looked at before a precision is chosen."""
-CHUNK = 2**20
+CHUNK = 2**18
 """Numbers that are widened to float64 at a time."""
 
 NOT = -4.0
@@ -138,8 +138,11 @@ class _Search:
         self.floor = rows.new_full((self.count,), LEAST, dtype=torch.float64)
         """Below the largest T of each row, or equal to it."""
         self.limit = max(4 * self.count, 2**17)
-        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self.waiting = 0
+        # Made once: small tensors kept between large ones that go leave holes in the heap that nothing fits in.
+        kinds = (torch.int32, torch.int32, torch.float32)
+        self.pending = tuple(rows.new_empty(self.limit, dtype=kind) for kind in kinds)
+        """Row, column and what T is not above, of the candidates that wait."""
         self.low = self._rounded(precision)
 
     def run(self) -> None:
@@ -236,17 +239,21 @@ class _Search:
         hot = self._upper(most.clamp_(min=0)).ge_(floor[:, None]).nonzero()
         if not len(hot):
             return
-        row, segment = hot.T
-        crowd = CROWDED * len(row.unique_consecutive())
+        crowd = CROWDED * len(hot[:, 0].unique_consecutive())
         if len(hot) <= crowd:
-            values = (segments[row, segment] if rows else segments[segment, :, row]).double()
-            upper = self._upper(values)
-            near, place = (upper >= floor[row, None]).nonzero().T
-            if len(near) <= crowd:
+            kept = []
+            for part in hot.split(CHUNK // SEGMENT):
+                row, segment = part.T
+                values = (segments[row, segment] if rows else segments[segment, :, row]).double()
+                upper = self._upper(values)
+                near, place = (upper >= floor[row, None]).nonzero().T
                 columns = segment[near] * SEGMENT + place
-                self._keep(row[near] + mine.start, columns + theirs.start, upper[near, place])
+                kept.append((row[near] + mine.start, columns + theirs.start, upper[near, place]))
+            if sum(len(row) for row, _, _ in kept) <= crowd:
+                for candidates in kept:
+                    self._keep(*candidates)
                 return
-        self._look_closer(row.unique_consecutive() + mine.start, theirs)
+        self._look_closer(hot[:, 0].unique_consecutive() + mine.start, theirs)
 
     def _look_closer(self, row: Tensor, theirs: slice) -> None:
         """The candidates of some rows in a block, by its product in float64."""
@@ -264,24 +271,28 @@ class _Search:
     def _keep(self, row: Tensor, column: Tensor, upper: Tensor) -> None:
         # One float32 above: what is kept must not be below.
         upper = torch.nextafter(upper.float(), upper.new_tensor(math.inf, dtype=torch.float32))
-        self.pending.append((row.int(), column.int(), upper))
-        self.waiting += len(row)
-        if self.waiting > self.limit:
-            self._settle(keep=True)
+        start = 0
+        while start < len(row):
+            if self.waiting == self.limit:
+                self._settle(keep=True)
+            stop = min(len(row), start + self.limit - self.waiting)
+            until = self.waiting + stop - start
+            for memory, values in zip(self.pending, (row, column, upper), strict=True):
+                memory[self.waiting : until] = values[start:stop]
+            start, self.waiting = stop, until
 
     def _settle(self, keep: bool = False) -> None:
         """Drop what is no candidate any more; compute T of the others, unless they are few and may be kept."""
-        if not self.pending:
-            return
-        row, column, upper = (torch.cat(parts) for parts in zip(*self.pending, strict=True))
-        self.pending, self.waiting = [], 0
+        row, column, upper = (memory[: self.waiting] for memory in self.pending)
         left = (upper.double() >= self.floor[row.long()]).nonzero().view(-1)
-        row, column, upper = row[left], column[left], upper[left]
-        if keep and len(row) <= self.limit // 2:
-            self.pending, self.waiting = [(row, column, upper)], len(row)
+        if keep and len(left) <= self.limit // 2:
+            for memory in self.pending:
+                memory[: len(left)] = memory[left]
+            self.waiting = len(left)
             return
-        for part in _slices(len(row), max(1, 16 * CHUNK // max(1, self.d))):
-            self._decide(row[part].long(), column[part].long())
+        for some in left.split(max(1, 64 * CHUNK // max(1, self.d))):
+            self._decide(row[some].long(), column[some].long())
+        self.waiting = 0
 
     def _decide(self, row: Tensor, column: Tensor) -> None:
         """Of what is known of the rows and T of the new pairs the largest, of equal ones the lowest column."""
@@ -312,7 +323,9 @@ class _Groups:
 
 def _identical(rows: Tensor) -> _Groups | None:
     """The groups of identical rows; None where no two are. Groups may be too many: T then finds rows equally near."""
-    hashes = torch.cat([_hash(rows[part]) for part in _slices(len(rows), _few(rows))] or [rows.new_empty(0).long()])
+    hashes = rows.new_empty(len(rows), dtype=torch.int64)
+    for part in _slices(len(rows), _few(rows)):
+        hashes[part] = _hash(rows[part])
     hashes, order = hashes.sort(stable=True)
     again = (hashes[1:] == hashes[:-1]).nonzero().view(-1) + 1
     for part in _slices(len(again), _few(rows)):
@@ -362,7 +375,9 @@ def _with_identical(rows: Tensor, groups: _Groups, search: _Search) -> FirstNeig
 def _check(rows: Tensor) -> None:
     if rows.ndim != 2:
         raise ValueError(f"rows have the shape (N, d); got {tuple(rows.shape)}")
-    off = torch.cat([_lengths(rows[part]) for part in _slices(len(rows), _few(rows))] or [rows.new_empty(0)])
+    off = rows.new_empty(len(rows), dtype=torch.float64)
+    for part in _slices(len(rows), _few(rows)):
+        off[part] = _lengths(rows[part])
     bad = (~((off - 1).abs() <= 1e-3)).nonzero().view(-1).tolist()  # a length that is no number is not near 1
     if bad:
         named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
@@ -376,7 +391,7 @@ def _check(rows: Tensor) -> None:
 def _as_it_is(device: torch.device) -> Iterator[None]:
     """Products in the dtype of their factors, whatever autocast or the process says: the bounds hold for no other."""
     backends = (torch.backends.mkldnn, torch.backends.cuda)
-    places = [place for place in (getattr(backend, "matmul", None) for backend in backends) if _says(place)]
+    places: list[Any] = [place for place in (getattr(backend, "matmul", None) for backend in backends) if _says(place)]
     before = [place.fp32_precision for place in places]
     old = None if places else torch.get_float32_matmul_precision()  # before PyTorch 2.9
     try:

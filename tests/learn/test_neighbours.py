@@ -195,20 +195,19 @@ def test_thousands_of_doubles_or_nearly(noise: float) -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of 176,000 pairs are candidates; at no time do more wait than the limit and one strip."""
-    most = 0
-    keep = _Search._keep
+    """All of 176,000 pairs are candidates, more than may wait: T of the first is computed before the last are found."""
+    waited = []
+    decide = _Search._decide
 
-    def watched(self: _Search, row: Tensor, column: Tensor, upper: Tensor) -> None:
-        nonlocal most
-        most = max(most, self.waiting + len(row))
-        keep(self, row, column, upper)
+    def watched(self: _Search, row: Tensor, column: Tensor) -> None:
+        assert len(self.pending[0]) == self.limit == 2**17
+        waited.append(self.waiting)
+        decide(self, row, column)
 
-    monkeypatch.setattr(_Search, "_keep", watched)
-    monkeypatch.setattr(neighbours, "CHUNK", 2**14)
+    monkeypatch.setattr(_Search, "_decide", watched)
     found = first_neighbours(torch.eye(420))
     assert found.index.tolist() == [1] + [0] * 419
-    assert 2**17 < most <= 2**17 + 2**14
+    assert set(waited) == {2**17, 420 * 419 - 2**17}
 
 
 @pytest.mark.parametrize("noise", [1e-6, 10.0])
@@ -310,13 +309,13 @@ def test_twenty_thousand_with_near_ties_and_doubles(noise: float) -> None:
             assert found.index[start + i] == near[int(exact.argmax())] and found.cosine[start + i] == exact.max()
 
 
-MEMORY = """
-import resource, torch
+MEMORY = r"""
+import re, torch
 from coalface.learn.neighbours import first_neighbours
 torch.set_num_threads(1)
 g = torch.Generator().manual_seed(0)
 first_neighbours(torch.nn.functional.normalize(torch.randn(6000, 256, generator=g)))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read()).group(1))
 before = peak()
 rows = torch.empty(100_000, 256)
 for part in rows.split(1000):
