@@ -176,7 +176,7 @@ def wire(
 
     from coalface import config, dry, planning
 
-    loaded = config.load(recipe, [f"method={method}"])
+    loaded = config.load(recipe, [f"method={method}", *([] if recipe else dry.stand_in(method))])
     planned = dry.plan(loaded)
     if as_json:
         typer.echo(json.dumps({"sent": planning.as_dicts(planned.sent), "stays": planned.stays}, indent=1))

@@ -146,6 +146,9 @@ class Recipe(Section):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
         if self.data.private is not None:  # nobody's test images are among the public ones
             tree["data"] = {**tree["data"], "side": "public", "test": None}
+        if self.data.domains is not None:
+            whole_domains = {**whole["data"]["domains"], "clients": 1}  # one model, whoever holds the target
+            tree["data"] = {**tree["data"], "side": "source", "domains": whole_domains}
         try:
             return parse(merged(tree, changes))
         except RecipeError as error:
@@ -248,10 +251,45 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         except ValueError as error:
             raise RecipeError(f"engine.shards: {error}") from None
     _check_parts(recipe)
+    _check_domains(recipe)
     _check_validators(recipe)
     if recipe.pretrain is not None:
         recipe.pretraining()
     return recipe
+
+
+def _check_domains(recipe: Recipe) -> None:
+    """Raise RecipeError unless the method and the data agree on whether there are two domains, and which."""
+    wanted, adapts = recipe.data.domains, bool(METHODS[recipe.method].domains)
+    fitting = ", ".join(name for name, method in METHODS.items() if method.domains)
+    if wanted is None:
+        if adapts:
+            raise RecipeError(
+                f"data.domains: {recipe.method} adapts a model of one domain to another, so say which part of a joined "
+                "source is which, as `domains: {source: PART, target: PART}`"
+            )
+        return
+    nearest(wanted.source, recipe.data.source.parts, "data.domains.source")
+    nearest(wanted.target, recipe.data.source.parts, "data.domains.target")
+    if wanted.source == wanted.target:
+        raise RecipeError(f"data.domains: source and target are both {wanted.source}; name two parts")
+    if not adapts and recipe.data.side != "source":
+        raise RecipeError(
+            f"data.domains: {recipe.method} would need the identities of the target, which nobody knows; take one of "
+            f"{fitting}, or leave data.domains out"
+        )
+    if adapts and recipe.data.side is not None:
+        raise RecipeError("data.side: `source` is for a pre-training; leave it out")
+    beside: dict[str, Any] = {
+        "hold_out": recipe.data.hold_out,
+        "private": recipe.data.private,
+        "test": recipe.data.test,
+    }
+    beside |= {"max_identities": recipe.data.max_identities, "party_augment": recipe.data.party_augment}
+    if set_ := [key for key, value in beside.items() if value]:
+        raise RecipeError(f"data.{set_[0]}: it has no meaning beside data.domains; leave it out")
+    if recipe.validators:
+        raise RecipeError("validators: no method for two domains asks validators; leave them out")
 
 
 _DEFAULTS = dict(Validator())
@@ -318,8 +356,12 @@ def _keys_at(path: Sequence[str | int]) -> list[str]:
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
     source, exclude = recipe.data.source, recipe.data.exclude
-    if recipe.data.side is not None and recipe.data.private is None:
-        raise RecipeError("data.side: without data.private there is one side only; leave it out")
+    if (
+        recipe.data.side is not None
+        and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private) is None
+    ):
+        other = "domains" if recipe.data.side == "source" else "private"
+        raise RecipeError(f"data.side: without data.{other} there is one side only; leave it out")
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(source.parts):

@@ -27,6 +27,7 @@ from coalface.declarations import (
     kind_of,
     like,
     message,
+    plays,
     private,
     resolved,
     state,
@@ -37,8 +38,8 @@ from coalface.means import Mean
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
-    "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "private",
-    "state", "step", "together",
+    "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays",
+    "private", "state", "step", "together",
 ]  # fmt: skip
 
 # --- randomness -------------------------------------------------------------------------------------------------------
@@ -129,6 +130,8 @@ class Party:
     """The shared part of the backbone's first weights, which every party makes from the run's seed."""
     compute: Any
     """How images become embeddings here: `coalface.learn.compute.Compute` (augmentation, autocast, memory layout)."""
+    aside: Any = None
+    """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
     shards: Any = None
     """Where several processes play the party, this one's place among them: `coalface.learn.sharded.Shards`, which local
     training alone looks at. All of them run a step with the same messages and the same `rng`."""
@@ -160,6 +163,9 @@ class Models:
     verify: Callable[..., Any] | None = None
     """A step with `stays=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
     own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
+    labels: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
+    where it has none. The lab alone asks for it."""
 
     def __post_init__(self) -> None:
         if self.shared is None and self.at_party is None:
@@ -209,7 +215,7 @@ class Federation(ABC):
 
     @abstractmethod
     def parties(self, role: str) -> tuple[str, ...]:
-        """The names of the parties with a role, sorted."""
+        """The names of the parties with a role, sorted: `trainer` is every kind of trainers, `trainer/source` one."""
 
     @abstractmethod
     def images(self, party: str) -> int:
@@ -302,6 +308,11 @@ class Method(HasSteps, ABC):
     """True where one party holds everybody's data: a bound to compare with, not a federation."""
     one_identity: ClassVar[bool] = False
     """True where every trainer holds the images of one identity."""
+    domains: ClassVar[frozenset[str]] = frozenset()
+    """`source`, `target` or both: whose images a method for two domains trains on. Its parties are `trainer/source`
+    and `trainer/target`, or `pooled`. Empty: the method knows no domains."""
+    told: ClassVar[bool] = False
+    """True where the method is told who is in the target's images: a bound to compare with."""
     rounds: int
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -141,6 +141,15 @@ class StepDeclaration:
     """What the step is for many parties at once: see `together`."""
 
 
+def plays(role: str, wanted: str) -> bool:
+    """Whether a party of a role takes the steps of another: `trainer/source` is a trainer, of a kind of its own.
+
+    >>> plays("trainer/source", "trainer"), plays("trainer", "trainer/source"), plays("trainers", "trainer")
+    (True, False, False)
+    """
+    return role == wanted or role.startswith(f"{wanted}/")
+
+
 @overload
 def step(function: Callable[..., Any], /) -> NoReturn: ...
 @overload
@@ -150,7 +159,8 @@ def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[
 
     `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
     and `each` may be left out where the step does not use them. With `stays=True` the result is a model (`Tensors`)
-    that is written at the party and never sent.
+    that is written at the party and never sent. A step for `trainer` is every trainer's; one for `trainer/source` is
+    that of this kind of trainers alone.
     """
     if bare or not (isinstance(role, str) and role):
         above = f" above {getattr(bare[0], '__qualname__', bare[0])}" if bare else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from coalface import pairlists, planning, sources, world
+from coalface import domains, pairlists, planning, sources, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
+from coalface.core import plays
 from coalface.data.faces import FaceSet
 from coalface.footprint import footprint
 from coalface.methods import METHODS
@@ -45,7 +46,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     for name, member in here.members().items():
         by_role.setdefault(member.role, []).append(name)
     planned = planning.plan(recipe.build_method(), by_role, here.backbone)
-    return {name: here.data[name] for name in by_role["trainer"]}, planned, world.cohorts(recipe, here)
+    training = [name for role, names in by_role.items() if plays(role, "trainer") for name in names]
+    return {name: here.data[name] for name in sorted(training)}, planned, world.cohorts(recipe, here)
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -53,9 +55,27 @@ def plan(recipe: Recipe) -> Plan:
 
     For `coalface wire`: where the recipe names no validator, one stands in.
     """
-    names = [f"party-{place:05d}" for place in range(party_count(recipe))]
     validators = tuple(recipe.validators) or ("validator-0",)
-    return planning.plan(recipe.build_method(), {"trainer": names, world.VALIDATOR: validators}, world.backbone(recipe))
+    roles: dict[str, Sequence[str]] = {world.VALIDATOR: validators}
+    if METHODS[recipe.method].domains and recipe.data.domains is not None:
+        kinds = domains.roles(recipe, domains.parties(recipe))
+        for name in domains.parties(recipe):
+            role = kinds.get(name, "trainer")
+            roles[role] = [*roles.get(role, ()), name]
+    else:
+        roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
+    return planning.plan(recipe.build_method(), roles, world.backbone(recipe))
+
+
+def stand_in(method: str) -> list[str]:
+    """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
+    if method not in METHODS or not METHODS[method].domains:
+        return []
+    parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
+    return [
+        f"data.source={{kind: joined, parts: {parts}}}",
+        "data.domains={source: source, target: target, clients: 4}",
+    ]
 
 
 def check_leaves_shared(pretraining: Recipe) -> None:

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from coalface import config, dry, enrolled, judging, pairlists, planning, world
+from coalface import clustered, config, dry, enrolled, judging, pairlists, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Models, Tensors
@@ -115,6 +115,7 @@ def _execute(
         recipe.judge.flip,
         recipe.engine.device,
         recipe.judge.parties,
+        fars=recipe.judge.fars,
     )
     if not judge.lists:
         view.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
@@ -149,6 +150,7 @@ def _execute(
             )
         figures = judge(server, models)
         own = enrolled.judge(server, models, here, train, test) if test is not None else {}
+        found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         faults = server.check_ledgers()
         _write_models(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
@@ -156,6 +158,8 @@ def _execute(
     summary = _summary(recipe, method, server, planned, judge, figures, untrained)
     if models.class_embeddings:
         summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    if found:
+        summary["clusters"] = found
     if own:
         summary["enrolled"] = own
     elif test is not None:

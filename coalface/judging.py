@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 from coalface.core import Backbone, Models, Tensors
 from coalface.engines.server import Server
 from coalface.evaluate.bootstrap import PairIdentities
-from coalface.evaluate.evidence import accuracy_evidence, tar_evidence
+from coalface.evaluate.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluate.features import embed, images_needed
+from coalface.evaluate.identification import Identification, identify
 from coalface.evaluate.verification import histogram, judge, roc, score_pairs
 from coalface.pairlists import Lists
+
+FARS = (0.01, 0.001)
+"""The false accept rates at which runs are judged unless a recipe names others."""
 
 Figures = dict[str, dict[str, float]]
 """List name -> figure name -> percent."""
@@ -36,8 +40,12 @@ class Judge:
     """Own models that are judged, the first by party name."""
     last_scores: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     """Of the last judgement: each list's scores, model by model."""
+    last_hits: dict[str, list[NDArray[np.bool_]]] = field(default_factory=dict)
+    """Of the last judgement: which queries of each list were right at rank 1, model by model; none without queries."""
     last_parties: dict[str, Figures] = field(default_factory=dict)
     """Of the last judgement: the figures of each party's own model."""
+    fars: tuple[float, ...] = ()
+    """False accept rates of the TARs; none: those of the field."""
 
     def __call__(self, server: Server, models: Models) -> Figures:
         """The figures of what a run has reached; the mean over parties where each has a model of its own."""
@@ -51,36 +59,57 @@ class Judge:
     def models(self, models: Sequence[Tensors]) -> Figures:
         """The mean figures of some models, each with all tensors of the backbone."""
         found: Figures = {}
-        self.last_scores = {}
+        self.last_scores, self.last_hits = {}, {}
         for chosen in self.lists:
             each = []
             for tensors in models:
-                features, left, right = self._features(tensors, chosen)
-                pairs = chosen.pairs
-                each.append(
-                    judge(
-                        features, left, right, pairs.same, pairs.fold, pairs.headline, folds=chosen.judged_folds
-                    ).figures()
-                )
+                features, left, right, looked_up = self._features(tensors, chosen)
+                each.append(self._judged(chosen, features, left, right))
                 self.last_scores.setdefault(chosen.name, []).append(score_pairs(features, left, right))
+                if looked_up is not None:
+                    each[-1] |= looked_up.figures()
+                    self.last_hits.setdefault(chosen.name, []).append(looked_up.right())
             found[chosen.name] = {name: float(np.mean([f[name] for f in each])) for name in each[0]}
         return found
 
+    def _judged(
+        self, chosen: Lists, features: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64]
+    ) -> dict[str, float]:
+        pairs, fars = chosen.pairs, self.fars or FARS
+        judged = judge(
+            features, left, right, pairs.same, pairs.fold, pairs.headline, folds=chosen.judged_folds, fars=fars
+        )
+        return judged.figures()
+
     def _features(
         self, tensors: Tensors, chosen: Lists
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], Identification | None]:
+        """The embeddings of the images that a list names, its pairs as places among them, and who was found."""
         shared, kept = self.backbone.shared(), self.backbone.kept()
         self.backbone.load({n: tensors[n] for n in shared}, {n: tensors[n] for n in kept} if kept else None)
-        needed, left, right = images_needed(chosen.pairs.left, chosen.pairs.right)
+        none = np.empty(0, dtype=np.int64)
+        queries = none if chosen.queries is None else chosen.queries
+        gallery = none if chosen.gallery is None else chosen.gallery
+        needed, first, second = images_needed(
+            np.concatenate([chosen.pairs.left, queries]), np.concatenate([chosen.pairs.right, gallery])
+        )
         features = embed(self.backbone.module, chosen.faces, needed, flip=self.flip, device=self.device)
-        return features, left, right
+        pairs = len(chosen.pairs)
+        left, right, asked, held = first[:pairs], second[:pairs], first[pairs:], second[pairs:]
+        if not len(asked):
+            return features, left, right, None
+        who = chosen.faces.labels[needed]
+        return features, left, right, identify(features[asked], features[held], who[asked], who[held])
 
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
         """What a paired comparison needs of the last judgement: list name -> model by model."""
-        return {
-            chosen.name: [_evidence(scores, chosen) for scores in self.last_scores[chosen.name]]
-            for chosen in self.lists
-        }
+        found = {}
+        for chosen in self.lists:
+            evidence = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
+            for model, right in zip(evidence, self.last_hits.get(chosen.name, ()), strict=False):
+                model |= hits_evidence(right)
+            found[chosen.name] = evidence
+        return found
 
     def curves(self) -> dict[str, dict[str, Any]]:
         """ROC and similarity histograms of the last judgement, all models' pairs taken together."""
@@ -105,10 +134,10 @@ class Judge:
         return found
 
 
-def _evidence(scores: NDArray[np.float64], chosen: Lists) -> dict[str, Any]:
+def _evidence(scores: NDArray[np.float64], chosen: Lists, fars: Sequence[float]) -> dict[str, Any]:
     if chosen.identities.headline is not None:
-        return tar_evidence(scores, chosen.identities)
-    return accuracy_evidence(scores, chosen.identities, folds=chosen.judged_folds)
+        return tar_evidence(scores, chosen.identities, fars)
+    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.judged_folds)
 
 
 def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
@@ -121,6 +150,8 @@ def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
             arrays["headline"] = who.headline
         if who.fold is not None:
             arrays["fold"] = who.fold.astype(np.int32)
+        if who.queries is not None:
+            arrays["queries"] = who.queries.astype(np.int32)
         np.savez_compressed(folder / f"{chosen.name}.npz", sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
 
 
@@ -128,9 +159,8 @@ def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
     """What `keep_lists` wrote, by list name."""
     for path in sorted(folder.glob("*.npz")):
         with np.load(path, allow_pickle=False) as kept:
-            optional = {n: kept[n] for n in ("headline", "fold") if n in kept}
-            if "fold" in optional:
-                optional["fold"] = optional["fold"].astype(np.int64)
+            optional = {n: kept[n] for n in ("headline", "fold", "queries") if n in kept}
+            optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
             left, right = kept["left"].astype(np.int64), kept["right"].astype(np.int64)
             yield path.stem, PairIdentities(left, right, str(kept["sha256"]), **optional)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from coalface.data.partition import check_disjoint, first_images
 from coalface.data.stores import open_store
 from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.features import images_needed
+from coalface.evaluate.identification import query_and_gallery
 from coalface.evaluate.verification import tenths
 from coalface.sources import Packing, below_root, folder, open_source, pixels
 
@@ -36,6 +38,9 @@ class Lists:
     pairs: PairList
     judged_folds: tuple[int, ...] | None = None
     """The folds whose pairs are judged; None: all."""
+    queries: NDArray[np.int64] | None = None
+    """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
+    gallery: NDArray[np.int64] | None = None
 
     @functools.cached_property
     def identities(self) -> PairIdentities:
@@ -43,7 +48,11 @@ class Lists:
         labels, pairs = self.faces.labels, self.pairs
         who = labels[pairs.left], labels[pairs.right]
         sha256 = list_sha256(pairs, self.faces)
-        return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+        if self.queries is None or self.gallery is None:
+            return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+        looked_up = np.concatenate([self.queries, [-1], self.gallery]).astype("<i8")
+        sha256 = hashlib.sha256(sha256.encode() + looked_up.tobytes()).hexdigest()
+        return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
 
 
 def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
@@ -65,8 +74,26 @@ def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | Non
             fold = _folds(pairs, name)
             found.append(Lists(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first")))
         else:
-            found.append(Lists(name, faces, pairs))
+            found.append(Lists(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
     return found
+
+
+def _looked_up(
+    faces: FaceSet, pairs: PairList, name: str, wanted: PairsFrom
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+    """The queries and the gallery of a list: images of the people in its pairs. Raises RecipeError without any."""
+    if wanted.rank1 is None:
+        return None, None
+    people = np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])
+    images = np.flatnonzero(np.isin(faces.labels, people))
+    try:
+        chosen, others = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
+    except ValueError as error:
+        raise RecipeError(f"judge.lists.{name}.rank1: {error}") from None
+    if wanted.rank1 == "one-query":
+        return images[chosen], images[others]
+    asked = np.isin(faces.labels[images[others]], faces.labels[images[chosen]])  # not those who have one image
+    return images[others[asked]], images[np.sort(np.concatenate([chosen, others[~asked]]))]
 
 
 def _folds(pairs: PairList, name: str) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coalface import wire
 from coalface.calls import check_call, check_models, check_state
 from coalface.core import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
-from coalface.declarations import counterpart, kind_of
+from coalface.declarations import counterpart, kind_of, plays, without_none
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
@@ -90,7 +90,8 @@ def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
 
 def _fields(cls: type, path: str) -> list[str]:
     inner = {f"{path}.{name}": annotation for name, annotation in wire.hints(cls).items()}
-    return [f for name, a in inner.items() for f in (_fields(a, name) if kind_of(a) == "private" else [name])]
+    bare = {name: without_none(annotation)[0] for name, annotation in inner.items()}
+    return [f for name, a in bare.items() for f in (_fields(a, name) if kind_of(a) == "private" else [name])]
 
 
 class _Paper(Federation):
@@ -109,7 +110,7 @@ class _Paper(Federation):
         self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
 
     def parties(self, role: str) -> tuple[str, ...]:
-        return self._parties.get(role, ())
+        return tuple(sorted(name for own, names in self._parties.items() if plays(own, role) for name in names))
 
     def images(self, party: str) -> int:
         return IMAGES

@@ -77,6 +77,23 @@ class Testing(Section):
     """So many of every identity that has more, drawn by a fixed seed. Those with fewer keep all, and have none."""
 
 
+class Domains(Section):
+    """Two parts of a joined source as domains: one whose identities are known, one whose are not."""
+
+    source: str
+    """The part that the source client holds, with its identities."""
+    target: str
+    """The part that the target clients hold, without."""
+    clients: int = Field(1, ge=1)
+    """Target clients, to whom its identities are dealt equally."""
+    hold_out: int = Field(0, ge=0)
+    """Identities of the target that nobody trains on, to be judged."""
+    split: int | None = Field(None, ge=0)
+    """Which of them: splits judge other people as long as there are enough. None: the run's seed."""
+    calibrate: int = Field(0, ge=0)
+    """Identities of the source that nobody trains on, by which the source client chooses a threshold of clustering."""
+
+
 class Data(Section):
     """Training images."""
 
@@ -95,8 +112,11 @@ class Data(Section):
     hold_out: int = 0
     """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
     private: Private | None = None
-    side: Literal["private", "public"] | None = None
-    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones."""
+    side: Literal["private", "public", "source"] | None = None
+    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones. With
+    `domains`: `source` is the source's alone, as in `pretrain`."""
+    domains: Domains | None = None
+    """For methods that adapt a model to unlabelled images; `partition` and `hold_out` then have no part."""
     test: Testing | None = None
     """Images that no method trains on, of identities whose others are trained on: see `coalface.enrolled`."""
     partition: Partition = Partition()
@@ -122,6 +142,9 @@ class PairsFrom(Section):
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
     most_images: int | None = Field(None, ge=2)
     """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+    rank1: Literal["one-query", "one-gallery"] | None = None
+    """Also look the list's people up: one image of each is the query and all others the gallery, or the other way
+    round, which asks more often. Drawn by a fixed seed."""
 
 
 class Validator(PairsFrom):
@@ -141,6 +164,8 @@ class Judge(Section):
     """Rounds between two judgements during the run; 0: the end only."""
     flip: bool = False
     """Add the embedding of the mirrored image."""
+    fars: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
     lists: dict[str, PairsFrom] = {}

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from coalface import pairlists, world
+from coalface.clustered import mean
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
 from coalface.enrolled import by_kind
-from coalface.evaluate.paired import PairedDifference, compare, same_pairs
+from coalface.evaluate.bootstrap import PairIdentities
+from coalface.evaluate.paired import PairedDifference, Resampled, compare, same_pairs
 from coalface.gridding import Cell
 from coalface.report.runs import clean, figure_name, size, start_name
 
@@ -57,6 +59,7 @@ def table(
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves))]
     lines += _enrolled(there)
+    lines += _clusters(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
@@ -66,9 +69,8 @@ def table(
         for wanted in baselines or (None,):
             bases = _bases(list(groups if baselines else there), wanted)
             to[wanted or ""] = {label: base for label, base in bases.items() if base in there}
-        recipe = next(cell.recipe for cell in cells if cell.setting in there)
         try:
-            lines += _differences(recipe, there, to)
+            lines += _differences(_recipes(cells, done), there, to)
         except (OSError, ValueError) as error:
             whole = False
             lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
@@ -147,6 +149,21 @@ def _enrolled(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return ["", said, "", *aligned(rows, left=2)]
 
 
+def _clusters(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """How well the parties' clusters fit who is in their images: a row for every setting that has some."""
+    found = {label: [mean(cell.get("clusters", {})) for cell in group] for label, group in groups.items()}
+    names = list(dict.fromkeys(name for group in found.values() for each in group for name in each))
+    if not names:
+        return []
+    rows = [["setting", *(name.replace("_", " ") for name in names)]]
+    for label, group in groups.items():
+        if any(found[label]):
+            values = [_by_seed(group, [each.get(name) for each in found[label]]) for name in names]
+            rows.append([label, *map(_mean_and_spread, values)])
+    said = "Clusters of the parties' own images against who is in them: mean over parties, then over seeds, in percent;"
+    return ["", said, "clusters, identities and images are counts.", "", *aligned(rows, left=1)]
+
+
 def _place(name: str) -> int:
     """The figures of clients' own thresholds come last."""
     return name.startswith("accepted")
@@ -200,8 +217,17 @@ Found = Mapping[str, Mapping[tuple[str, str], Mapping[str, PairedDifference]]]
 """Pair list -> (setting, what it is compared with) -> figure -> their difference; none if judged on other pairs."""
 
 
+def _recipes(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
+    """A recipe for every combination of judged lists: the cells of each seed may be judged on people of their own."""
+    found: dict[str, Recipe] = {}
+    for cell in cells:
+        if (digest := cell.recipe.digest()) in done:
+            found.setdefault(str(sorted(done[digest].get("lists", {}).items())), cell.recipe)
+    return list(found.values())
+
+
 def _differences(
-    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], to: Mapping[str, Mapping[str, str]]
+    recipes: Sequence[Recipe], groups: Mapping[str, Sequence[Mapping[str, Any]]], to: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
     """Each setting less what it is compared with; `to` says for each baseline with what, itself being left out."""
     pairs = {
@@ -211,23 +237,30 @@ def _differences(
     every = {pair for each in pairs.values() for pair in each}
     if not every:
         return []
-    found = _compared(recipe, groups, every)
+    found = _compared(recipes, groups, every)
     return _in_columns(groups, pairs, found) if len(to) > 1 else _in_rows(next(iter(pairs.values())), found)
 
 
 def _compared(
-    recipe: Recipe, groups: Mapping[str, Sequence[Mapping[str, Any]]], pairs: Collection[tuple[str, str]]
+    recipes: Sequence[Recipe], groups: Mapping[str, Sequence[Mapping[str, Any]]], pairs: Collection[tuple[str, str]]
 ) -> Found:
     """The paired differences on each judged list. A setting is drawn again once, however often it is compared."""
+    lists: dict[str, dict[str, PairIdentities]] = {}
+    for recipe in recipes:
+        for chosen in pairlists.judged(recipe, *world.training_faces(recipe)):
+            lists.setdefault(chosen.name, {})[chosen.identities.sha256] = chosen.identities
     found: dict[str, dict[tuple[str, str], dict[str, PairedDifference]]] = {}
-    for chosen in pairlists.judged(recipe, *world.training_faces(recipe)):
-        bootstrap = bootstrap_of(chosen.identities)
-        drawn = {
-            label: resampled([model for cell in group for model in cell["evidence"].get(chosen.name, ())], bootstrap)
-            for label, group in groups.items()
-            if any(label in pair for pair in pairs)
-        }
-        found[chosen.name] = {
+    for name, each in lists.items():
+        bootstraps = [bootstrap_of(identities) for identities in each.values()]
+        drawn: dict[str, dict[str, list[Resampled]]] = {}
+        for label, group in groups.items():
+            if any(label in pair for pair in pairs):
+                models = [model for cell in group for model in cell["evidence"].get(name, ())]
+                drawn[label] = {}
+                for bootstrap in bootstraps:
+                    for figure, runs in resampled(models, bootstrap).items():
+                        drawn[label].setdefault(figure, []).extend(runs)
+        found[name] = {
             (label, base): {
                 figure: compare(mine, drawn[base][figure])
                 for figure, mine in drawn[label].items()

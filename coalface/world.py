@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from coalface import config
+from coalface import config, domains
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
@@ -71,8 +71,8 @@ def check_device(recipe: Recipe) -> None:
 
 def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
     """(the identities that may be trained on, those held out for judging), disjoint by identity."""
-    train, held, _ = _split(recipe, packing)
-    return _test_images(recipe, train)[0], held
+    split = _split(recipe, packing)
+    return _test_images(recipe, split.train)[0], split.held
 
 
 def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
@@ -80,7 +80,7 @@ def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
 
     `coalface.data.testing.by_party` tells whose they are.
     """
-    return _test_images(recipe, _split(recipe, packing)[0])[1]
+    return _test_images(recipe, _split(recipe, packing).train)[1]
 
 
 def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
@@ -96,13 +96,28 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
         raise RecipeError(f"data.test.images: {error}") from None
 
 
-def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, dict[str, FaceSet]]:
-    """(for training and tests, held out for judging, set aside for each validator), disjoint by identity."""
+@dataclass(frozen=True)
+class _Split:
+    """The identities of a recipe, disjoint."""
+
+    train: FaceSet
+    """For training, and for tests of those who are trained on."""
+    held: FaceSet
+    """Held out for judging."""
+    validators: dict[str, FaceSet]
+    """Set aside for each validator."""
+    calibration: FaceSet
+    """Of the source domain, to choose a threshold by."""
+
+
+def _split(recipe: Recipe, packing: Packing | None) -> _Split:
     data = recipe.data
     faces = open_source(recipe, data.source, packing)
     faces = without(faces, _excluded(recipe))
     faces = minimum_images(faces, data.min_images)
-    held = faces.only([])
+    held = calibration = faces.only([])
+    if data.domains is not None:
+        faces, held, calibration = domains.apart(recipe, faces)
     if data.hold_out:
         faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
     aside = {}
@@ -120,7 +135,7 @@ def _split(recipe: Recipe, packing: Packing | None) -> tuple[FaceSet, FaceSet, d
         faces = faces.only(np.sort(deal))
     if len(faces) == 0:
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
-    return faces, held, aside
+    return _Split(faces, held, aside, calibration)
 
 
 def _side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
@@ -148,7 +163,7 @@ def validating(
         return {}
     if both := sorted(recipe.validators.keys() & deal(recipe, train).keys()):
         raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
-    aside, lists = _split(recipe, packing)[2], judged(recipe, train, held, packing)
+    aside, lists = _split(recipe, packing).validators, judged(recipe, train, held, packing)
     return {name: validator(recipe, name, aside.get(name), train, lists, packing) for name in recipe.validators}
 
 
@@ -185,7 +200,9 @@ def _deal_seed(recipe: Recipe) -> int:
 
 
 def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
-    """The parties and their images."""
+    """The parties and their images, as the method is to see them."""
+    if METHODS[recipe.method].domains:
+        return _domains(recipe, faces)
     if METHODS[recipe.method].pooled:
         return {POOLED: _marked(recipe, faces) if recipe.data.party_augment else faces}
     parties = silos_of(recipe, faces)
@@ -195,6 +212,20 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
             f"{len(parties[more[0]].names)}; set data.partition.kind=one-identity"
         )
     return parties
+
+
+def truth(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """The parties of two domains with the identities of all their images, in the order in which `deal` gives them."""
+    parties = domains.deal(recipe, faces, generator(_deal_seed(recipe), "deal"))
+    return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
+
+
+def _domains(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """The same without the identities that the method is not told."""
+    wanted, known = recipe.data.domains, truth(recipe, faces)
+    if METHODS[recipe.method].told or wanted is None:
+        return known
+    return {name: domains.untold(party, wanted.source) for name, party in known.items()}
 
 
 def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
@@ -289,10 +320,18 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing
         data=parties | {name: faces for name, (faces, _) in validators.items()},
         augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
-        roles=dict.fromkeys(validators, VALIDATOR),
+        aside=_calibration(recipe, parties, packing),
+        roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
         backbone=network,
         compute=compute,
     )
+
+
+def _calibration(recipe: Recipe, parties: Mapping[str, FaceSet], packing: Packing | None) -> dict[str, FaceSet]:
+    """What the source client chooses a threshold by, where it takes part and keeps some for it."""
+    if domains.NAMED_SOURCE not in parties or recipe.data.domains is None or not recipe.data.domains.calibrate:
+        return {}
+    return {domains.NAMED_SOURCE: _split(recipe, packing).calibration}
 
 
 def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
@@ -312,6 +351,12 @@ def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
             )
         if not _plays(recipe, party):
             continue
+        method = METHODS[recipe.method]
+        if size > 1 and method.domains and method.pooled and not method.told:
+            raise RecipeError(
+                f"engine.shards.{party}: a batch of two domains, as {recipe.method} has it, is not split over "
+                f"{size} processes: leave engine.shards out"
+            )
         if size > 1 and METHODS[recipe.method].one_identity:
             raise RecipeError(
                 f"engine.shards.{party}: a client of {recipe.method} has one class embedding, which cannot lie over "

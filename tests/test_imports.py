@@ -24,8 +24,14 @@ LEVELS = [
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 """What is not named here stands above all: the command line, the recipes and what carries them out."""
 FORBIDDEN_IN_METHODS = {"coalface.engines", "coalface.data", "coalface.report", "coalface.evaluate", "flwr"}
-ALLOWED_IN_METHODS = {"coalface.data.faces", "coalface.evaluate.features", "coalface.evaluate.verification"}
-"""The form of a face set is no reader of one, and a validator scores by the judge's formulas."""
+ALLOWED_IN_METHODS = {
+    "coalface.data.faces",
+    "coalface.evaluate.clusterings",
+    "coalface.evaluate.features",
+    "coalface.evaluate.verification",
+}
+"""The form of a face set is no reader of one; a validator scores by the judge's formulas, and so does a client that
+chooses a threshold on its own images."""
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
 
 

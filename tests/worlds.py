@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from coalface.data.augment import Augment, to_tensor
 from coalface.data.faces import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic import SyntheticFaces
+from coalface.domains import untold
 from coalface.engines.cohorts import Cohort
 from coalface.engines.commits import REPLY, Commit
 from coalface.engines.desk import Request
@@ -87,6 +88,10 @@ class Tiny:
     """Each party has one identity."""
     validators: int = 0
     """Parties that hold four identities and 20 pairs of them each."""
+    domains: frozenset[str] = frozenset()
+    """Of a method for two domains, those it trains on: the first party is the source, the others are targets."""
+    told: bool = False
+    """The targets know who is in their images."""
 
     def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
         """Each validator's images and pairs."""
@@ -101,12 +106,30 @@ class Tiny:
         """Each party's images."""
         whole = faces(2 * self.parties, self.each)
         if self.pooled:
-            return {"all": whole}
+            return {"all": self.hidden(whole) if self.domains else whole}
         found = {}
         for i in range(self.parties):
             view = whole.only([2 * i] if self.one_identity else [2 * i, 2 * i + 1])
             found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
+        if self.domains:
+            known = {name: name == "silo-0" for name in found if (name == "silo-0") in self.sides()}
+            tells = {name: source or self.told for name, source in known.items()}
+            found = {name: found[name] if told else untold(found[name], None) for name, told in tells.items()}
         return dict(reversed(found.items())) if self.reverse else found
+
+    def sides(self) -> set[bool]:
+        """Whether the source takes part, and whether the targets do."""
+        return {side == "source" for side in self.domains}
+
+    def hidden(self, whole: FaceSet) -> FaceSet:
+        """All images of the domains at one party: the first two identities are the source's."""
+        mine = whole.only([i for i in range(len(whole.names)) if (i < 2) in self.sides()])
+        if self.told:
+            return mine
+        known = len(self.sides()) == 2
+        return replace(
+            mine, labels=np.where(mine.labels < 2 * known, mine.labels, -1), names=mine.names[: 2 * known], files=None
+        )
 
     def trained(self) -> FaceSet:
         """The images, of as many as there are, of the first identity of every party."""
@@ -122,12 +145,13 @@ class Tiny:
             net = Net(norm=self.norm)
         backbone = Backbone(net.double() if self.double else net, self.policy)
         dtype = torch.float64 if self.double else torch.float32
-        held = self.validating()
+        held, mine = self.validating(), self.data()
+        kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in mine} if self.domains else {}
         return World(
-            self.data() | {name: faces for name, (faces, _) in held.items()},
+            mine | {name: faces for name, (faces, _) in held.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
-            roles=dict(self.roles) | dict.fromkeys(held, "validator"),
+            roles=dict(self.roles) | dict.fromkeys(held, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in held.items()},
         )
 
@@ -263,6 +287,7 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
     build = Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
+    build = dataclasses.replace(build, domains=cls.domains, told=cls.told)
     return method, dataclasses.replace(build, parties=MANY) if cls.one_identity else build
 
 

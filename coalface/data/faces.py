@@ -22,7 +22,7 @@ class FaceSet:
     rows: NDArray[np.int64]
     """(n,) the place of each image of this view in the store."""
     labels: NDArray[np.int64]
-    """(n,) the identity of each image of this view, 0 to len(names) − 1."""
+    """(n,) the identity of each image of this view, 0 to len(names) − 1; −1 where the party does not know it."""
     names: tuple[str, ...]
     """The identities of this view."""
     files: Sequence[str] | None = None
@@ -64,9 +64,21 @@ class FaceSet:
         chosen = np.asarray(identities, dtype=np.int64)
         renumbered = np.full(len(self.names), -1, dtype=np.int64)
         renumbered[chosen] = np.arange(len(chosen))
-        view = self.select(np.flatnonzero(renumbered[self.labels] >= 0))
+        view = self.select(np.flatnonzero((self.labels >= 0) & (renumbered[self.labels] >= 0)))
         return replace(view, labels=renumbered[view.labels], names=tuple(self.names[i] for i in chosen))
 
     def counts(self) -> NDArray[np.int64]:
-        """(len(names),) images of each identity."""
-        return np.bincount(self.labels, minlength=len(self.names))
+        """(len(names),) images of each identity; those without one are not counted."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.names))
+
+    def clustered(self, clusters: NDArray[np.int64]) -> FaceSet:
+        """The images that have a cluster (0 and up, −1 for none), with it for their identity.
+
+        The clusters that are left are renumbered 0, 1, … in their order. `clusters` is (n,).
+        """
+        if len(clusters) != len(self):
+            raise ValueError(f"{len(clusters)} clusters for {len(self)} images: give one for each, −1 for none")
+        inside = np.flatnonzero(clusters >= 0)
+        numbers, labels = np.unique(clusters[inside], return_inverse=True)
+        names = tuple(f"cluster-{number}" for number in numbers)
+        return replace(self.select(inside), labels=labels.astype(np.int64), names=names)

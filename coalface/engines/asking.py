@@ -28,6 +28,7 @@ from coalface.core import (
     Tensors,
     Ticket,
     generator,
+    plays,
 )
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed
@@ -78,7 +79,7 @@ class Asking(Federation):
     # --- what a method may ask ----------------------------------------------------------------------------------------
 
     def parties(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name in self.at.tallies if self.transport.members[name].role == role)
+        return tuple(name for name in self.at.tallies if plays(self.transport.members[name].role, role))
 
     def images(self, party: str) -> int:
         return self.transport.members[party].images
@@ -275,6 +276,10 @@ class Asking(Federation):
         role = self.method.find(models.verify)[1].role
         probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
         return self._staying(models.verify, models.common, probes)
+
+    def labelled(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """The labels that every party has for its images, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.labels is None else self._staying(models.labels, None)
 
     def _staying(
         self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from coalface import wire
 from coalface.core import Method, Party, Tensors
-from coalface.declarations import StepDeclaration
+from coalface.declarations import StepDeclaration, plays
 from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.privacy import ledger
 
@@ -224,7 +224,7 @@ class Desk:
         except Exception as error:
             raise StepFailed(f"{where}: {error}") from error
         party = self.site.party(request)
-        if declaration.role != party.role:
+        if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         try:
             with nullcontext() if crew is None else crew.beside(request):

@@ -50,6 +50,8 @@ class World:
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
+    aside: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    """Images of a party's that nobody trains on, by which it chooses settings of its own."""
 
     def __post_init__(self) -> None:
         if bad := [name for name in self.data if not _NAME.fullmatch(name)]:
@@ -91,6 +93,7 @@ class Setup:
                 rng=generator(self.seed, "party", request.party, *when),
                 data=world.data[request.party],
                 pairs=world.pairs.get(request.party),
+                aside=world.aside.get(request.party),
                 public=world.public,
                 device=device,
                 backbone=world.backbone,

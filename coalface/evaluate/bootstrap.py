@@ -33,6 +33,8 @@ class PairIdentities:
     """(n,) the genuine pairs that count (impostor pairs all count); None: all."""
     fold: NDArray[np.int64] | None = None
     """(n,) the fold of each pair, for the accuracy; None: `tenths`."""
+    queries: NDArray[np.int64] | None = None
+    """(q,) the identity number of each image that is looked up in a gallery; None: none is."""
 
     def __post_init__(self) -> None:
         for word, column in (("right", self.right), ("headline", self.headline), ("fold", self.fold)):

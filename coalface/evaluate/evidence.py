@@ -68,6 +68,30 @@ def tar_evidence(
     }
 
 
+def hits_evidence(right: NDArray[np.bool_]) -> dict[str, str]:
+    """What `resample` needs for rank-1, beside the evidence of the pairs: which of the (q,) queries were right."""
+    return {"hits": _packed([right.astype(np.int64)])}
+
+
+def hits(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
+    """Rank-1 in every draw, a query weighing its identity's count; nothing where nobody was looked up.
+
+    Identities that no pair names are in no draw, and their queries weigh nothing.
+    """
+    queries = bootstrap.pairs.queries
+    if queries is None or "hits" not in evidence:
+        return {}
+    (right,) = _unpacked(evidence["hits"], [len(queries)])
+    people = bootstrap.pairs.people
+    place = np.searchsorted(people, queries)
+    known = (place < len(people)) & (people[np.minimum(place, len(people) - 1)] == queries)
+    asked = np.bincount(place[known], minlength=len(people))
+    found = np.bincount(place[known], weights=right[known], minlength=len(people))
+    weight = asked @ bootstrap.counts.astype(np.int64)
+    values = np.where(weight > 0, found @ bootstrap.counts / np.maximum(weight, 1), np.nan)
+    return {"rank-1": (values, np.zeros(len(values), dtype=bool))}
+
+
 Drawn = dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]
 """Figure -> (draws,) its values, and where the kept tail was too short for one."""
 

@@ -1,7 +1,8 @@
 """Is one method better than another? A paired bootstrap over identities, from the evidence that runs left.
 
 The same draws serve every method and every seed. The difference of two methods in a draw is that of their means over
-seeds; its 2.5 % and 97.5 % quantiles over the draws are the interval.
+seeds; its 2.5 % and 97.5 % quantiles over the draws are the interval. Where seeds are judged on lists of their own
+(other people each), both methods have the same lists, each with draws of its own.
 
 The interval speaks of the test identities alone; the spread over seeds is given apart. It errs on the wide side: a
 product of counts varies more than the count of a pair drawn by itself, so where methods differ by chance of the pair
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluate.bootstrap import Bootstrap
-from coalface.evaluate.evidence import RESAMPLERS
+from coalface.evaluate.evidence import RESAMPLERS, hits
 
 ERRORS = ("eer",)
 """Figures of which the lower one is better."""
@@ -99,6 +100,7 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
     everybody = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
     resampler = RESAMPLERS[evidence["form"]]
     points, drawn = resampler(evidence, everybody), resampler(evidence, bootstrap)
+    points, drawn = points | hits(evidence, everybody), drawn | hits(evidence, bootstrap)
     folds = tuple(evidence["folds"]) if "folds" in evidence else None
     empty = np.minimum(*bootstrap.weights_of(folds)) == 0
     return {
@@ -112,10 +114,12 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
     runs = [*first, *second]
     if not first or not second:
         raise ValueError("a comparison needs at least one run of each method")
-    if len({run.figure for run in runs}) > 1 or any(run.bootstrap is not runs[0].bootstrap for run in runs):
-        raise ValueError("paired runs need the same figure and the same draws: resample them all from one Bootstrap")
+    lists = {run.bootstrap.pairs.sha256: run.bootstrap for run in runs}
+    apart = any(run.bootstrap is not lists[run.bootstrap.pairs.sha256] for run in runs)
+    if len({run.figure for run in runs}) > 1 or apart or len({run.values.shape for run in runs}) > 1:
+        raise ValueError("paired runs need the same figure and the same draws: resample a list's from one Bootstrap")
     if not same_pairs(first, second):
-        raise ValueError("the two sides were judged on other folds of the list: give each side both halves, or one")
+        raise ValueError("the two sides were judged on other lists, or on other folds of one: give each side the same")
     drawn = np.mean([run.values for run in first], axis=0) - np.mean([run.values for run in second], axis=0)
     counted = np.isfinite(drawn)
     if not counted.any():
@@ -136,11 +140,11 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
 
 
 def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:
-    """Whether both sides were judged on the same folds of the list, each as often in proportion."""
+    """Whether both sides were judged on the same lists and folds of them, each as often in proportion."""
 
-    def halves(runs: Sequence[Resampled]) -> dict[tuple[int, ...] | None, Fraction]:
-        told = [run.folds for run in runs]
-        return {folds: Fraction(told.count(folds), len(told)) for folds in told}
+    def halves(runs: Sequence[Resampled]) -> dict[tuple[str, tuple[int, ...] | None], Fraction]:
+        told = [(run.bootstrap.pairs.sha256, run.folds) for run in runs]
+        return {one: Fraction(told.count(one), len(told)) for one in told}
 
     return halves(first) == halves(second)
 

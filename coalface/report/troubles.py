@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coalface.core import plays
 from coalface.report.runs import Run, clean, mapping, number, size, whole_number
 
 FEW = 8
@@ -31,7 +32,7 @@ def _parties(run: Run) -> list[dict[str, Any]]:
 
 def _no_gradient(run: Run) -> str:
     """Softmax over one class embedding: what becomes of methods for silos where each party holds one identity."""
-    trainers = [p for p in _parties(run) if p.get("role") == "trainer"]
+    trainers = [p for p in _parties(run) if plays(str(p.get("role")), "trainer")]
     losses = [number(record.get("loss")) for record in run.metrics]
     if not trainers or any(p.get("identities") != 1 for p in trainers) or not losses or any(losses):
         return ""

@@ -1,0 +1,80 @@
+"""Training on two domains at one party: every batch holds as many images of the source as of the target.
+
+A target's image has the label −1, and the loss is one for such batches, as `coalface.learn.adapting` has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from coalface.core import Party, Tensors, private
+from coalface.learn.adapting import UNKNOWN
+from coalface.learn.cosines import CosineLoss
+from coalface.learn.features import mean_head, unit_features
+from coalface.learn.sgd import Learner, train
+from coalface.learn.work import Cursor, LocalWork, by_iterations
+
+
+@private
+class Mixed:
+    """What the party keeps from round to round."""
+
+    learner: Learner
+    """Its class embeddings, what the loss trains beside them, momentum, and where it stands in the source."""
+    target: Cursor
+    """Where it stands in the target."""
+
+
+def learn_mixed(
+    party: Party, backbone: Tensors, own: Mixed | None, work: LocalWork, loss: CosineLoss, extra: Tensors
+) -> tuple[float, Mixed]:
+    """One round at a party with images of both domains: the mean loss, and what it keeps; momentum goes on throughout.
+
+    A step takes `work.batch` images of the source and as many of the target, each from a permutation of its own. The
+    class embeddings start at the mean features of their identities, and what the loss trains beside them at `extra`.
+    Raises ValueError where several processes play the party, or where a domain has no image.
+    """
+    if party.shards is not None:
+        raise ValueError("a batch of two domains is not split over processes: leave engine.shards out")
+    known = np.flatnonzero(party.data.labels != UNKNOWN)
+    unknown = np.flatnonzero(party.data.labels == UNKNOWN)
+    if not len(known) or not len(unknown):
+        raise ValueError(f"{party.name} holds {len(known)} images of the source and {len(unknown)} of the target")
+    source = party.data.select(known)
+    learner = own.learner if own else _begin(replace(party, data=source), backbone, extra)
+    batches, cursor = work.batches(replace(party, data=source), learner.cursor)
+
+    def order(epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return party.stream(party.stage, "target epoch", epoch).permutation(len(unknown))
+
+    beside, target = by_iterations(len(unknown), work.batch, len(batches), own.target if own else Cursor(), order)
+    party.backbone.load(backbone, learner.kept)
+    trained = train(
+        party,
+        learner.head,
+        [np.concatenate([known[one], unknown[other]]) for one, other in zip(batches, beside, strict=True)],
+        loss,
+        extra=learner.extra,
+        lr=work.lr_at(party.round, party.rounds),
+        momentum=work.momentum,
+        weight_decay=work.weight_decay,
+        velocity=learner.velocity,
+    )
+    kept = Learner(
+        head=trained.head,
+        extra=trained.extra,
+        kept=party.backbone.kept(),
+        velocity=trained.velocity,
+        cursor=cursor,
+    )
+    return trained.loss, Mixed(learner=kept, target=target)
+
+
+def _begin(party: Party, backbone: Tensors, extra: Tensors) -> Learner:
+    features = unit_features(party, party.data, backbone)
+    labels = torch.from_numpy(party.data.labels).to(features.device)
+    head = mean_head(features, labels, len(party.data.names))
+    return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=Cursor())

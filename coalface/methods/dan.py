@@ -1,0 +1,86 @@
+"""DAN: supervised training on the source, with the discrepancy (MMD) of the two domains' features in the loss.
+
+Long et al., "Learning transferable features with deep adaptation networks", ICML 2015; for faces Luo et al., "Deep
+unsupervised domain adaptation for face recognition", FG 2018. One party holds the images of both domains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coalface.core import Federation, Method, Models, Party, Tensors, message, state, step
+from coalface.learn.adapting import Discrepancy
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.mixed import Mixed, learn_mixed
+from coalface.learn.work import LocalWork
+
+
+@message
+class Global:
+    """Down."""
+
+    backbone: Tensors
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    images: int
+    loss: float
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAN(Method):
+    """L = F_s(w) + weight · MMD²(features of the source, features of the target), under several Gaussian kernels."""
+
+    title: ClassVar[str] = "pools both domains; draws their features together by their discrepancy (MMD)"
+    paper: ClassVar[str] = "Long et al. 2015"
+    setting: ClassVar[str] = "cross-silo"
+    pooled: ClassVar[bool] = True
+    domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+
+    rounds: int = 20
+    local: LocalWork = LocalWork(iterations=100)
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
+    weight: float = 1.0
+    kernels: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.weight >= 0 or self.kernels < 1:
+            raise ValueError(f"weight is 0 or more and kernels 1 or more; got {self.weight} and {self.kernels}")
+
+    def init(self, fed: Federation) -> State:
+        return State(backbone=fed.initial)
+
+    def round(self, fed: Federation, state: State) -> State:
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone))
+        fed.log(loss=answer.mean("loss"))
+        (backbone,) = answer.each["backbone"].values()
+        return State(backbone=backbone)
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Mixed | None, common: Global) -> tuple[Update, Mixed]:
+        loss = Discrepancy(self.loss, self.weight, self.kernels)
+        extra = self.loss.extra(len(party.data.names))
+        mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, own.learner.kept if own else None)
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone)
+        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))

@@ -1,0 +1,278 @@
+"""FedFR for unsupervised domain adaptation: target clients label their images by clustering, then all train together.
+
+Zhuang et al., "Towards unsupervised domain adaptation for deep face recognition under privacy constraints via federated
+learning", 2021. Three stages: the source client trains alone; each target client clusters the features of its images
+with that model; source and targets train together, the source held near the global model (domain constraint loss).
+What its text leaves open is a setting: λ, E, τ, and where the class embeddings of new classes start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coalface.core import (
+    Abandoned,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Stage,
+    Tensors,
+    message,
+    private,
+    state,
+    step,
+)
+from coalface.learn.features import mean_head, unit_features
+from coalface.learn.margins import ArcFace, CosineLoss
+from coalface.learn.sgd import Learner, MomentumState, fresh_head, learn
+from coalface.learn.work import Cursor, LocalWork
+from coalface.methods.labelling import Labelling
+
+
+@message
+class Global:
+    """Down, the same for all."""
+
+    backbone: Tensors
+    """w^t."""
+
+
+@message
+class ToLabel:
+    """Down to the targets."""
+
+    backbone: Tensors
+    threshold: float
+    """τ."""
+
+
+@message
+class Threshold:
+    """Up from the source: a number, chosen on its own labelled images."""
+
+    threshold: float
+
+
+@message
+class Clustered:
+    """Up from a target: counts alone; who is in which cluster stays."""
+
+    images: int
+    clusters: int
+    kept: float
+    """The share of its images that are in a cluster."""
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    images: int
+    loss: float
+
+
+@private
+class Labels:
+    """A target's pseudo labels."""
+
+    labels: Tensor
+    """(n,) the cluster of each of its images, −1 for none."""
+
+
+@private
+class Own:
+    """What a client keeps; none of it is ever sent."""
+
+    labels: Labels | None
+    learner: Learner | None
+    """Its class embeddings, cursor and momentum; None until it has trained, and after its images were labelled anew."""
+    kept: Tensors
+    """What the BatchNorm policy keeps from the wire; empty under `average`."""
+
+
+@state
+class State:
+    """At the server."""
+
+    backbone: Tensors
+    """w^t."""
+    threshold: float | None
+    """τ, once it is known."""
+    labelled: tuple[str, ...]
+    """The targets that have labels, as far as the server heard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFRUDA(Method):
+    """w^{t+1} = mean of the clients' w_k; the source minimises F_s(w) + (λ/2) ‖w − w^t‖², a target F_k(w)."""
+
+    title: ClassVar[str] = "a labelled source and unlabelled targets: clusters for labels, then training together"
+    paper: ClassVar[str] = "Zhuang et al. 2021"
+    setting: ClassVar[str] = "cross-silo"
+    domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+
+    rounds: int = 20
+    pretrain: int = 0
+    """Rounds of the first stage, in which the source trains alone; 0 where the recipe's `pretrain` gives the model."""
+    local: LocalWork = LocalWork(iterations=100)
+    loss: CosineLoss = ArcFace(scale=30.0, margin=0.3)
+    labelling: Labelling = Labelling()
+    relabel: int = 0
+    """Rounds after which the targets cluster anew, with the model of then; 0: once, as the paper has it."""
+    constraint: float = 0.01
+    """λ; 0 is without the domain constraint loss."""
+    source: bool = True
+    """False: the source trains no more once the targets have labels."""
+    weights: Literal["equal", "images"] = "equal"
+    """How clients weigh in the mean: alike, as Equation 1 has it, or by their images."""
+    start: Literal["mean", "random"] = "mean"
+    """Where class embeddings start: at the mean features of their class, or at random."""
+    momentum: MomentumState = "reset"
+    head_momentum: MomentumState | None = None
+
+    def __post_init__(self) -> None:
+        if self.pretrain < 0 or self.relabel < 0 or self.constraint < 0:
+            raise ValueError(
+                f"pretrain, relabel and constraint are 0 or more; got {self.pretrain}, {self.relabel} and "
+                f"{self.constraint}"
+            )
+
+    def stages(self) -> tuple[Stage, ...]:
+        first = Stage("pretrain", self.pretrain, begin=lambda fed, _: self.init(fed), round=self.alone)
+        label = Stage("label", 1, begin=lambda fed, before: before or self.init(fed), round=self.clusters)
+        train = Stage("train", self.rounds, begin=lambda _, before: before, round=self.round)
+        return (first, label, train) if self.pretrain else (label, train)
+
+    def init(self, fed: Federation) -> State:
+        return State(backbone=fed.initial, threshold=None, labelled=())
+
+    def alone(self, fed: Federation, state: State) -> State:
+        """Stage 1: the source's own training."""
+        answer = fed.ask(self.train_alone, common=Global(backbone=state.backbone), folds=[Mean("backbone")])
+        fed.log(loss=answer.mean("loss"))
+        return replace(state, backbone=answer.folded["backbone"])
+
+    def clusters(self, fed: Federation, state: State) -> State:
+        """Stage 2: τ from the source if it is not given, then the labels of the targets that have none."""
+        threshold = state.threshold
+        if threshold is None and self.labelling.asks:
+            answer = fed.ask(self.choose, common=Global(backbone=state.backbone))
+            (threshold,) = answer.each["threshold"].values()
+        elif threshold is None:
+            threshold = 0.0 if self.labelling.threshold == "auto" else self.labelling.threshold
+        missing = [name for name in fed.parties("trainer/target") if name not in state.labelled]
+        common = ToLabel(backbone=state.backbone, threshold=threshold)
+        answer = fed.collect(fed.post(self.label, to=missing, common=common), optional=True)
+        fed.log(threshold=threshold)
+        if answer.arrived:
+            fed.log(clusters=sum(answer.each["clusters"].values()), kept=answer.mean("kept", by="images"))
+        labelled = tuple(sorted({*state.labelled, *answer.arrived}))
+        return State(backbone=state.backbone, threshold=threshold, labelled=labelled)
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Stage 3: Algorithm 1. A target whose labels the server has not heard of labels its images first."""
+        if self.relabel and fed.round > 1 and (fed.round - 1) % self.relabel == 0:
+            state = replace(state, threshold=None, labelled=())
+        if len(state.labelled) < len(fed.parties("trainer/target")):
+            state = self.clusters(fed, state)
+        clients = [*(fed.parties("trainer/source") if self.source else ()), *state.labelled]
+        if not clients:
+            raise Abandoned("no target client has labelled its images yet, and the source trains no more")
+        by = "images" if self.weights == "images" else None
+        answer = fed.ask(
+            self.train, to=clients, common=Global(backbone=state.backbone), folds=[Mean("backbone", by=by)]
+        )
+        fed.log(loss=answer.mean("loss", by="images"))
+        return replace(state, backbone=answer.folded["backbone"])
+
+    @step(role="trainer/source")
+    def train_alone(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
+        before = own.learner if own else None
+        loss, kept = learn(party, common.backbone, before, self.local, self.loss, momentum="keep")
+        update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
+        return update, Own(labels=None, learner=kept, kept=kept.kept)
+
+    @step(role="trainer/source")
+    def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
+        faces = party.aside if party.aside is not None else party.data
+        features = unit_features(party, faces, common.backbone, _kept(own))
+        return Threshold(threshold=self.labelling.choose(features, faces.labels))
+
+    @step(role="trainer/target")
+    def label(self, party: Party, own: Own | None, common: ToLabel) -> tuple[Clustered, Own]:
+        features = unit_features(party, party.data, common.backbone, _kept(own))
+        found = self.labelling(features, common.threshold, party.rng)
+        if not (found >= 0).any():
+            raise ValueError(
+                f"{party.name}: none of its {len(found)} images is in a cluster of {self.labelling.smallest} or more "
+                f"at τ = {common.threshold:g}: raise the threshold, or lower labelling.smallest"
+            )
+        counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
+        kept = own.kept if own else party.backbone.kept()
+        return counts, Own(labels=Labels(labels=torch.from_numpy(found)), learner=None, kept=kept)
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
+        labelled = replace(party, data=party.data.clustered(own.labels.labels.numpy())) if own and own.labels else party
+        learner = own.learner if own else None
+        if learner is None:
+            learner = self._begin(labelled, common.backbone, _kept(own))
+        elif party.round == 1:  # the momentum of the source's first stage ends with it
+            learner = replace(learner, velocity={})
+        constrained = party.role == "trainer/source" and self.constraint > 0
+        anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
+
+        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (λ/2) ‖w − w^t‖² = λ (w − w^t)  (3)
+            return {n: self.constraint * (w.detach() - anchor[n]) for n, w in now.items() if n in anchor}
+
+        loss, kept = learn(
+            labelled,
+            common.backbone,
+            learner,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            pull=pull if constrained else None,
+        )
+        update = Update(backbone=party.backbone.shared(), images=len(labelled.data), loss=loss)
+        return update, Own(labels=own.labels if own else None, learner=kept, kept=kept.kept)
+
+    def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None) -> Learner:
+        """The class embeddings of a client that has not trained on these classes yet."""
+        classes = len(party.data.names)
+        rows = self.loss.rows(classes)
+        head = fresh_head(party, rows)
+        if self.start == "mean" and rows == classes:
+            features = unit_features(party, party.data, backbone, kept)
+            means = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
+            head = means[party.shards.span(classes) if party.shards is not None else slice(None)].to(head.dtype)
+        party.backbone.load(backbone, kept)
+        extra = self.loss.extra(classes)
+        return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=Cursor())
+
+    @step(role="trainer/target", stays=True)
+    def labels(self, party: Party, own: Own | None) -> Tensors:
+        return {"labels": own.labels.labels} if own and own.labels else {}
+
+    @step(role="trainer", stays=True)
+    def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
+        party.backbone.load(common.backbone, _kept(own))
+        return {**party.backbone.shared(), **party.backbone.kept()}
+
+    def models(self, fed: Federation, state: State) -> Models:
+        if fed.policy == "average":
+            return Models(shared=state.backbone, labels=self.labels)
+        common = Global(backbone=state.backbone)  # BatchNorm differs by party
+        return Models(at_party=self.own_model, common=common, labels=self.labels)
+
+
+def _kept(own: Own | None) -> Tensors | None:
+    return own.kept if own else None
