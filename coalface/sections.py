@@ -142,6 +142,8 @@ class PairsFrom(Section):
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
     most_images: int | None = Field(None, ge=2)
     """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+    domain: Literal["source", "target"] | None = None
+    """Of two domains, whose people the list shows: reports then have a table by domain, with the gap between them."""
     rank1: Literal["one-query", "one-gallery"] | None = None
     """Also look the list's people up: one image of each is the query and all others the gallery, or the other way
     round, which asks more often. Drawn by a fixed seed."""

@@ -15,7 +15,7 @@ from coalface.enrolled import by_kind
 from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.paired import PairedDifference, Resampled, compare, same_pairs
 from coalface.gridding import Cell
-from coalface.report.runs import clean, figure_name, size, start_name
+from coalface.report.runs import clean, figure_name, gaps, size, start_name
 
 MANY = 16
 """Parties up to which a table has the final training loss of each."""
@@ -58,8 +58,9 @@ def table(
             mine = [cell for cell in group if cell["cell"].get("half_split") == half]
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves))]
-    lines += _enrolled(there)
+    lines += _gaps(cells, there)
     lines += _clusters(there)
+    lines += _enrolled(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
@@ -147,6 +148,21 @@ def _enrolled(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
             rows.append([label, kind, *map(_mean_and_spread, values)])
     said = "Clients verified by their own test images, in percent: mean over seeds ± standard deviation over seeds."
     return ["", said, "", *aligned(rows, left=2)]
+
+
+def _gaps(cells: Sequence[Cell], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Of two domains, how far the target's figures lie below the source's: a row for every setting."""
+    lists = next((cell.recipe.judge.lists for cell in cells if cell.setting in groups), {})
+    domains = {name: wanted.domain for name, wanted in lists.items() if wanted.domain is not None}
+    found = {label: [gaps(_flat(cell["figures"]), domains) for cell in group] for label, group in groups.items()}
+    names = list(dict.fromkeys(name for each in found.values() for one in each for name in one))
+    if not names:
+        return []
+    start = [gaps(_flat(cell["untrained"]), domains) for cell in next(iter(groups.values()))]
+    rows = [["setting", *map(figure_name, names)]]
+    for label, each in {"(before)": start, **found}.items():
+        rows.append([label, *(_mean_and_spread([one[name] for one in each if name in one]) for name in names)])
+    return ["", "Gap between the domains, source less target, in percent points:", "", *aligned(rows, left=1)]
 
 
 def _clusters(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -14,6 +14,7 @@ from coalface.report.runs import (
     figure_name,
     figure_text,
     flat_figures,
+    gaps,
     mapping,
     number,
     signed,
@@ -72,6 +73,35 @@ def figures(run: Run, judged: Sequence[str]) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def domains(runs: Sequence[Run]) -> Grid:
+    """Each run's figures by domain: a row for every list, and the gap, source less target."""
+    rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.figures if run.domains))
+    names = [name for name in names if not name.endswith("_se")]
+    for run in runs:
+        label = run.label if len(runs) > 1 else ""
+        for name, domain in sorted(run.domains.items(), key=lambda pair: (pair[1], pair[0])):
+            rows.append([label, domain, name, *(figure_text(run.figures, f"{name}/{figure}") for figure in names)])
+        for what, found in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
+            if gap := gaps(found, run.domains):
+                rows.append([label, what, "", *(signed(gap[name]) if name in gap else "" for name in names)])
+    header = ("run", "domain", "list", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(3, len(header)))))
+
+
+def clusters(runs: Sequence[Run]) -> Grid:
+    """How well parties' clusters of their images fit who is in them."""
+    found = [(run.label, party, each) for run in runs for party, each in run.clusters.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    counts = ("clusters", "identities", "images")
+    rows = [
+        [label if len(runs) > 1 else "", party, *(f"{e[n]:,.0f}" if n in counts else figure_text(e, n) for n in names)]
+        for label, party, e in found
+    ]
+    header = ("run", "party", *(name.replace("_", " ") for name in names))
+    grid = Grid(header, rows[:MOST_ROWS], frozenset(range(2, len(header))), left_out=max(0, len(rows) - MOST_ROWS))
+    return _without_empty_columns(grid)
 
 
 def enrolled(runs: Sequence[Run]) -> Grid:

@@ -66,6 +66,8 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
         tiles=_tiles(run, judged),
         figures=grids.figures(run, judged),
+        domains=grids.domains(runs),
+        clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
         enrolled_of=_enrolled_of(runs),
         comparison=comparison,

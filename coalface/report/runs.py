@@ -49,6 +49,21 @@ class Run:
         return flat_figures(self.summary.get("untrained"))
 
     @property
+    def domains(self) -> dict[str, str]:
+        """List -> `source` or `target`, of the lists that the recipe says it of."""
+        lists = mapping(mapping(self.config.get("judge")).get("lists"))
+        return {str(n): str(one["domain"]) for n, one in lists.items() if mapping(one).get("domain")}
+
+    @property
+    def clusters(self) -> dict[str, dict[str, float]]:
+        """Party -> figure -> value, of the parties that labelled their own images."""
+        found = mapping(self.summary.get("clusters"))
+        return {
+            str(party): {str(n): v for n, v in mapping(each).items() if number(v) is not None}
+            for party, each in found.items()
+        }
+
+    @property
     def enrolled(self) -> dict[str, dict[str, float]]:
         """What the run's own clients are verified by -> figure -> percent, where they held back test images."""
         kinds = mapping(self.summary.get("enrolled"))
@@ -59,6 +74,21 @@ class Run:
     def start(self) -> str:
         """What the run starts from, in a word."""
         return start_name(self.config.get("pretrain"))
+
+
+def gaps(figures: Mapping[str, float], domains: Mapping[str, str]) -> dict[str, float]:
+    """Figure -> the source's less the target's, the mean over a domain's lists, of `list/figure` -> percent.
+
+    >>> gaps({"lfw/eer": 10.0, "street/eer": 25.0, "street/rank-1": 40.0}, {"lfw": "source", "street": "target"})
+    {'eer': -15.0}
+    """
+    sides: dict[str, dict[str, list[float]]] = {"source": {}, "target": {}}
+    for key, value in figures.items():
+        name, _, figure = key.rpartition("/")
+        if name in domains and not figure.endswith("_se"):
+            sides[domains[name]].setdefault(figure, []).append(value)
+    source, target = sides["source"], sides["target"]
+    return {f: sum(v) / len(v) - sum(target[f]) / len(target[f]) for f, v in source.items() if f in target}
 
 
 def read(path: Path, label: str | None = None) -> Run:
