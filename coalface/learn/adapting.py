@@ -43,7 +43,8 @@ def mk_mmd(source: Tensor, target: Tensor, kernels: int = 5) -> Tensor:
     both = torch.cat([source, target])
     squares = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
     count = len(both)
-    width = (squares.detach().sum() / max(1, count * (count - 1))).clamp_min(torch.finfo(both.dtype).tiny)
+    width = squares.detach().sum() / max(1, count * (count - 1))
+    width = width.clamp_min(torch.finfo(both.dtype).eps ** 2)  # where all are equal: nothing to divide by
     scales = 2.0 ** (torch.arange(kernels, dtype=both.dtype, device=both.device) - (kernels - 1) / 2)
     alike = torch.exp(-squares / (scales[:, None, None] * width)).mean(0)
     n = len(source)
