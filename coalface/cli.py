@@ -256,12 +256,16 @@ def sweep(
         typer.Option(help="A swept key to draw the figures over. Without it: each that takes three numbers or more."),
     ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what is left to run.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of recipes, resumable, into one table with paired differences and a page with drawings."""
     from coalface import sweeping
     from coalface.report.progress import Progress
 
+    if dry_run:
+        typer.echo(sweeping.describe(recipe, changes or (), out, baselines=baseline or ()))
+        return
     with Progress(quiet=quiet) as view:
         text = sweeping.sweep(
             recipe, changes or (), out, view, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs

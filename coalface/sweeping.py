@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface import charting, experiment
+from coalface import charting, dry, experiment
 from coalface.config import Recipe, RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
@@ -79,6 +79,35 @@ def sweep(
     return said
 
 
+def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[str] = ()) -> str:
+    """What a sweep would do, a line for every cell; each that is not done is checked as a run is before it begins.
+
+    Nothing is written, and no image is decoded. Raises RecipeError, ValueError or OSError as the sweep would.
+    """
+    cells = grid(path, changes)
+    for wanted in baselines:
+        baseline_of([cell.setting for cell in cells], wanted)
+    done, failed, lines = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
+    for number, cell in enumerate(cells, start=1):
+        digest = cell.recipe.digest()
+        where = f"cell {number} of {len(cells)}: {cell.name}"
+        if digest in done:
+            lines.append(f"{where}: done, {done[digest]['seconds']['total']:.0f} s")
+            continue
+        try:
+            parties = len(dry.check(cell.recipe))
+        except ValueError as error:
+            raise RecipeError(f"{where}: {error}") from None
+        begun = (out / "runs" / digest / "config.yaml").exists()
+        state = f"failed before ({failed[digest]})" if digest in failed else "begun" if begun else "to run"
+        length = dry.several(cell.recipe.rounds, "round")
+        lines.append(f"{where}: {state}; {length} over {dry.several(parties, 'party', 'parties')}")
+    ran = [cell["seconds"]["total"] for cell in (done.get(c.recipe.digest()) for c in cells) if cell is not None]
+    left = len(cells) - len(ran)
+    took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""
+    return "\n".join([*lines, f"{left} of {len(cells)} cells are left to run{took}; they go to {out}"])
+
+
 def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]:
     """Run a cell, or go on with it, and return its line."""
     if (place / "config.yaml").exists():
@@ -95,14 +124,17 @@ def _read_failed(out: Path) -> dict[str, str]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def read_cells(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished cells by the hash of their recipe; a last line that was cut off does not count, and is taken away."""
+def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
+    """Finished cells by the hash of their recipe; a last line that was cut off does not count.
+
+    With `mend` it is taken away.
+    """
     found: dict[str, dict[str, Any]] = {}
     if not path.exists():
         return found
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
-    if whole < len(data):
+    if whole < len(data) and mend:
         os.truncate(path, whole)
     for number, line in enumerate(data[:whole].decode("utf-8").splitlines(), start=1):
         try:
