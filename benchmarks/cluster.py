@@ -154,6 +154,7 @@ def measure(kind: str, args: argparse.Namespace) -> None:
             "turns": args.turns,
         }
         row["seconds"] = round(statistics.median(turn["seconds"] for turn in turns), 2)
+        row["each"] = [round(turn["seconds"], 2) for turn in turns]
         if "bar" in found:
             ratios = [turn["seconds"] / bar["seconds"] for turn, bar in zip(turns, found["bar"], strict=True)]
             row["to_bar"] = round(statistics.median(ratios), 3)

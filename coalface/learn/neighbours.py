@@ -233,10 +233,12 @@ class _Search:
         # the opposite order: of these alone the largest integer is that of the lowest, and the largest unknown.
         codes = segments.view(_CODES[found.dtype])
         most = codes.amax(2) if rows else codes.amax(1).T
-        most = most[: mine.stop - mine.start].contiguous().view(found.dtype).double()
-        floor = torch.maximum(self.floor[mine], self._lower(most).amax(1))
+        most = most[: mine.stop - mine.start].contiguous().view(found.dtype).float()
+        floor = torch.maximum(self.floor[mine], self._lower(most.amax(1).double()))
         self.floor[mine] = floor
-        hot = self._upper(most.clamp_(min=0)).ge_(floor[:, None]).nonzero()
+        # Where the upper end of a number from 0 on reaches the floor, and a float32 below.
+        least = ((floor - self.bound) / (1 + self.relative) - 1e-6).float()
+        hot = (most.clamp_(min=0) >= least[:, None]).nonzero()
         if not len(hot):
             return
         crowd = CROWDED * len(hot[:, 0].unique_consecutive())
