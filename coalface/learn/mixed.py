@@ -14,7 +14,7 @@ from coalface.core import Party, Tensors, private
 from coalface.learn.adapting import UNKNOWN
 from coalface.learn.cosines import CosineLoss
 from coalface.learn.features import mean_head, unit_features
-from coalface.learn.sgd import Learner, train
+from coalface.learn.sgd import Learner, fresh_head, train
 from coalface.learn.work import Cursor, LocalWork, by_iterations
 
 
@@ -34,17 +34,20 @@ def learn_mixed(
     """One round at a party with images of both domains: the mean loss, and what it keeps; momentum goes on throughout.
 
     A step takes `work.batch` images of the source and as many of the target, each from a permutation of its own. The
-    class embeddings start at the mean features of their identities, and what the loss trains beside them at `extra`.
-    Raises ValueError where several processes play the party, or where a domain has no image.
+    class embeddings start at the mean features of their identities (of a loss with several rows for a class at random),
+    and what the loss trains beside them at `extra`. Raises ValueError where several processes play the party, where
+    class embeddings are to be sampled, or where a domain has no image.
     """
     if party.shards is not None:
         raise ValueError("a batch of two domains is not split over processes: leave engine.shards out")
+    if (work.sample_rate or 1) < 1:
+        raise ValueError("local.sample_rate: in a batch of two domains all class embeddings are trained; leave it out")
     known = np.flatnonzero(party.data.labels != UNKNOWN)
     unknown = np.flatnonzero(party.data.labels == UNKNOWN)
     if not len(known) or not len(unknown):
         raise ValueError(f"{party.name} holds {len(known)} images of the source and {len(unknown)} of the target")
     source = party.data.select(known)
-    learner = own.learner if own else _begin(replace(party, data=source), backbone, extra)
+    learner = own.learner if own else _begin(replace(party, data=source), backbone, loss, extra)
     batches, cursor = work.batches(replace(party, data=source), learner.cursor)
 
     def order(epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -73,8 +76,11 @@ def learn_mixed(
     return trained.loss, Mixed(learner=kept, target=target)
 
 
-def _begin(party: Party, backbone: Tensors, extra: Tensors) -> Learner:
-    features = unit_features(party, party.data, backbone)
-    labels = torch.from_numpy(party.data.labels).to(features.device)
-    head = mean_head(features, labels, len(party.data.names))
-    return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=Cursor())
+def _begin(party: Party, backbone: Tensors, loss: CosineLoss, extra: Tensors) -> Learner:
+    features, classes = unit_features(party, party.data, backbone), len(party.data.names)
+    if (rows := loss.rows(classes)) == classes:
+        head = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
+    else:
+        head = fresh_head(party, rows)
+    beside = {name: tensor.to(head.dtype) for name, tensor in extra.items()}
+    return Learner(head=head, extra=beside, kept=party.backbone.kept(), velocity={}, cursor=Cursor())
