@@ -199,6 +199,7 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
 def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partitions:
     """All levels, given the first neighbours of the points."""
     labels = np.arange(len(rows), dtype=np.int64)
+    summands, belongs = rows, labels
     index, cosine = first.index.cpu().numpy(), first.cosine.cpu().numpy()
     found = []
     while True:
@@ -206,15 +207,21 @@ def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partition
         if not linked.any():
             break
         joined = _numbered(_components(np.where(linked, index, np.arange(len(index)))))
-        labels = joined[labels]
+        labels, belongs = joined[labels], joined[belongs]
         found.append(labels)
-        index, cosine = _first_of_clusters(rows, labels)
+        count = _count(joined)
+        if summands is rows and 8 * count <= len(rows):  # few enough for their sums to be kept: next, sum these
+            summands = _sums(rows, labels, np.arange(len(rows)), 0, count, len(rows))
+            belongs = np.arange(count)
+        index, cosine = _first_of_clusters(rows, labels, summands, belongs)
     return Partitions(labels=tuple(found) or (labels,))
 
 
-def _first_of_clusters(rows: Tensor, labels: Labels) -> tuple[Labels, NDArray[np.float64]]:
+def _first_of_clusters(
+    rows: Tensor, labels: Labels, summands: Tensor, belongs: Labels
+) -> tuple[Labels, NDArray[np.float64]]:
     """(K,) the first neighbour of each cluster, −1 where it has none, and the cosine to it."""
-    vectors, directed = _directions(rows, labels)
+    vectors, directed = _directions(rows, labels, summands, belongs)
     count = len(directed)
     first = first_neighbours(vectors)
     index = np.full(count, -1, dtype=np.int64)
@@ -225,33 +232,42 @@ def _first_of_clusters(rows: Tensor, labels: Labels) -> tuple[Labels, NDArray[np
     return index, cosine
 
 
-def _directions(rows: Tensor, labels: Labels) -> tuple[Tensor, NDArray[np.bool_]]:
-    """(K', d) the renormalised means of the clusters that have a direction, and (K,) which those are."""
+def _directions(rows: Tensor, labels: Labels, summands: Tensor, belongs: Labels) -> tuple[Tensor, NDArray[np.bool_]]:
+    """(K', d) the renormalised means of the clusters that have a direction, and (K,) which those are.
+
+    The summands are the points themselves, or sums over some of them; `belongs` says to which cluster.
+    """
     sizes = np.bincount(labels)
-    members = np.argsort(labels, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(sizes)])
+    members = np.argsort(belongs, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(belongs))])
     vectors = rows.new_empty(len(sizes), rows.shape[1])
     directed = np.empty(len(sizes), dtype=bool)
     filled = 0
     step = max(1, CHUNK // max(1, rows.shape[1]))
     for start in range(0, len(sizes), step):
         stop = min(start + step, len(sizes))
-        inside = members[ends[start] : ends[stop]]
-        unit, has = _normalised(_sums(rows, inside, labels[inside] - start, stop - start), sizes[start:stop], len(rows))
+        sums = _sums(summands, belongs, members[ends[start] : ends[stop]], start, stop, len(rows))
+        unit, has = _normalised(sums, sizes[start:stop], len(rows))
         vectors[filled : filled + len(unit)] = unit
         directed[start:stop] = has
         filled += len(unit)
     return vectors[:filled], directed
 
 
-def _sums(rows: Tensor, members: Labels, labels: Labels, count: int) -> Tensor:
-    """(count, d) int64, in units of 2^−b: the sums over the clusters of the named rows; the same in any order."""
-    sums = torch.zeros(count, rows.shape[1], dtype=torch.int64, device=rows.device)
-    step = max(1, CHUNK // max(1, rows.shape[1]))
-    for start in range(0, len(members), step):
-        some = torch.from_numpy(members[start : start + step]).to(rows.device)
-        into = torch.from_numpy(labels[start : start + step]).to(rows.device)
-        sums.index_add_(0, into, (rows[some].double() * 2.0 ** _bits(len(rows))).round_().to(torch.int64))
+def _sums(summands: Tensor, belongs: Labels, members: Labels, start: int, stop: int, points: int) -> Tensor:
+    """(stop − start, d) int64, in units of 2^−b: the sums over clusters `start` to `stop`, the same in any order.
+
+    `members` are the summands that belong to one of them: rows, or such sums themselves, of that many points in all.
+    """
+    sums = torch.zeros(stop - start, summands.shape[1], dtype=torch.int64, device=summands.device)
+    unit = 2.0 ** _bits(points)
+    step = max(1, CHUNK // max(1, summands.shape[1]))
+    for begin in range(0, len(members), step):
+        chosen = members[begin : begin + step]
+        some = summands[torch.from_numpy(chosen).to(summands.device)]
+        if some.dtype != torch.int64:
+            some = (some.double() * unit).round_().to(torch.int64)
+        sums.index_add_(0, torch.from_numpy(belongs[chosen] - start).to(sums.device), some)
     return sums
 
 
@@ -301,7 +317,7 @@ class _Merging:
     def __init__(self, rows: Tensor, labels: Labels) -> None:
         self.points = len(rows)
         self.sizes = np.bincount(labels)
-        self.sums = _sums(rows, np.arange(len(rows)), labels, len(self.sizes))
+        self.sums = _sums(rows, labels, np.arange(len(rows)), 0, len(self.sizes), len(rows))
         unit, directed = _normalised(self.sums, self.sizes, self.points)
         self.vectors = torch.zeros(len(self.sizes), rows.shape[1], dtype=torch.float64, device=rows.device)
         self.vectors[torch.from_numpy(directed).to(rows.device)] = unit

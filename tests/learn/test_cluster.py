@@ -235,7 +235,7 @@ def test_a_cluster_whose_points_cancel_stays() -> None:
     assert lists(cfinch(features)) == [[0, 0]]
     lying = unit_features(np.array([[1.0, 0, 0], [-1.0, 0, 0], [0, 1.0, 0], [0, 1.0, 0.1], [0, 0.1, 1.0]]))
     labels = np.array([0, 0, 1, 1, 2])
-    index, cosine = cluster._first_of_clusters(lying, labels)
+    index, cosine = cluster._first_of_clusters(lying, labels, lying, labels)
     assert index.tolist() == [-1, 2, 1] and cosine[0] == -math.inf
     assert len(set(refine(Partitions(labels=(labels,)), lying, 2).tolist())) == 2
 
