@@ -95,6 +95,8 @@ class Own:
     """Its class embeddings, cursor and momentum; None until it has trained, and after its images were labelled anew."""
     kept: Tensors
     """What the BatchNorm policy keeps from the wire; empty under `average`."""
+    alone: bool
+    """The source has trained in the first stage alone so far, whose momentum ends with it."""
 
 
 @state
@@ -107,6 +109,8 @@ class State:
     """τ, once it is known."""
     labelled: tuple[str, ...]
     """The targets that have labels, as far as the server heard."""
+    since: int
+    """The round of the training after which they were asked for them; 0: before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +155,7 @@ class FedFRUDA(Method):
         return (first, label, train) if self.pretrain else (label, train)
 
     def init(self, fed: Federation) -> State:
-        return State(backbone=fed.initial, threshold=None, labelled=())
+        return State(backbone=fed.initial, threshold=None, labelled=(), since=0)
 
     def alone(self, fed: Federation, state: State) -> State:
         """Stage 1: the source's own training."""
@@ -174,12 +178,13 @@ class FedFRUDA(Method):
         if answer.arrived:
             fed.log(clusters=sum(answer.each["clusters"].values()), kept=answer.mean("kept", by="images"))
         labelled = tuple(sorted({*state.labelled, *answer.arrived}))
-        return State(backbone=state.backbone, threshold=threshold, labelled=labelled)
+        return replace(state, threshold=threshold, labelled=labelled)
 
     def round(self, fed: Federation, state: State) -> State:
         """Stage 3: Algorithm 1. A target whose labels the server has not heard of labels its images first."""
-        if self.relabel and fed.round > 1 and (fed.round - 1) % self.relabel == 0:
-            state = replace(state, threshold=None, labelled=())
+        done = fed.round - 1
+        if self.relabel and done - state.since >= self.relabel:
+            state = replace(state, threshold=None, labelled=(), since=done)
         if len(state.labelled) < len(fed.parties("trainer/target")):
             state = self.clusters(fed, state)
         clients = [*(fed.parties("trainer/source") if self.source else ()), *state.labelled]
@@ -197,7 +202,7 @@ class FedFRUDA(Method):
         before = own.learner if own else None
         loss, kept = learn(party, common.backbone, before, self.local, self.loss, momentum="keep")
         update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
-        return update, Own(labels=None, learner=kept, kept=kept.kept)
+        return update, Own(labels=None, learner=kept, kept=kept.kept, alone=True)
 
     @step(role="trainer/source")
     def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
@@ -216,7 +221,7 @@ class FedFRUDA(Method):
             )
         counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
         kept = own.kept if own else party.backbone.kept()
-        return counts, Own(labels=Labels(labels=torch.from_numpy(found)), learner=None, kept=kept)
+        return counts, Own(labels=Labels(labels=torch.from_numpy(found)), learner=None, kept=kept, alone=False)
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
@@ -224,7 +229,7 @@ class FedFRUDA(Method):
         learner = own.learner if own else None
         if learner is None:
             learner = self._begin(labelled, common.backbone, _kept(own))
-        elif party.round == 1:  # the momentum of the source's first stage ends with it
+        elif own is not None and own.alone:
             learner = replace(learner, velocity={})
         constrained = party.role == "trainer/source" and self.constraint > 0
         anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
@@ -243,7 +248,7 @@ class FedFRUDA(Method):
             pull=pull if constrained else None,
         )
         update = Update(backbone=party.backbone.shared(), images=len(labelled.data), loss=loss)
-        return update, Own(labels=own.labels if own else None, learner=kept, kept=kept.kept)
+        return update, Own(labels=own.labels if own else None, learner=kept, kept=kept.kept, alone=False)
 
     def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None) -> Learner:
         """The class embeddings of a client that has not trained on these classes yet."""

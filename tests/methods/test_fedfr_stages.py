@@ -1,0 +1,295 @@
+"""FedFR for domain adaptation stage by stage: who labels when, who chooses the threshold, and what is sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+import worlds
+from numpy.typing import NDArray
+from torch.nn import functional as F
+from unlabelled import TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
+from worlds import LOSS, Tiny, recipe, run
+
+from coalface.core import Tensors
+from coalface.engines.desk import Request
+from coalface.engines.local import World
+from coalface.learn.cluster import GRID
+from coalface.learn.sgd import HEAD
+from coalface.learn.subcenter import SubCenterArcFace
+from coalface.methods import fedfr_uda
+from coalface.methods.fedfr_uda import FedFRUDA, Own
+from coalface.methods.finetune_pseudo import FinetunePseudo
+from coalface.methods.labelling import Labelling
+
+# --- stages, clients and labels ---------------------------------------------------------------------------------------
+
+
+def test_each_stage_asks_those_that_it_is_for(tmp_path: Path) -> None:
+    _, found = heard(made(pretrain=2, rounds=2, labelling=Labelling()), tmp_path)
+    assert found.asked == [
+        *(("pretrain", r, "train_alone", "silo-0") for r in (1, 2)),
+        ("label", 1, "choose", "silo-0"),
+        *(("label", 1, "label", f"silo-{i}") for i in (1, 2)),
+        *(("train", r, "train", f"silo-{i}") for r in (1, 2) for i in range(3)),
+    ]
+
+
+def test_a_source_that_trains_no_more_is_still_asked_for_the_threshold(tmp_path: Path) -> None:
+    method = made(source=False, constraint=0.0, pretrain=1, labelling=Labelling())
+    ran, found = heard(method, tmp_path / "one")
+    assert {party for _, _, party in found.of("train")} == {"silo-1", "silo-2"}
+    assert found.of("choose") == [("label", 1, "silo-0")]
+    other = FinetunePseudo(local=WORK, loss=LOSS, rounds=4, pretrain=1, labelling=Labelling())
+    assert run(other, tmp_path / "other", WORLD).bytes() == ran.bytes()
+
+
+@pytest.mark.parametrize("settings", [{"source": True}, {"constraint": 0.1}])
+def test_fine_tuning_knows_no_source(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="finetune-pseudo trains without the source client: leave `source` and"):
+        FinetunePseudo(**settings)
+
+
+@pytest.mark.parametrize("name", ["pretrain", "relabel", "constraint"])
+def test_what_counts_is_not_below_zero(name: str) -> None:
+    with pytest.raises(ValueError, match="pretrain, relabel and constraint are 0 or more; got"):
+        made(**{name: -1})
+
+
+def test_targets_label_anew_after_so_many_rounds(tmp_path: Path) -> None:
+    _, found = heard(made(relabel=2, rounds=5, labelling=Labelling()), tmp_path)
+    when = [("label", 1), ("train", 3), ("train", 5)]
+    assert found.of("choose") == [(*at, "silo-0") for at in when]
+    assert found.of("label") == [(*at, party) for at in when for party in ("silo-1", "silo-2")]
+
+
+def test_a_round_to_label_anew_that_is_abandoned_is_made_up_for(tmp_path: Path) -> None:
+    """And the next is counted from there."""
+
+    def failing(request: Request) -> bool:
+        return request.step == "choose" and request.round == 3
+
+    method = made(relabel=2, rounds=6, labelling=Labelling())
+    ran, found = heard(method, tmp_path, failing=failing, on_error="exclude")
+    assert found.of("choose") == [(*at, "silo-0") for at in (("label", 1), ("train", 3), ("train", 4), ("train", 6))]
+    assert [bool(line.get("abandoned")) for line in metrics(ran)] == [False, False, False, True, False, False, False]
+
+
+def test_a_target_whose_labelling_is_lost_labels_later_and_trains_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = naive.watched(FedFRUDA, monkeypatch)
+
+    def failing(request: Request) -> bool:
+        return (request.step, request.party) == ("label", "silo-2") and (request.stage, request.round) != ("train", 2)
+
+    ran, found = heard(made(rounds=3, local=replace(WORK, lr=0.05)), tmp_path, failing=failing, on_error="exclude")
+    asked = [("label", 1), ("train", 1), ("train", 2)]
+    assert [(stage, r) for stage, r, party in found.of("label") if party == "silo-2"] == asked
+    assert [(stage, r) for stage, r, party in found.of("label") if party == "silo-1"] == [("label", 1)]
+    assert [(r, party) for _, r, party in found.of("train")] == [
+        *[(1, f"silo-{i}") for i in (0, 1)],
+        *[(r, f"silo-{i}") for r in (2, 3) for i in (0, 1, 2)],
+    ]
+    assert ran.state.labelled == ("silo-1", "silo-2")
+    later = naive.kept(tmp_path, "silo-2", Own).labels.labels
+    for backbone, same in ((states[0].backbone, True), (WORLD().backbone.shared(), False)):
+        client = Client("silo-2", WORLD)  # with the model of then: source and silo-1 have trained for a round
+        client.label(backbone, TAU, 2)
+        assert torch.equal(later, client.labels) == same
+
+
+def test_where_no_target_has_labels_the_source_trains_on_or_the_round_is_given_up(tmp_path: Path) -> None:
+    def failing(request: Request) -> bool:
+        return request.step == "label" and (request.stage, request.round) != ("train", 2)
+
+    more = {"failing": failing, "on_error": "exclude"}
+    with_source, found = heard(made(rounds=2), tmp_path / "with", **more)
+    assert [(r, party) for _, r, party in found.of("train")] == [(1, "silo-0"), *((2, f"silo-{i}") for i in range(3))]
+    without, found = heard(made(rounds=2, source=False, constraint=0.0), tmp_path / "without", **more)
+    assert [(r, party) for _, r, party in found.of("train")] == [(2, "silo-1"), (2, "silo-2")]
+    assert "no target client has labelled its images yet" in metrics(without)[1]["reason"]
+    assert with_source.state.labelled == without.state.labelled == ("silo-1", "silo-2")
+
+
+def test_momentum_of_the_first_stage_ends_with_it_although_a_reply_is_lost(tmp_path: Path) -> None:
+    """The source comes back in the second round as it would have come in the first."""
+
+    def failing(request: Request) -> bool:
+        return (request.stage, request.round, request.party) == ("train", 1, "silo-0")
+
+    seen: list[bool] = []
+    plain = fedfr_uda.learn
+
+    def noting(party: Any, backbone: Tensors, learner: Any, *rest: Any, **more: Any) -> Any:
+        if party.stage == "train" and party.name == "silo-0":
+            seen.append(bool(learner.velocity))
+        return plain(party, backbone, learner, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedfr_uda, "learn", noting)
+        heard(made(pretrain=2, momentum="keep"), tmp_path, failing=failing, on_error="exclude")
+    assert seen == [False, False, True, True]
+
+
+def test_without_any_cluster_the_run_says_what_to_do(tmp_path: Path) -> None:
+    method = made(labelling=Labelling(threshold=1e-6, smallest=12))
+    with pytest.raises(Exception, match=r"none of its 11 images is in a cluster of 12 or more at τ = 1e-06: raise the"):
+        run(method, tmp_path, WORLD)
+
+
+# --- the threshold ----------------------------------------------------------------------------------------------------
+
+
+def pairwise_f(known: NDArray[np.int64], found: list[int]) -> float:
+    pairs = [(i, j) for i in range(len(known)) for j in range(i)]
+    same, joined = ({(i, j) for i, j in pairs if by[i] == by[j]} for by in (known, found))
+    return 2 * len(same & joined) / (len(same) + len(joined)) if same or joined else 1.0
+
+
+def with_aside() -> World:
+    """The source has images of three more people to choose by."""
+    others = worlds.faces(9, 6).only([6, 7, 8])
+    return replace(WORLD(), aside={"silo-0": others})
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_the_source_chooses_the_threshold_by_its_own_and_sends_a_number(aside: bool, tmp_path: Path) -> None:
+    ran, found = heard(made(labelling=Labelling(), rounds=1), tmp_path, with_aside if aside else WORLD)
+    (threshold,) = (reply.threshold for step, reply in found.replies if step == "choose")
+    assert [vars(reply) for step, reply in found.replies if step == "choose"] == [{"threshold": threshold}]
+    faces = with_aside().aside["silo-0"] if aside else WORLD().data["silo-0"]
+    client = Client("silo-0", WORLD)
+    client.images = worlds.to_tensor(faces.take(np.arange(len(faces)))).double()
+    features = client.features(WORLD().backbone.shared()).numpy()
+
+    def score(at: float) -> float:
+        return pairwise_f(faces.labels, naive_cfinch(features, at))
+
+    assert score(threshold) >= max(map(score, GRID)) > score(GRID[0])
+    assert ran.state.threshold == threshold == metrics(ran)[0]["threshold"]
+
+
+def test_the_choice_by_others_than_those_trained_on_may_be_another(tmp_path: Path) -> None:
+    chosen = [
+        run(made(labelling=Labelling(), rounds=1), tmp_path / str(n), build).state.threshold
+        for n, build in enumerate((WORLD, with_aside))
+    ]
+    assert chosen[0] != chosen[1]
+
+
+@pytest.mark.parametrize(
+    "labelling",
+    [
+        Labelling(threshold=0.2),
+        Labelling(algorithm="finch"),
+        Labelling(algorithm="finch", clusters=3),
+        Labelling(algorithm="k-means", clusters=3),
+        Labelling(algorithm="dbscan", threshold=0.2, core=2),
+    ],
+    ids=str,
+)
+def test_a_threshold_that_is_not_asked_for_is_asked_of_nobody(labelling: Labelling, tmp_path: Path) -> None:
+    ran, found = heard(made(labelling=labelling, rounds=1), tmp_path)
+    assert found.of("choose") == []
+    given = [reply for step, reply in found.replies if step == "label"]
+    for party, reply in zip(("silo-1", "silo-2"), given, strict=True):
+        labels = naive.kept(tmp_path, party, Own).labels.labels
+        assert reply.clusters == len(set(labels.tolist()) - {-1}) and reply.images == len(labels)
+        assert reply.kept == pytest.approx(float((labels >= 0).double().mean()))
+        assert labelling.algorithm != "k-means" or reply.clusters == 3
+    assert metrics(ran)[0]["clusters"] == sum(reply.clusters for reply in given)
+
+
+# --- what is kept and what is sent ------------------------------------------------------------------------------------
+
+
+def test_neither_labels_nor_features_are_sent(tmp_path: Path) -> None:
+    ran, found = heard(made(labelling=Labelling(), pretrain=1, relabel=2), tmp_path)
+    lines = [json.loads(t) for p in sorted((tmp_path / "ledger").iterdir()) for t in p.read_text().splitlines()]
+    tensors = {(line["step"], line["name"]) for line in lines if line["kind"] == "tensor"}
+    names = {f"backbone/{name}" for name in ran.state.backbone}
+    assert tensors == {(step, name) for step in ("train_alone", "train") for name in names}
+    fields = {step: set(vars(reply)) for step, reply in found.replies}
+    update = {"backbone", "images", "loss"}
+    assert fields == {
+        **{"train_alone": update, "train": update},
+        **{"choose": {"threshold"}, "label": {"images", "clusters", "kept"}},
+    }
+
+
+@dataclass(frozen=True)
+class Turned(Tiny):
+    """The images of each target lie the other way round in a store of their own."""
+
+    def data(self) -> dict[str, worlds.FaceSet]:
+        def turned(faces: worlds.FaceSet) -> worlds.FaceSet:
+            last = len(faces.pixels) - 1
+            return replace(faces, pixels=faces.pixels[::-1].copy(), rows=last - faces.rows)
+
+        return {name: turned(faces) if name != "silo-0" else faces for name, faces in super().data().items()}
+
+
+def test_where_images_lie_in_their_store_tells_nothing(tmp_path: Path) -> None:
+    one = run(made(), tmp_path / "one", WORLD)
+    other = run(made(), tmp_path / "other", Turned(**vars(WORLD)))
+    assert one.bytes() == other.bytes()
+
+
+def test_the_lab_alone_gets_the_labels(tmp_path: Path) -> None:
+    ran = run(made(), tmp_path, WORLD)
+    given = dict(ran.server.labelled(ran.models))
+    assert set(given) == {"silo-1", "silo-2"}
+    for party, tensors in given.items():
+        assert torch.equal(tensors["labels"], naive.kept(tmp_path, party, Own).labels.labels)
+
+
+@pytest.mark.parametrize("start", ["mean", "random"])
+def test_class_embeddings_start_at_mean_features_or_at_random(start: str, tmp_path: Path) -> None:
+    """After a round of next to no step."""
+    work = replace(WORK, lr=1e-12)
+    ran = run(made(rounds=1, local=work, start=start), tmp_path, WORLD)
+    client = Client("silo-1", WORLD)
+    client.label(ran.state.backbone, TAU, 2)
+    means = client.means(ran.state.backbone)
+    head = naive.kept(tmp_path, "silo-1", Own).learner.head
+    assert bool((head - means).abs().max() < 1e-8) == (start == "mean")
+    assert float(F.normalize(head).mul(means).sum(1).min()) < 0.9 or start == "mean"
+
+
+def test_a_loss_with_several_rows_for_a_class_is_trained_as_well(tmp_path: Path) -> None:
+    run(made(rounds=1, loss=SubCenterArcFace(scale=8.0, margin=0.1, centers=2)), tmp_path, WORLD)
+    own = naive.kept(tmp_path, "silo-1", Own)
+    assert len(own.learner.head) == 2 * (1 + int(own.labels.labels.max()))
+
+
+def test_batchnorm_that_stays_is_used_for_labels_and_kept_over_them(tmp_path: Path) -> None:
+    build = replace(WORLD, norm=True, policy="local")
+    ran = run(made(relabel=2, pretrain=1), tmp_path, build)
+    assert not any("norm" in name for name in ran.state.backbone)
+    models = ran.own_models()
+    assert sorted(models) == ["silo-0", "silo-1", "silo-2"]
+    for name, model in models.items():
+        kept = naive.kept(tmp_path, name, Own).kept
+        assert all(torch.equal(model[n], t) for n, t in kept.items()) and kept["norm.running_mean"].any()
+
+
+def test_momentum_and_head_momentum_are_settings_of_their_own(tmp_path: Path) -> None:
+    kept = {}
+    for momentum, head in (("reset", None), ("keep", None), ("reset", "keep")):
+        folder = tmp_path / f"{momentum} {head}"
+        run(made(momentum=momentum, head_momentum=head), folder, WORLD)
+        kept[momentum, head] = set(naive.kept(folder, "silo-1", Own).learner.velocity)
+    parameters = set(WORLD().backbone.shared())
+    assert kept == {("reset", None): set(), ("keep", None): parameters | {HEAD}, ("reset", "keep"): {HEAD}}
+
+
+def test_a_recipe_takes_the_labelling_as_keys() -> None:
+    method, _ = recipe("fedfr-uda", labelling=Labelling(algorithm="finch"))
+    assert isinstance(method, FedFRUDA) and not method.labelling.asks

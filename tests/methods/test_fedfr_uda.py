@@ -1,0 +1,140 @@
+"""FedFR for domain adaptation against its three stages as a plain loop, and its domain constraint."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from unlabelled import LR, TAU, WORLD, Client, heard, made
+from worlds import Tiny, run
+
+from coalface.core import Tensors
+from coalface.learn.sgd import HEAD
+from coalface.learn.work import LocalWork
+from coalface.methods import fedfr_uda
+from coalface.methods.fedfr_uda import Own
+
+
+@dataclass
+class Loop:
+    """The method from its paper."""
+
+    build: Tiny
+    pretrain: int = 2
+    rounds: int = 4
+    constraint: float = 0.5
+    weights: str = "equal"
+    source: bool = True
+    relabel: int = 0
+    clients: dict[str, Client] = field(default_factory=dict)
+
+    def __call__(self) -> Tensors:
+        self.clients = {name: Client(name, self.build) for name in ("silo-0", "silo-1", "silo-2")}
+        source, *targets = self.clients.values()
+        w = {n: t.double() for n, t in self.build().backbone.shared().items()}
+        drawn = source.party.stream("pretrain", "head").standard_normal((2, 8), dtype=np.float32)
+        source.head = (torch.from_numpy(drawn) * 0.01).double()
+        for t in range(self.pretrain):
+            w = source.train("pretrain", w, LR * (1 + math.cos(math.pi * t / self.pretrain)) / 2, 0.0, keep=True)
+        source.velocity = {}
+        if not self.pretrain:
+            source.head = source.means(w)
+        for t in range(self.rounds):
+            if t == 0 or (self.relabel and t % self.relabel == 0):
+                for target in targets:
+                    target.label(w, TAU, 2)
+                    target.head = target.means(w)
+            lr = LR * (1 + math.cos(math.pi * t / self.rounds)) / 2
+            active = [*([source] if self.source else []), *targets]
+            each = [one.train("train", w, lr, self.constraint if one is source else 0.0, keep=False) for one in active]
+            n = [1 if self.weights == "equal" else len(one.mine) for one in active]
+            w = {k: torch.stack([c / sum(n) * x[k] for c, x in zip(n, each, strict=True)]).sum(0) for k in w}
+        return w
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weights": "images"},
+        {"source": False},
+        {"constraint": 0.0},
+        {"relabel": 2},
+        {"pretrain": 0},
+        {"pretrain": 1, "relabel": 1, "rounds": 3, "weights": "images"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("norm", [False, True])
+def test_it_is_its_paper_as_a_plain_loop(settings: dict[str, Any], norm: bool, tmp_path: Path) -> None:
+    build = replace(WORLD, norm=norm)
+    ran = run(made(**{"pretrain": 2} | settings), tmp_path, build)
+    loop = Loop(build, **settings)
+    assert naive.furthest(ran.state.backbone, loop()) < 1e-10
+    for name, client in loop.clients.items():
+        own = naive.kept(tmp_path, name, Own)
+        assert own.labels is None if name == "silo-0" else torch.equal(own.labels.labels, client.labels)
+        if name != "silo-0" or settings.get("source", True):
+            assert client.head is not None and float((own.learner.head - client.head).abs().max()) < 1e-10
+            assert (own.learner.cursor.epoch, own.learner.cursor.offset) == (client.cursor.epoch, client.cursor.offset)
+    if "relabel" not in settings:  # of later models the images may all fall into one
+        each = [loop.clients[name].labels for name in ("silo-1", "silo-2")]
+        assert any((labels < 0).any() for labels in each)  # some were dropped
+        assert all(labels.max() > 0 for labels in each)
+
+
+# --- the domain constraint --------------------------------------------------------------------------------------------
+
+
+def test_without_constraint_there_is_no_pull_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = run(made(constraint=0.0), tmp_path / "free", WORLD).bytes()
+    held = run(made(constraint=5.0), tmp_path / "held", WORLD).bytes()
+    plain = fedfr_uda.learn
+    monkeypatch.setattr(fedfr_uda, "learn", lambda *given, **more: plain(*given, **{**more, "pull": None}))
+    unpulled = run(made(constraint=5.0), tmp_path / "unpulled", WORLD).bytes()
+    assert unpulled == free != held
+
+
+def test_the_source_alone_is_pulled_and_by_its_backbone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[tuple[str, int, dict[str, Tensor]]] = []
+    plain = fedfr_uda.learn
+
+    @functools.wraps(plain)
+    def noting(party: Any, backbone: Tensors, *rest: Any, pull: Any = None, **more: Any) -> Any:
+        def noted(now: Tensors, *batch: Tensor) -> Tensors:
+            found = pull(now, *batch)
+            assert set(found) == set(now) - {HEAD} == {n for n, _ in party.backbone.module.named_parameters()}
+            for name, gradient in found.items():
+                assert torch.equal(gradient, 0.5 * (now[name].detach() - backbone[name])) and not gradient.requires_grad
+            pulled.append((party.name, party.round, found))
+            return dict(found)
+
+        return plain(party, backbone, *rest, pull=noted if pull else None, **more)
+
+    monkeypatch.setattr(fedfr_uda, "learn", noting)
+    run(made(pretrain=1, rounds=2), tmp_path, replace(WORLD, norm=True))
+    assert [(name, round_) for name, round_, _ in pulled] == [("silo-0", r) for r in (1, 2) for _ in range(3)]
+    first = [not any(g.any() for g in found.values()) for _, _, found in pulled]
+    assert first == [True, False, False] * 2  # at w^t itself there is nothing to pull
+
+
+def test_the_stronger_the_constraint_the_nearer_the_source_stays(tmp_path: Path) -> None:
+    """In the first round, in which w^t is the same for all; without momentum or decay, which would move it as well."""
+    work = LocalWork(iterations=8, batch=5, lr=0.1, momentum=0.0, weight_decay=0.0)
+    start, moved = WORLD().backbone.shared(), []
+    for constraint in (0.0, 1.0, 5.0):
+        method = made(rounds=1, local=work, constraint=constraint)
+        folder = tmp_path / str(constraint)
+        ran, _ = heard(
+            method, folder, failing=lambda r: r.step == "train" and r.party != "silo-0", on_error="exclude", quorum=0.0
+        )
+        moved.append(sum(float((t - start[n]).square().sum()) for n, t in ran.state.backbone.items()))
+    assert moved[0] > 1.2 * moved[1] > 1.2 * 1.2 * moved[2] > 0
