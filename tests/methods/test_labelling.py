@@ -1,0 +1,200 @@
+"""How images are grouped: each algorithm against naive loops and points whose groups can be seen."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from unlabelled import in_order, naive_cfinch
+
+from coalface.evaluate.clusterings import judge_clusters
+from coalface.learn.cluster import GRID, cfinch
+from coalface.methods.labelling import Labelling
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def at(*degrees: float) -> Tensor:
+    """Unit vectors of the plane."""
+    angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def groups(count: int, each: int, spread: float, seed: int = 0) -> tuple[Tensor, NDArray[np.int64]]:
+    """Unit vectors around so many directions, in a random order, and which one each is around."""
+    draw = rng(seed)
+    labels = draw.permutation(np.repeat(np.arange(count), each))
+    middles = draw.standard_normal((count, 8))
+    points = middles[labels] / np.linalg.norm(middles, axis=1)[labels, None]
+    points = points + spread * draw.standard_normal(points.shape)
+    return torch.from_numpy(points / np.linalg.norm(points, axis=1, keepdims=True)), labels
+
+
+def degrees(wide: float) -> float:
+    """The cosine distance of two directions so many degrees apart."""
+    return 1 - math.cos(math.radians(wide))
+
+
+@pytest.mark.parametrize("threshold", [0.02, 0.1, 0.3, 2.0])
+@pytest.mark.parametrize("smallest", [1, 3])
+def test_cfinch_by_naive_loops_less_small_clusters(threshold: float, smallest: int) -> None:
+    features, _ = groups(6, 5, 0.12)
+    found = Labelling(threshold=0.9, smallest=smallest)(features, threshold, rng())  # τ is the call's
+    assert found.tolist() == in_order(naive_cfinch(features.numpy(), threshold), smallest)
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 6, 7])
+def test_cfinch_is_refined_to_the_number_that_it_is_told(wanted: int) -> None:
+    features, labels = groups(6, 5, 0.05)
+    found = Labelling(clusters=wanted)(features, 2.0, rng())
+    assert len(set(found.tolist())) == wanted
+    assert wanted != 6 or judge_clusters(labels, found).pairwise_f == 1
+
+
+def test_cfinch_cannot_be_refined_to_more_clusters_than_its_first_level_has() -> None:
+    with pytest.raises(ValueError, match="the first level has 7 clusters: ask for 1 to 7 of them, not 9"):
+        Labelling(clusters=9)(groups(6, 5, 0.05)[0], 2.0, rng())
+
+
+@pytest.mark.parametrize("wanted", [None, 1, 2, 4, 7, 100])
+def test_finch_takes_the_level_nearest_to_a_number_or_the_last_with_more_than_one_cluster(wanted: int | None) -> None:
+    features, _ = groups(20, 5, 0.3)
+    levels = cfinch(features)
+    assert len(levels.counts) > 2 and levels.counts[-1] == 1
+    if wanted is None:
+        expected = levels.labels[-2]
+    else:
+        off = [abs(count - wanted) for count in levels.counts]
+        expected = levels.labels[off.index(min(off))]
+    found = Labelling(algorithm="finch", clusters=wanted)(features, 0.0, rng())
+    assert found.tolist() == expected.tolist()
+
+
+def test_finch_of_points_that_join_at_once_is_one_cluster() -> None:
+    assert Labelling(algorithm="finch")(at(0, 1, 3), 0.0, rng()).tolist() == [0, 0, 0]
+
+
+def test_finch_between_two_levels_takes_the_finer() -> None:
+    """Four pairs, two pairs of pairs, all: levels of 4, 2 and 1 clusters; 3 is as far from 4 as from 2."""
+    features = at(0, 1, 10, 11, 90, 91, 100, 101)
+    assert cfinch(features).counts == (4, 2, 1)
+    found = Labelling(algorithm="finch", clusters=3)(features, 0.0, rng())
+    assert found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_k_means_finds_groups_that_lie_apart() -> None:
+    features, labels = groups(5, 6, 0.05)
+    found = Labelling(algorithm="k-means", clusters=5)(features, 0.0, rng())
+    assert judge_clusters(labels, found).pairwise_f == 1
+    again = Labelling(algorithm="k-means", clusters=5)(features, 0.5, rng())
+    assert again.tolist() == found.tolist()  # drawn from the generator, and τ means nothing
+
+
+def test_k_means_of_fewer_images_than_clusters_gives_each_its_own() -> None:
+    assert sorted(Labelling(algorithm="k-means", clusters=9)(at(0, 90, 200), 0.0, rng()).tolist()) == [0, 1, 2]
+
+
+def naive_dbscan(features: NDArray[np.float64], radius: float, core: int) -> list[int]:
+    near = [[j for j in range(len(features)) if 1 - features[i] @ features[j] <= radius] for i in range(len(features))]
+    cores = [i for i in range(len(features)) if len(near[i]) >= core]
+    group: dict[int, int] = {}
+    for start in cores:
+        if start in group:
+            continue
+        number, left = len(set(group.values())), [start]
+        while left:
+            i = left.pop()
+            if i not in group:
+                group[i] = number
+                left += [j for j in near[i] if j in cores]
+    border = {i: [group[j] for j in near[i] if j in group] for i in range(len(features)) if i not in group}
+    return [group[i] if i in group else (border[i] + [-1])[0] for i in range(len(features))]
+
+
+@pytest.mark.parametrize("radius", [0.02, 0.05, 0.1, 0.4])
+def test_dbscan_by_naive_loops(radius: float) -> None:
+    features, _ = groups(6, 6, 0.07)
+    found = Labelling(algorithm="dbscan", threshold=0.9, core=4)(features, radius, rng())
+    assert found.tolist() == in_order(naive_dbscan(features.numpy(), radius, 4), 1)
+    assert -1 in found or radius > 0.05
+
+
+def test_dbscan_takes_a_cosine_distance_by_hand() -> None:
+    """Neighbours 10° apart: within 11° four of them are in reach of each inner one, and 60° is nobody's neighbour."""
+    features = at(0, 10, 20, 30, 60)
+    for wide, expected in ((11, [0, 0, 0, 0, -1]), (9, [-1] * 5)):
+        found = Labelling(algorithm="dbscan", core=3)(features, degrees(wide), rng())
+        assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("algorithm", ["c-finch", "dbscan"])
+def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorithm: Any) -> None:
+    features, labels = groups(8, 6, 0.12)
+    labelling = Labelling(algorithm=algorithm, core=2)
+
+    def score(threshold: float) -> float:
+        return judge_clusters(labels, labelling(features, threshold, rng())).pairwise_f
+
+    chosen = labelling.choose(features, labels)
+    assert score(chosen) >= max(map(score, GRID)) > min(map(score, GRID))
+    assert 0 < chosen < 1
+
+
+def test_the_choice_looks_at_all_clusters_the_small_ones_as_well() -> None:
+    features, labels = groups(8, 6, 0.12)
+    assert Labelling(smallest=50).choose(features, labels) == Labelling().choose(features, labels)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        ({}, True),
+        ({"algorithm": "dbscan"}, True),
+        ({"threshold": 0.3}, False),
+        ({"algorithm": "finch"}, False),
+        ({"algorithm": "k-means", "clusters": 4}, False),
+    ],
+)
+def test_the_source_is_asked_where_a_threshold_is_wanted_and_not_given(settings: dict[str, Any], asks: bool) -> None:
+    assert Labelling(**settings).asks == asks
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, or auto; got 0.0"),
+        ({"threshold": 2.1}, "got 2.1"),
+        ({"threshold": math.nan}, "got nan"),
+        ({"algorithm": "k-means"}, "k-means has to be told how many clusters there are: give `clusters`"),
+        ({"clusters": 0}, "clusters is 0; give 1 or more, or leave it out"),
+        ({"algorithm": "dbscan", "clusters": 3}, "dbscan finds the number of clusters by itself: leave `clusters` out"),
+        ({"smallest": 0}, "smallest and core are 1 or more; got 0 and 4"),
+        ({"core": 0}, "smallest and core are 1 or more; got 1 and 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Labelling(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"algorithm": "k-means", "clusters": 2}, {"algorithm": "dbscan"}])
+def test_without_scikit_learn_two_of_them_say_what_to_do(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(
+        ValueError, match=r"k-means and dbscan are scikit-learn's, which is not installed; `pip install"
+    ):
+        Labelling(**settings)(at(0, 10), 0.1, rng())
+    assert Labelling()(at(0, 10), 0.1, rng()).tolist() == [0, 0]
