@@ -137,8 +137,8 @@ def test_dbscan_takes_a_cosine_distance_by_hand() -> None:
 
 @pytest.mark.parametrize("algorithm", ["c-finch", "dbscan"])
 def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorithm: Any) -> None:
-    features, labels = groups(8, 6, 0.12)
-    labelling = Labelling(algorithm=algorithm, core=2)
+    features, labels = groups(8, 6, 0.15, seed=1)
+    labelling = Labelling(algorithm=algorithm, core=3)
 
     def score(threshold: float) -> float:
         return judge_clusters(labels, labelling(features, threshold, rng())).pairwise_f
