@@ -279,7 +279,10 @@ def _check_domains(recipe: Recipe) -> None:
             f"{fitting}, or leave data.domains out"
         )
     if adapts and recipe.data.side is not None:
-        raise RecipeError("data.side: `source` is for a pre-training; leave it out")
+        raise RecipeError(
+            f"data.side: {recipe.data.side!r} is for a pre-training, by a method that knows no domains such as "
+            f"centralized, and not by {recipe.method}"
+        )
     beside: dict[str, Any] = {
         "hold_out": recipe.data.hold_out,
         "private": recipe.data.private,

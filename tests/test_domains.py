@@ -1,0 +1,342 @@
+"""Who holds which images of two domains, who is told what, and who is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyruns
+from tinydomains import METHODS, TREE, domains, two_domains
+
+from coalface import config, pairlists, sources, world
+from coalface import domains as dealing
+from coalface.config import Recipe, RecipeError
+from coalface.core import generator
+from coalface.data.faces import FaceSet
+from coalface.engines.local import World
+from coalface.methods import METHODS as REGISTERED
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def built(recipe: Recipe) -> World:
+    return world.build_world(recipe.resolved())
+
+
+def people(faces: FaceSet) -> set[str]:
+    """Those of whom there is an image."""
+    return {faces.names[label] for label in faces.labels}
+
+
+def rows(*sets: FaceSet) -> set[int]:
+    return {int(row) for faces in sets for row in faces.rows}
+
+
+def whole(recipe: Recipe) -> dict[int, str]:
+    """Who is in each image of the store."""
+    faces = sources.open_source(recipe, recipe.data.source)
+    return {int(row): faces.names[label] for row, label in zip(faces.rows, faces.labels, strict=True)}
+
+
+def judged(recipe: Recipe) -> set[str]:
+    return set(world.training_faces(recipe)[1].names)
+
+
+def test_every_method_for_domains_is_looked_at() -> None:
+    assert set(METHODS) == {name for name, method in REGISTERED.items() if method.domains}
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def test_splits_judge_other_people_as_long_as_there_are_enough() -> None:
+    found = [judged(two_domains(domains(split=split))) for split in range(4)]
+    assert all(len(each) == 3 and all(name.startswith("street/") for name in each) for each in found)
+    assert len(found[0] | found[1] | found[2]) == 9  # all of them, each once
+    assert found[3] == found[0]
+    around = [judged(two_domains(domains(hold_out=4, split=split))) for split in range(3)]
+    assert not around[0] & around[1] and len(around[0] | around[1] | around[2]) == 9
+
+
+def test_a_split_is_the_seeds_unless_it_is_given() -> None:
+    by_seed = [judged(two_domains({"seed": seed})) for seed in (0, 1)]
+    assert by_seed == [judged(two_domains(domains(split=split))) for split in (0, 1)]
+    assert judged(two_domains({"seed": 7}, domains(split=1))) == by_seed[1]
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@every_method
+def test_a_split_judges_and_calibrates_on_the_same_people_whatever_the_method(method: str, split: int) -> None:
+    for clients in (1, 3):
+        recipe = two_domains({"method": method}, domains(split=split, clients=clients))
+        assert judged(recipe) == judged(two_domains(domains(split=split)))
+        lists = pairlists.judged(recipe, *world.training_faces(recipe))
+        assert people(lists[0].faces) == judged(recipe)
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
+@every_method
+def test_nobody_who_is_judged_or_calibrated_by_is_in_anybodys_images(method: str, seed: int, clients: int) -> None:
+    recipe = two_domains(
+        {"method": method, "seed": seed, "pretrain": {"method": "centralized"}}, domains(clients=clients)
+    )
+    here, held, who = built(recipe), judged(recipe), whole(recipe)
+    trained = {who[row] for row in rows(*here.data.values())}
+    aside = {who[row] for row in rows(*here.aside.values())}
+    before = {who[row] for row in rows(*built(recipe.pretraining()).data.values())}
+    assert not held & trained and not held & before and not held & aside
+    calibrated = {name for name in who.values() if name.startswith("studio/")} - before
+    assert len(calibrated) == 2 and not calibrated & trained
+    assert aside == (calibrated if "source" in here.data else set())
+    assert before == {name for name in who.values() if name.startswith("studio/")} - calibrated
+    sides = REGISTERED[method].domains
+    both = {"source": "studio/", "target": "street/"}
+    assert (
+        trained == {name for name in who.values() if name.startswith(tuple(both[s] for s in sides))} - held - calibrated
+    )
+
+
+def test_without_people_to_calibrate_by_the_source_has_none_aside() -> None:
+    recipe = two_domains(domains(calibrate=0))
+    assert built(recipe).aside == {}
+    assert len(built(recipe).data["source"].names) == 10
+
+
+# --- who is told what -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedfr-uda", "finetune-pseudo"])
+def test_the_source_knows_who_is_in_its_images_and_the_targets_do_not(method: str) -> None:
+    recipe = two_domains({"method": method})
+    here, who = built(recipe), whole(recipe)
+    assert list(here.data) == ["source", "target-00", "target-01"] == dealing.parties(recipe)
+    assert here.roles == {"source": "trainer/source", "target-00": "trainer/target", "target-01": "trainer/target"}
+    source = here.data["source"]
+    assert [source.names[label] for label in source.labels] == [who[int(row)] for row in source.rows]
+    for name in ("target-00", "target-01"):
+        faces = here.data[name]
+        assert (faces.labels == -1).all() and len(faces) == 12
+        assert (faces.names, faces.files, faces.domains) == ((), None, None)
+        assert here.members()[name].identities == 0
+    assert not rows(here.data["target-00"]) & rows(here.data["target-01"])
+    theirs = [{who[row] for row in rows(here.data[name])} for name in ("target-00", "target-01")]
+    assert not theirs[0] & theirs[1] and [len(each) for each in theirs] == [3, 3]
+
+
+def guessed(faces: FaceSet, who: dict[int, str]) -> float:
+    """How often two images that stand beside each other are of one person."""
+    names = [who[int(row)] for row in faces.rows]
+    return float(np.mean([one == other for one, other in zip(names, names[1:], strict=False)]))
+
+
+@pytest.mark.parametrize("method", ["fedfr-uda", "dan"])
+def test_the_order_of_images_does_not_tell_who_is_in_them(method: str) -> None:
+    """An adversary who takes neighbours for one person is right as often as by chance: 3 of 31."""
+    street = {"identities": 13, "images": 16}
+    parts = {"data": {"source": {"parts": {"street": street}}}}
+    recipe = two_domains({"method": method}, parts, domains(clients=1))
+    who, rates = whole(recipe), []
+    for seed in range(3):
+        faces = list(built(recipe.model_copy(update={"seed": seed})).data.values())[-1]
+        target = faces.select(np.flatnonzero(faces.labels < 0))
+        rates.append(guessed(target, who))
+        assert len(target) == 160
+        in_store = target.select(np.argsort(target.rows))
+        assert guessed(in_store, who) > 0.9  # what it would be unshuffled
+    assert np.mean(rates) < 0.15  # by chance 15 of 159
+    assert len(set(rates)) > 1
+
+
+def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) -> None:
+    for part in ("here", "there"):
+        tinyruns.picture_folders(tmp_path / part, [f"{part}_{i}" for i in range(4)], images=3)
+    tree = {key: value for key, value in TREE.items() if key not in ("data", "judge")}
+    parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
+    data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
+    recipe = config.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
+    train, _ = world.training_faces(recipe)
+    assert train.files is not None and train.domains is not None
+    here = built(recipe).data
+    assert all(here[name].files is None and here[name].names == () for name in ("target-00", "target-01"))
+    assert all(here[name].domains is None for name in here)
+    assert set(here["source"].names) == {f"here/here_{i}" for i in range(4)} and here["source"].files is None
+
+
+@every_method
+def test_the_truth_lies_in_the_order_of_what_the_parties_hold(method: str) -> None:
+    recipe = two_domains({"method": method})
+    train, _ = world.training_faces(recipe)
+    dealt, truth, who = world.deal(recipe, train), world.truth(recipe, train), whole(recipe)
+    assert list(dealt) == list(truth) == dealing.parties(recipe)
+    for name, faces in truth.items():
+        assert np.array_equal(faces.rows, dealt[name].rows)
+        assert [faces.names[label] for label in faces.labels] == [who[int(row)] for row in faces.rows]
+        known = dealt[name].labels >= 0
+        told = [dealt[name].names[label] for label in dealt[name].labels[known]]
+        assert told == [who[int(row)] for row in dealt[name].rows[known]]
+
+
+@pytest.mark.parametrize(
+    ("method", "parties", "known", "unknown"),
+    [
+        ("source-only", ["source"], 32, 0),
+        ("target-only", ["pooled"], 24, 0),
+        ("merge", ["pooled"], 56, 0),
+        ("dan", ["pooled"], 32, 24),
+        ("dann", ["pooled"], 32, 24),
+    ],
+)
+def test_bounds_hold_what_they_say(method: str, parties: list[str], known: int, unknown: int) -> None:
+    recipe = two_domains({"method": method})
+    here = built(recipe)
+    assert list(here.data) == parties == dealing.parties(recipe)
+    assert here.roles == ({"source": "trainer/source"} if method == "source-only" else {})
+    (faces,) = here.data.values()
+    assert ((faces.labels >= 0).sum(), (faces.labels < 0).sum()) == (known, unknown)
+    assert len(faces.names) == known // 4 and sorted(set(faces.labels)) == sorted(
+        {*range(known // 4), *([-1] if unknown else [])}
+    )
+
+
+def test_clients_hold_together_what_is_pooled_whatever_their_number() -> None:
+    pooled = rows(*built(two_domains({"method": "merge"})).data.values())
+    for clients in (1, 2, 4):
+        assert rows(*built(two_domains(domains(clients=clients))).data.values()) == pooled
+
+
+def test_untold_takes_the_names_of_one_part_alone() -> None:
+    faces = sources.open_source(two_domains(), two_domains().data.source)
+    mixed = faces.select(generator(0, "test").permutation(len(faces)))
+    for source, known in (("studio", 10), ("street", 9), (None, 0)):
+        found = dealing.untold(mixed, source)
+        assert len(found.names) == known
+        for label, true in zip(found.labels, mixed.labels, strict=True):
+            name = mixed.names[true]
+            assert (label < 0) if not name.startswith(f"{source}/") else found.names[label] == name
+
+
+def test_a_third_part_is_nobodys() -> None:
+    third = {
+        "data": {"source": {"parts": {"night": {"kind": "synthetic", "identities": 5, "images": 4, "first": 300}}}}
+    }
+    recipe = two_domains(third)
+    assert rows(*built(recipe).data.values()) == rows(*built(two_domains()).data.values())
+    assert len(set(whole(recipe).values())) == 24
+
+
+# --- the pre-training -------------------------------------------------------------------------------------------------
+
+PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"iterations": 2}}}
+
+
+def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
+    inner = [
+        two_domains(PRETRAIN, {"method": method}, domains(clients=clients)).pretraining()
+        for method in METHODS
+        for clients in (1, 2, 4)
+    ]
+    assert len({one.digest() for one in inner}) == 1
+    assert len({str(world.content(one)) for one in (inner[0], inner[1])}) == 1
+    others = [two_domains(PRETRAIN, change).pretraining() for change in ({"seed": 1}, domains(calibrate=3))]
+    assert len({inner[0].digest(), *(one.digest() for one in others)}) == 3
+
+
+def test_the_pre_training_holds_the_source_alone_and_knows_who_is_in_it() -> None:
+    inner = two_domains(PRETRAIN).pretraining()
+    (faces,) = built(inner).data.values()
+    assert len(faces.names) == 8 and all(name.startswith("studio/") for name in faces.names) and len(faces) == 32
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def without_domains() -> dict[str, Any]:
+    return {"data": {"domains": None}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            [without_domains()],
+            "data.domains: fedfr-uda adapts a model of one domain to another, so say which part of a",
+        ),
+        ([domains(source="studo")], "data.domains.source: 'studo' is not known; did you mean 'studio'?"),
+        ([domains(target="steet")], "data.domains.target: 'steet' is not known; did you mean 'street'?"),
+        ([domains(target="studio")], "data.domains: source and target are both studio; name two parts"),
+        ([{"method": "fedavg"}], "data.domains: fedavg would need the identities of the target, which nobody knows"),
+        (
+            [{"method": "centralized"}],
+            "take one of fedfr-uda, source-only, target-only, merge, finetune-pseudo, dan, dann",
+        ),
+        (
+            [{"data": {"side": "source"}}],
+            "data.side: 'source' is for a pre-training, by a method that knows no domains",
+        ),
+        (
+            [{"pretrain": {"method": "source-only"}}],
+            "pretrain.data.side: 'source' is for a pre-training, by a method that",
+        ),
+        ([{"data": {"hold_out": 2}}], "data.hold_out: it has no meaning beside data.domains; leave it out"),
+        (
+            [{"data": {"private": {"identities": 3}}}],
+            "data.private: it has no meaning beside data.domains; leave it out",
+        ),
+        ([{"data": {"test": {"images": 1}}}], "data.test: it has no meaning beside data.domains; leave it out"),
+        ([{"data": {"max_identities": 5}}], "data.max_identities: it has no meaning beside data.domains; leave it out"),
+        ([{"data": {"party_augment": {"source": {"flip": False}}}}], "data.party_augment: it has no meaning beside"),
+        (
+            [{"validators": {"v": {"identities": 2}}}],
+            "validators: no method for two domains asks validators; leave them",
+        ),
+        ([domains(clients=0)], "data.domains.clients: Input should be greater than or equal to 1; got 0"),
+        ([domains(split=-1)], "data.domains.split: Input should be greater than or equal to 0; got -1"),
+        ([domains(holdout=1)], "data.domains.holdout is not a key of a recipe; did you mean data.domains.hold_out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_reason(changes: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        two_domains(*changes)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("side", ["source", "public"])
+def test_a_side_without_two_is_refused(side: str) -> None:
+    with pytest.raises(RecipeError, match=r"data\.side: without data\.\w+ there is one side only; leave it out"):
+        tinyruns.tiny(data={"side": side})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (domains(hold_out=9), "data.domains.hold_out: 9 of the 9 identities of street would be judged, and none would"),
+        (
+            domains(calibrate=10),
+            "data.domains.calibrate: 10 of the 10 identities of studio would be kept out of training",
+        ),
+        (domains(clients=7), "data.domains.clients: "),
+    ],
+)
+def test_more_people_than_there_are_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        built(two_domains(change))
+    assert said in str(refused.value)
+
+
+def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
+    same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
+    recipe = two_domains(same)
+    with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
+        pairlists.judged(recipe, *world.training_faces(recipe))
+
+
+@pytest.mark.parametrize("method", ["dan", "dann"])
+def test_batches_of_two_domains_are_not_split_over_processes(method: str) -> None:
+    recipe = two_domains({"method": method, "engine": {"shards": {"pooled": 2}}})
+    with pytest.raises(
+        RecipeError, match=rf"engine\.shards\.pooled: a batch of two domains, as {method} has it, is not"
+    ):
+        world.check_shards(recipe, built(recipe).data)
