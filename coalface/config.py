@@ -314,7 +314,14 @@ def _check_validators(recipe: Recipe) -> None:
                 raise RecipeError(f"{where}.half_of: {first} already holds that half of {validator.half_of}")
             if recipe.half_split is None:
                 raise RecipeError(f"{where}.half_of: say which half with half_split=first or half_split=second")
+            if recipe.judge.lists[validator.half_of].rank1 is not None:
+                raise RecipeError(
+                    f"judge.lists.{validator.half_of}.rank1: {name} holds half of its folds, and who is looked up has "
+                    "no fold; leave it out, or give another list"
+                )
             continue
+        if validator.rank1 is not None:
+            raise RecipeError(f"{where}.rank1: a validator scores pairs and looks nobody up; leave it out")
         if validator.kind != "balanced" and validator.identities is not None:
             raise RecipeError(f"{where}.identities: pairs of kind {validator.kind!r} name their own; leave it out")
         if validator.kind == "balanced" and (validator.source is None) != (validator.identities is not None):
@@ -381,6 +388,8 @@ def _check_parts(recipe: Recipe) -> None:
         for name in exclude:
             nearest(name, source.parts, "data.exclude")
     for name, wanted in recipe.judge.lists.items():
+        if wanted.kind == "bin" and wanted.rank1 is not None:
+            raise RecipeError(f"judge.lists.{name}.rank1: a .bin does not say who is in its images; leave it out")
         if wanted.source is not None and wanted.source.kind == "joined":
             raise RecipeError(
                 f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one"
