@@ -213,7 +213,7 @@ def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pair
     both = paired([first, second], [second, first], bootstrap)
     assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
     assert set(both["accuracy"].first) == set(both["accuracy"].second)
-    with pytest.raises(ValueError, match="judged on other folds of the list: give each side both halves, or one"):
+    with pytest.raises(ValueError, match="on other folds of one: give each side the same"):
         compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
 
 

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from coalface.evaluate import paired
 from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
-from coalface.evaluate.evidence import _packed, accuracy_evidence, tar_evidence
+from coalface.evaluate.evidence import _packed, accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluate.verification import eer, tar_at_far, ten_fold_accuracy, tenths
 
 
@@ -275,3 +275,147 @@ def test_wrong_use_is_explained():
     alone = PairIdentities(np.zeros(3, dtype=int), np.zeros(3, dtype=int), sha256="abc")
     with pytest.raises(ValueError, match="2 identities and 1 draw at the least"):
         draw_identities(alone, np.random.default_rng(0))
+
+
+# --- seeds that are judged on lists of their own ----------------------------------------------------------------------
+
+
+def two_lists():
+    """Two lists of other people, each with its draws."""
+    lists = [replace(small_list(seed, people=people), sha256=f"list {seed}") for seed, people in ((0, 15), (1, 11))]
+    return [draw_identities(pairs, np.random.default_rng(n), draws=300) for n, pairs in enumerate(lists)]
+
+
+def on(bootstraps, gap, seed):
+    """A run on each list."""
+    return [runs_of(b.pairs, (seed + n,), gap, b)[0] for n, b in enumerate(bootstraps)]
+
+
+def test_seeds_on_lists_of_their_own_are_compared_list_by_list():
+    one, two = bootstraps = two_lists()
+    better, worse = on(bootstraps, 0.7, 10), on(bootstraps, 0.2, 20)
+    result = paired.compare(better, worse)
+    drawn = [
+        ((a.values[d] - c.values[d]) + (b.values[d] - e.values[d])) / 2
+        for a, b, c, e in [(*better, *worse)]
+        for d in range(300)
+    ]
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert result.difference == pytest.approx(np.mean([b.point - w.point for b, w in zip(better, worse, strict=True)]))
+    assert result.first == tuple(run.point for run in better) and result.verdict == "first"
+    turned = paired.compare(better[::-1], worse)  # which list comes first says nothing
+    assert (turned.low, turned.high, turned.difference) == pytest.approx((result.low, result.high, result.difference))
+    thrice = paired.compare(better * 3, worse)  # more seeds, as many on each list
+    assert (thrice.low, thrice.high) == pytest.approx((result.low, result.high))
+
+
+def test_the_difficulty_of_a_list_is_in_both_sides_and_goes_out():
+    """A gap between lists that is far greater than that of the methods does not widen the interval."""
+    bootstraps = two_lists()
+    drawn = np.random.default_rng(5).normal(0.5, 0.01, size=(2, 300))
+
+    def run(bootstrap, values, shift):
+        figure = paired.Resampled("accuracy", 0.5 + shift, values + shift, np.zeros(300, bool), bootstrap)
+        return figure
+
+    first = [run(b, v, level + 0.02) for b, v, level in zip(bootstraps, drawn, (0, 0.4), strict=True)]
+    second = [run(b, v, level) for b, v, level in zip(bootstraps, drawn, (0, 0.4), strict=True)]
+    result = paired.compare(first, second)
+    assert (result.difference, result.low, result.high) == pytest.approx((0.02, 0.02, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ([0, 1], [0, 1], True),
+        ([0, 1], [1, 0], True),
+        ([0, 1], [0, 1, 1, 0], True),
+        ([0], [0, 0, 0], True),
+        ([0], [1], False),
+        ([0, 1], [0], False),
+        ([0, 1], [0, 0, 1], False),
+        ([0, 0, 1], [0, 1, 1], False),
+    ],
+)
+def test_sides_on_other_lists_or_not_as_often_are_not_compared(first, second, same):
+    bootstraps = two_lists()
+    sides = [[on(bootstraps, 0.5, 10 * n)[place] for n, place in enumerate(side)] for side in (first, second)]
+    assert paired.same_pairs(*sides) == same
+    if same:
+        paired.compare(*sides)
+        return
+    with pytest.raises(ValueError, match="judged on other lists, or on other folds of one: give each side the same"):
+        paired.compare(*sides)
+
+
+def test_runs_on_one_list_by_other_draws_are_refused_among_lists_as_well():
+    one, two = two_lists()
+    again = replace(two, counts=two.counts.copy())
+    with pytest.raises(ValueError, match="the same draws: resample a list's from one Bootstrap"):
+        paired.compare(on((one, two), 0.5, 0), on((one, again), 0.5, 5))
+
+
+# --- rank-1 -----------------------------------------------------------------------------------------------------------
+
+
+def looked_up(headline):
+    """A list, and 40 queries of its people and of one whom no pair names."""
+    pairs = small_list(3, people=9, headline=headline)
+    queries = np.random.default_rng(0).choice([*pairs.people, 1000], size=40)
+    assert 1000 in queries and 1000 not in pairs.people
+    right = np.random.default_rng(1).random(40) < 0.3 + 0.5 * (queries % 2)  # some people are found more easily
+    return replace(pairs, queries=queries), right
+
+
+@pytest.mark.parametrize("headline", [False, True])
+def test_rank_1_in_each_draw_is_that_of_the_repeated_queries(headline):
+    pairs, right = looked_up(headline)
+    pairs = replace(pairs, fold=np.arange(len(pairs.left)) % 5) if not headline else pairs
+    make = tar_evidence if headline else accuracy_evidence
+    evidence = json.loads(json.dumps(make(scored(pairs, 0), pairs) | hits_evidence(right)))
+    bootstrap = draw_identities(pairs, np.random.default_rng(7), draws=150)
+    run = paired.resample(evidence, bootstrap)["rank-1"]
+    known = pairs.queries != 1000
+    assert run.point == right[known].mean() and not run.short.any()
+    for draw in range(150):
+        count = dict(zip(pairs.people.tolist(), bootstrap.counts[:, draw].tolist(), strict=True))
+        repeated = [hit for who, hit in zip(pairs.queries, right, strict=True) for _ in range(count.get(int(who), 0))]
+        assert run.values[draw] == pytest.approx(np.mean(repeated), abs=1e-12)
+
+
+def test_rank_1_worked_by_hand():
+    # Pairs of 0, 1 and 2. Queries: 0 right, 0 wrong, 1 right, 2 wrong, and 5, whom no pair names, right.
+    pairs = PairIdentities(
+        np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), "abc", queries=np.array([0, 0, 1, 2, 5])
+    )
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs, fars=(0.4,))
+    evidence |= hits_evidence(np.array([True, False, True, False, True]))
+    counts = np.array([[1, 1, 1], [2, 1, 0], [0, 2, 1], [0, 1, 2], [3, 0, 0]], dtype=np.int32).T
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["rank-1"]
+    # 2 of 4; 2 + 1 of 4 + 1; 2 of 2 + 1; 1 of 1 + 2; no impostor pair is left of 3, 0, 0.
+    np.testing.assert_array_equal(run.values, [2 / 4, 3 / 5, 2 / 3, 1 / 3, np.nan])
+    assert run.point == 2 / 4
+
+
+def test_a_draw_without_anybody_who_is_looked_up_does_not_count():
+    pairs = PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), "abc", queries=np.array([0, 0]))
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs) | hits_evidence(np.array([True, False]))
+    counts = np.array([[0, 2, 1], [1, 1, 1]], dtype=np.int32).T
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["rank-1"]
+    np.testing.assert_array_equal(run.values, [np.nan, 0.5])
+
+
+def test_rank_1_is_compared_as_the_other_figures_are_and_left_out_without_queries():
+    pairs, right = looked_up(False)
+    bootstrap = draw_identities(pairs, np.random.default_rng(7), draws=300)
+    base = tar_evidence(scored(pairs, 0), pairs)
+    always, as_it_is = (paired.resample(base | hits_evidence(h), bootstrap)["rank-1"] for h in (right | True, right))
+    result = paired.compare([always], [as_it_is])
+    drawn = 1 - as_it_is.values
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert result.verdict == "first" and result.figure == "rank-1"
+    assert "rank-1" not in paired.resample(base, bootstrap)
+    plain = draw_identities(replace(pairs, queries=None), np.random.default_rng(7), draws=300)
+    assert "rank-1" not in paired.resample(base | hits_evidence(right), plain)
+    with pytest.raises(ValueError, match="the evidence is damaged .*: judge the run again"):
+        paired.resample(base | hits_evidence(right[1:]), bootstrap)
