@@ -46,6 +46,8 @@ SEGMENT = 64
 """Of so many cosines only the largest is looked at, as long as it is not that of a candidate."""
 CROWDED = 8
 """Candidates of a row in one block above which the block is computed again in float64."""
+WAITING = (4, 2**17)
+"""How many candidates may wait: so many for each row, and so many in any case."""
 FEW = 4096
 """Up to so many rows float32 is as fast as bfloat16."""
 PROBES = 128
@@ -137,7 +139,7 @@ class _Search:
         self.place = torch.full((self.count,), -1, device=rows.device, dtype=torch.int64)
         self.floor = rows.new_full((self.count,), LEAST, dtype=torch.float64)
         """Below the largest T of each row, or equal to it."""
-        self.limit = max(4 * self.count, 2**17)
+        self.limit = max(WAITING[0] * self.count, WAITING[1])
         self.waiting = 0
         # Made once: small tensors kept between large ones that go leave holes in the heap that nothing fits in.
         kinds = (torch.int32, torch.int32, torch.float32)
@@ -208,6 +210,10 @@ class _Search:
     def _upper(self, value: Tensor) -> Tensor:
         return value + self.bound + self.relative * value.abs()
 
+    def _reaches(self, floor: Tensor) -> Tensor:
+        """From here on the upper end of a number, itself from 0 on, reaches the floor; float32, a little low."""
+        return ((floor - self.bound) / (1 + self.relative) - 1e-6).float()
+
     # Candidates
 
     def _meet(self, one: slice, other: slice, memory: Tensor) -> None:
@@ -236,9 +242,7 @@ class _Search:
         most = most[: mine.stop - mine.start].contiguous().view(found.dtype).float()
         floor = torch.maximum(self.floor[mine], self._lower(most.amax(1).double()))
         self.floor[mine] = floor
-        # Where the upper end of a number from 0 on reaches the floor, and a float32 below.
-        least = ((floor - self.bound) / (1 + self.relative) - 1e-6).float()
-        hot = (most.clamp_(min=0) >= least[:, None]).nonzero()
+        hot = (most.clamp_(min=0) >= self._reaches(floor)[:, None]).nonzero()
         if not len(hot):
             return
         crowd = CROWDED * len(hot[:, 0].unique_consecutive())

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.learn import neighbours
-from coalface.learn.neighbours import _Search, first_neighbours, inner
+from coalface.learn.neighbours import Precision, _Search, first_neighbours, inner
 
-PRECISIONS = ("float32", "bfloat16", "auto")
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "auto")
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -163,6 +163,14 @@ def test_low_precision_keeps_its_bound(name: str, dtype: torch.dtype) -> None:
         assert off > 0.5  # so the bound is no idle one
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_segments_are_passed_over_only_below_the_floor(precision: Precision) -> None:
+    search = _Search(unit(randn(36, 100, 256)), None, 128, precision)
+    floor = torch.linspace(0.01, 1, 1000, dtype=torch.float64)
+    reached = search._upper(search._reaches(floor).double())
+    assert bool((reached <= floor).all() and (reached >= floor - 3e-6).all())
+
+
 def test_the_choice_of_precision_sees_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "FEW", 100)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
@@ -210,9 +218,26 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(waited) == {2**17, 420 * 419 - 2**17}
 
 
+@pytest.mark.parametrize("name", ["random", "near ties, 1e-7", "collapsed", "signs: many exact ties"])
+def test_with_room_for_few_that_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "WAITING", (0, 2500))
+    kept = []
+    settle = _Search._settle
+
+    def watched(self: _Search, keep: bool = False) -> None:
+        settle(self, keep)
+        kept.append(self.waiting)
+
+    monkeypatch.setattr(_Search, "_settle", watched)
+    rows = CASES[name]()
+    for precision in PRECISIONS[:2]:
+        assert first_neighbours(rows, precision=precision, block=64).index.tolist() == brute(rows)[0].tolist()
+    assert len(kept) > 2 and (name != "random" or any(kept))  # some were dropped, and the others kept
+
+
 @pytest.mark.parametrize("noise", [1e-6, 10.0])
 def test_threads_and_what_the_process_says_of_precision_do_not_matter(noise: float) -> None:
-    rows = near_ties(60, 2048 + 500, 64, noise)
+    rows = near_ties(60, 2048 + 100, 32, noise)
     expected = first_neighbours(rows)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
