@@ -1,0 +1,207 @@
+"""Sweeps of two domains, whose seeds are judged on people of their own: the table, the comparison and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tinydomains import TREE
+from tinyruns import Silent
+from typer.testing import CliRunner
+
+from coalface import cli, config, pairlists, world
+from coalface.comparing import bootstrap_of, intervals
+from coalface.evaluate.paired import resample
+from coalface.gridding import Cell, grid
+from coalface.sweeping import read_cells, sweep
+from coalface.tabulating import table
+
+SWEPT = ["method=source-only,fedfr-uda", "seed=0,1"]
+FIGURES = ["accuracy", "EER", "TAR at FAR 0.1", "rank-1"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of two methods over two splits, with its runs; tests only read it."""
+    folder, threads = tmp_path_factory.mktemp("domains"), torch.get_num_threads()
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TREE), encoding="utf-8")
+    sweep(folder / "tiny.yaml", SWEPT, folder / "out", Silent(), keep_runs=True)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def cells(swept: Path) -> list[Cell]:
+    return grid(swept / "tiny.yaml", SWEPT)
+
+
+def done(swept: Path) -> dict[str, dict[str, Any]]:
+    return read_cells(swept / "out" / "cells.jsonl")
+
+
+def of(swept: Path, method: str) -> list[dict[str, Any]]:
+    """The lines of a method's cells, by seed."""
+    lines = [cell for cell in done(swept).values() if cell["method"] == method]
+    return sorted(lines, key=lambda cell: int(cell["seed"]))
+
+
+def run(swept: Path, method: str, seed: int) -> Path:
+    return swept / "out" / "runs" / str(of(swept, method)[seed]["hash"])
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def said(*arguments: object) -> str:
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_each_seed_has_its_people_of_the_target_and_both_those_of_the_source(swept: Path) -> None:
+    lists = [[cell["lists"] for cell in of(swept, method)] for method in ("source-only", "fedfr-uda")]
+    assert lists[0] == lists[1]
+    (zero, one) = lists[0]
+    assert zero["street"] != one["street"] and zero["studio"] == one["studio"]
+
+
+def naive_interval(swept: Path, name: str, figure: str) -> tuple[float, float, float]:
+    """The second method less the first, in points: in each draw the mean over seeds, of which each has its list."""
+    drawn, points = np.zeros(2000), 0.0
+    for seed in (0, 1):
+        mine = config.load(swept / "tiny.yaml", [f"seed={seed}"])
+        lists = {one.name: one for one in pairlists.judged(mine, *world.training_faces(mine))}
+        bootstrap = bootstrap_of(lists[name].identities)
+        for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
+            (evidence,) = of(swept, method)[seed]["evidence"][name]
+            found = resample(evidence, bootstrap)[figure]
+            drawn += sign * found.values / 2
+            points += sign * found.point / 2
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return 100 * points, 100 * float(low), 100 * float(high)
+
+
+def test_differences_are_paired_list_by_list_and_decided_or_not(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text(encoding="utf-8")
+    assert "Differences to method=source-only, percent points" in text and "left out" not in text
+    shown = {row[1]: row[2:] for row in rows(text) if len(row) == 5 and row[0] == "method=fedfr-uda"}
+    assert set(shown) == {f"{name} {figure}" for name in ("street", "studio") for figure in FIGURES} - {"studio rank-1"}
+    keys = {"accuracy": "accuracy", "EER": "eer", "TAR at FAR 0.1": "tar@far=0.1", "rank-1": "rank-1"}
+    verdicts = set()
+    for named, (difference, interval, verdict) in shown.items():
+        name, _, figure = named.partition(" ")
+        middle, low, high = naive_interval(swept, name, keys[figure])
+        assert difference == f"{middle:+.2f}"
+        assert [float(end) for end in interval.split(" to ")] == pytest.approx([low, high], abs=0.006)
+        assert verdict == ("higher" if low > 0 else "lower" if high < 0 else "undecided")
+        verdicts.add(verdict)
+        mean = [
+            np.mean([cell["figures"][name][keys[figure]] for cell in of(swept, m)])
+            for m in ("source-only", "fedfr-uda")
+        ]
+        assert float(difference) == pytest.approx(mean[1] - mean[0], abs=0.006)
+    assert verdicts <= {"higher", "lower", "undecided"}
+
+
+def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text(encoding="utf-8")
+    assert "Clusters of the parties' own images against who is in them" in text
+    (header,) = (row for row in rows(text) if "pairwise f" in row)
+    beneath = rows(text)[rows(text).index(header) :]
+    mine = next(row for row in beneath if row[0] == "method=fedfr-uda")
+    each = [cell["clusters"] for cell in of(swept, "fedfr-uda")]
+    assert [sorted(one) for one in each] == [["target-00", "target-01"]] * 2
+    for name, shown in zip(header[1:], mine[1:], strict=True):
+        by_seed = [np.mean([party[name.replace(" ", "_")] for party in one.values()]) for one in each]
+        assert shown == f"{np.mean(by_seed):.2f} ± {np.std(by_seed, ddof=1):.2f}"
+    assert mine[header.index("identities")] == "3.00 ± 0.00" and mine[header.index("images")] == "12.00 ± 0.00"
+    assert not any("clusters" in cell for cell in of(swept, "source-only"))
+    assert beneath[2] == mine  # and so nothing of the other method, which comes first elsewhere
+
+
+def test_the_clusters_are_judged_by_who_is_in_the_partys_images(swept: Path) -> None:
+    """All pairs of a target's images, one by one."""
+    from coalface import wire
+    from coalface.engines.commits import Commit
+    from coalface.methods.fedfr_uda import Own
+
+    folder = run(swept, "fedfr-uda", 1)
+    mine = config.load(folder / "config.yaml")
+    truth = world.truth(mine, world.training_faces(mine)[0])
+    for party, figures in of(swept, "fedfr-uda")[1]["clusters"].items():
+        (path,) = (folder / "parties" / party).glob("*.commit")
+        own = wire.unpack(Commit.open(path).states()["Own"], Own)
+        labels, known = own.labels.labels.tolist(), truth[party].labels.tolist()
+        pairs = [(i, j) for i in range(12) for j in range(i)]
+        joined = {(i, j) for i, j in pairs if labels[i] == labels[j] >= 0}
+        same = {(i, j) for i, j in pairs if known[i] == known[j]}
+        assert len(same) == 3 * 6
+        f = 2 * len(joined & same) / (len(joined) + len(same))
+        assert figures["pairwise_f"] == pytest.approx(100 * f)
+
+
+def test_a_setting_that_lacks_a_seed_is_compared_on_the_lists_that_both_have(swept: Path) -> None:
+    """The source's list is the same for both seeds; of the target's the second is missing on one side."""
+    missing = of(swept, "fedfr-uda")[1]["hash"]
+    text, whole = table(cells(swept), {key: cell for key, cell in done(swept).items() if key != missing})
+    assert whole and "method=fedfr-uda, seed=1" not in text
+    found = [row for row in rows(text) if row[0] == "method=fedfr-uda" and len(row) == 5]
+    assert [row[1:] for row in found if row[1].startswith("street")] == [["street", "", "", "judged on other pairs"]]
+    assert [row[1] for row in found if row[1].startswith("studio")] == [f"studio {name}" for name in FIGURES[:3]]
+
+
+def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_alike(swept: Path) -> None:
+    first, second, other = run(swept, "source-only", 0), run(swept, "fedfr-uda", 0), run(swept, "fedfr-uda", 1)
+    found = json.loads(said("compare", first, second, "--json"))
+    assert {key.partition("/")[0] for key in found["runs"][1]["against_first"]} == {"street", "studio"}
+    assert "street/rank-1" in found["runs"][1]["against_first"]
+    apart = {key.partition("/")[0] for _, key in intervals([first, other])}
+    assert apart == {"studio"}
+    text = said("compare", first, second, other, "--page", swept / "page.html")
+    assert "fedfr-uda" in text and "source-only" in text
+    page = (swept / "page.html").read_text(encoding="utf-8")
+    assert "rank-1" in page and "fedfr-uda" in page
+
+
+def test_the_report_names_each_partys_role_and_what_it_may_know(swept: Path) -> None:
+    page = (run(swept, "fedfr-uda", 0) / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"fedfr-uda trained [\w-]+ over 3 parties \(cross-silo\) in 2 rounds, seed 0\.", page)
+    cells_of = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", page, re.S)]
+    assert [row[:4] for row in cells_of if len(row) > 1 and row[1].startswith("trainer/")][:3] == [
+        ["source", "trainer/source", "8", "32"],
+        ["target-00", "trainer/target", "0", "12"],
+        ["target-01", "trainer/target", "0", "12"],
+    ]
+    alone = (run(swept, "source-only", 0) / "report.html").read_text(encoding="utf-8")
+    assert "source-only trained" in alone and "over 1 party" in alone and "trainer/target" not in alone
+
+
+def test_a_finished_run_can_be_judged_again_to_the_same(swept: Path) -> None:
+    folder = run(swept, "fedfr-uda", 0)
+    before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    said("resume", folder, "--quiet")
+    after = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert {k: after[k] for k in ("figures", "clusters", "parties")} == {
+        k: before[k] for k in ("figures", "clusters", "parties")
+    }
+
+
+@pytest.mark.parametrize("method", ["fedfr-uda", "dan", "target-only"])
+def test_a_dry_run_and_the_wire_say_who_takes_part(method: str, swept: Path) -> None:
+    text = said("run", swept / "tiny.yaml", f"method={method}", "--dry-run")
+    pooled = method != "fedfr-uda"
+    assert f"{method} over {'1 party' if pooled else '3 parties'}" in text
+    assert ("pooled: one party holds everybody's images" in text) == pooled
+    wire = said("wire", method)
+    assert ("trainer/target" in wire) == ("trainer/source" in wire) == (not pooled)
+    if not pooled:
+        sent = json.loads(said("wire", method, "--json"))
+        up = {s["field"] for s in sent["sent"] if s["direction"] == "up"}
+        assert up == {"header", "backbone", "images", "loss", "threshold", "clusters", "kept"}
+        assert {field.partition(".")[0] for field in sent["stays"]} >= {"Own"}
