@@ -15,10 +15,12 @@ from tinydomains import TREE
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import cli, config, pairlists, world
+from coalface import cli, config, pairlists, wire, world
 from coalface.comparing import bootstrap_of, intervals
+from coalface.engines.commits import Commit
 from coalface.evaluate.paired import resample
 from coalface.gridding import Cell, grid
+from coalface.methods.fedfr_uda import Own
 from coalface.sweeping import read_cells, sweep
 from coalface.tabulating import table
 
@@ -125,16 +127,13 @@ def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
     assert beneath[2] == mine  # and so nothing of the other method, which comes first elsewhere
 
 
-def test_the_clusters_are_judged_by_who_is_in_the_partys_images(swept: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
     """All pairs of a target's images, one by one."""
-    from coalface import wire
-    from coalface.engines.commits import Commit
-    from coalface.methods.fedfr_uda import Own
-
-    folder = run(swept, "fedfr-uda", 1)
+    folder = run(swept, "fedfr-uda", seed)
     mine = config.load(folder / "config.yaml")
     truth = world.truth(mine, world.training_faces(mine)[0])
-    for party, figures in of(swept, "fedfr-uda")[1]["clusters"].items():
+    for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
         own = wire.unpack(Commit.open(path).states()["Own"], Own)
         labels, known = own.labels.labels.tolist(), truth[party].labels.tolist()
