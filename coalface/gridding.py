@@ -16,6 +16,8 @@ from coalface.yamltext import parse_yaml
 
 AVERAGED = ("seed", "half_split")
 """Keys over which a setting's cells are averaged."""
+NAMED = "name"
+"""The key of a grid that says what its cells are called, in place of the keys that have one value there."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,17 @@ class Cell:
     @property
     def name(self) -> str:
         """Names the cell for people."""
-        return " ".join(f"{key.rpartition('.')[2]}={_shown(value)}" for key, value in self.chosen.items())
+        return " ".join(_told(key.rpartition(".")[2], value) for key, value in self.chosen.items())
 
     @property
     def setting(self) -> str:
         """What was swept besides the seed and the half of the folds; cells of one setting are averaged."""
-        swept = ", ".join(f"{key}={_shown(value)}" for key, value in self.chosen.items() if key not in AVERAGED)
+        swept = ", ".join(_told(key, value) for key, value in self.chosen.items() if key not in AVERAGED)
         return swept or self.recipe.method
+
+
+def _told(key: str, value: Any) -> str:
+    return str(value) if key == NAMED else f"{key}={_shown(value)}"
 
 
 def _shown(value: Any) -> str:
@@ -48,7 +54,8 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
 
     Commas separate values, except those inside brackets or quotes: `data.source.domains=[studio],[studio,night]` has
     two values. The path may be of a file that lists grids over one recipe, `{recipe: FILE, grids: [{key: [a, b]}, …]}`:
-    then the cells are those of all of them, and a change takes the place of that key in every grid.
+    then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
+    `name`, by which its cells are called.
     """
     given, tree = _axes(changes), config.read(path)
     if "grids" not in tree:
@@ -57,7 +64,11 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     below = config.read(path.parent / _checked(path, tree))
     for listed in tree["grids"]:
         axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
-        points += _points(below, axes | given)
+        called = axes.pop(NAMED, [None])[0]
+        axes |= given
+        for chosen, recipe in _points(below, axes):
+            several = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
+            points.append((chosen if called is None else {NAMED: str(called), **several}, recipe))
     once = {recipe.digest(): place for place, (_, recipe) in reversed(list(enumerate(points)))}
     return _named([points[place] for place in sorted(once.values())])
 
@@ -117,7 +128,7 @@ def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:
     def cells(keys: Collection[str]) -> list[Cell]:
         return [Cell({k: v for k, v in chosen.items() if k in keys}, recipe) for chosen, recipe in points]
 
-    vary = {key for key, found in values.items() if len(found) > 1}
+    vary = {key for key, found in values.items() if len(found) > 1 or key == NAMED}
     short = cells(vary)
     if len({cell.name for cell in short}) == len(short):
         return short

@@ -157,6 +157,8 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in kept}}
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
     line |= {key: summary[key] for key in ("enrolled", "clusters") if key in summary}
+    if "mean" in (embeddings := summary.get("class_embeddings", {})):
+        line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
     return {**line, "lists": lists, "evidence": evidence}
 
 

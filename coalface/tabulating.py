@@ -61,6 +61,7 @@ def table(
     lines += _gaps(cells, there)
     lines += _clusters(there)
     lines += _enrolled(there)
+    lines += _cosines(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
@@ -178,6 +179,19 @@ def _clusters(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
             rows.append([label, *map(_mean_and_spread, values)])
     said = "Clusters of the parties' own images against who is in them: mean over parties, then over seeds, in percent;"
     return ["", said, "clusters, identities and images are counts.", "", *aligned(rows, left=1)]
+
+
+def _cosines(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """How close the class embeddings that servers know came to each other, where cells say it."""
+    found = {label: [cell.get("class_embeddings", {}).get("mean") for cell in group] for label, group in groups.items()}
+    rows = [["setting", "cosine"]]
+    for label, group in groups.items():
+        if values := _by_seed(group, found[label]):
+            rows.append([label, _mean_and_spread(values)])
+    if len(rows) == 1:
+        return []
+    said = "Mean cosine of all pairs of class embeddings: mean over seeds ± standard deviation over seeds."
+    return ["", said, "", *aligned(rows, left=1)]
 
 
 def _place(name: str) -> int:

@@ -393,6 +393,20 @@ def test_what_one_grid_alone_sets_is_named_where_cells_would_be_called_the_same(
     assert [c.name for c in grid(listing(tmp_path, apart), [])] == ["method=solo", "method=fedavg"]
 
 
+def test_a_grid_with_a_name_is_called_so(tmp_path: Path) -> None:
+    many = "  - {name: the bound, method: [centralized, solo], rounds: 9, local.lr: 0.3, seed: [0, 1]}\n"
+    found = grid(listing(tmp_path, f"recipe: tiny.yaml\ngrids:\n  - {{method: fedavg, seed: [0, 1]}}\n{many}"), [])
+    assert [cell.setting for cell in found[::2]] == [
+        "method=fedavg",
+        "the bound, method=centralized",
+        "the bound, method=solo",
+    ]
+    assert [cell.name for cell in found[2:4]] == [f"the bound method=centralized seed={seed}" for seed in (0, 1)]
+    assert {cell.recipe.rounds for cell in found[2:]} == {9} and all(c.recipe.name == "tiny" for c in found)
+    alone = grid(listing(tmp_path, "recipe: tiny.yaml\ngrids: [{name: one, method: solo, seed: [0, 1]}]\n"), [])
+    assert [cell.setting for cell in alone] == ["one", "one"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
