@@ -104,12 +104,13 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
                 "with stays=True, which returns a model (`-> Tensors`) that is written at the party."
             )
     if models.labels is not None:
-        name, declaration, _ = check_call(method, models.labels, parties, to=None, common=None, each=None)
+        name, declaration = method.find(models.labels)
         if declaration.reply is not None:
             raise DeclarationError(
                 f"{type(method).__name__}.models: labels names the step {name}, which sends a reply. Name a step with "
                 "stays=True that takes neither `common` nor `each`: who is in an image never leaves the party."
             )
+        check_call(method, models.labels, parties, to=None, common=None, each=None)
     if models.verify is not None:
         name, declaration = method.find(models.verify)
         if declaration.reply is not None or declaration.each is not Probes:

@@ -14,19 +14,22 @@ import torch
 import worlds
 from numpy.typing import NDArray
 from torch.nn import functional as F
-from unlabelled import TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
-from worlds import LOSS, Tiny, recipe, run
+from unlabelled import PAIRS, TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
+from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
-from coalface.core import Tensors
-from coalface.engines.desk import Request
+from coalface import wire
+from coalface.core import DeclarationError, Federation, Models, Tensors
+from coalface.engines.desk import Desk, Request
 from coalface.engines.local import World
+from coalface.engines.transport import StepFailed
 from coalface.learn.cluster import GRID
 from coalface.learn.sgd import HEAD
 from coalface.learn.subcenter import SubCenterArcFace
 from coalface.methods import fedfr_uda
-from coalface.methods.fedfr_uda import FedFRUDA, Own
+from coalface.methods.fedfr_uda import FedFRUDA, Own, State
 from coalface.methods.finetune_pseudo import FinetunePseudo
 from coalface.methods.labelling import Labelling
+from coalface.planning import plan
 
 # --- stages, clients and labels ---------------------------------------------------------------------------------------
 
@@ -293,3 +296,73 @@ def test_momentum_and_head_momentum_are_settings_of_their_own(tmp_path: Path) ->
 def test_a_recipe_takes_the_labelling_as_keys() -> None:
     method, _ = recipe("fedfr-uda", labelling=Labelling(algorithm="finch"))
     assert isinstance(method, FedFRUDA) and not method.labelling.asks
+
+
+# --- stopping, and who may be asked for what --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 11, 13, 15])
+def test_it_goes_on_from_any_stage_to_the_same_bytes(after: int, tmp_path: Path, unbroken: dict[str, bytes]) -> None:
+    """After so many replies: of the source alone, of the choice, of the labels, of the training and of labels anew."""
+    with pytest.raises(Stop):
+        run(in_stages(), tmp_path, WORLD, checkpoint=2, transport=stopping(after))
+    assert run(in_stages(), tmp_path, WORLD, checkpoint=2).bytes() == unbroken
+
+
+def in_stages() -> FedFRUDA:
+    return made(pretrain=1, rounds=4, relabel=2, labelling=Labelling())
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    ran, found = heard(in_stages(), tmp_path_factory.mktemp("unbroken"))
+    assert len(found.asked) == 1 + 1 + 2 + 2 * 3 + 1 + 2 + 2 * 3
+    return ran.bytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksATarget(FedFRUDA):
+    def clusters(self, fed: Federation, state: State) -> State:
+        fed.ask(self.choose, to=["silo-1"], common=fedfr_uda.Global(backbone=state.backbone))
+        return state
+
+
+def test_a_target_cannot_be_asked_for_what_the_source_does(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\['silo-1'\] are not parties with the role 'trainer/source'"):
+        run(AsksATarget(local=WORK, loss=LOSS), tmp_path, WORLD)
+
+
+def test_a_desk_refuses_a_step_of_another_role_by_itself(tmp_path: Path) -> None:
+    """Whatever a server asks."""
+    method = made()
+    desk = Desk(worlds.setup(method, tmp_path, WORLD).site(WORLD()), "silo-1")
+    common = wire.encode(fedfr_uda.Global(backbone=WORLD().backbone.shared()))
+    request = Request("test", "silo-1", "label", 1, 1, 1, 1, "choose", common, None, None, (0, None))
+    with pytest.raises(StepFailed, match="the step is for the role 'trainer/source', this party is a 'trainer/target'"):
+        desk.answer(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelsBy(FedFRUDA):
+    """Names another step for the labels."""
+
+    by: str = "labels"
+
+    def models(self, fed: Federation, state: State) -> Models:
+        return Models(shared=state.backbone, labels=getattr(self, self.by))
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("label", "models: labels names the step label, which sends a reply. Name a step with stays=True that takes"),
+        ("own_model", "own_model: the step needs `common`, a Global"),
+        ("clusters", "LabelsBy.clusters is not a step of LabelsBy"),
+    ],
+)
+def test_labels_for_the_lab_come_by_a_step_that_sends_and_takes_nothing(by: str, said: str) -> None:
+    roles = {"trainer/source": ["silo-0"], "trainer/target": ["silo-1", "silo-2"]}
+    plan(LabelsBy(local=WORK, loss=LOSS, labelling=PAIRS), roles, WORLD().backbone)
+    with pytest.raises((DeclarationError, TypeError)) as refused:
+        plan(LabelsBy(local=WORK, loss=LOSS, labelling=PAIRS, by=by), roles, WORLD().backbone)
+    assert said in str(refused.value)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from unlabelled import in_order, naive_cfinch
 
+from coalface.data.faces import FaceSet
 from coalface.evaluate.clusterings import judge_clusters
 from coalface.learn.cluster import GRID, cfinch
 from coalface.methods.labelling import Labelling
@@ -198,3 +199,28 @@ def test_without_scikit_learn_two_of_them_say_what_to_do(
     ):
         Labelling(**settings)(at(0, 10), 0.1, rng())
     assert Labelling()(at(0, 10), 0.1, rng()).tolist() == [0, 0]
+
+
+# --- clusters as identities -------------------------------------------------------------------------------------------
+
+
+def faces() -> FaceSet:
+    pixels = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
+    return FaceSet(pixels, np.array([5, 4, 3, 2, 1]), np.full(5, -1), ())
+
+
+def test_images_in_a_cluster_have_it_for_their_identity_and_the_others_are_left_out() -> None:
+    found = faces().clustered(np.array([7, -1, 2, 7, 4]))
+    assert found.rows.tolist() == [5, 3, 2, 1] and found.labels.tolist() == [2, 0, 2, 1]
+    assert found.names == ("cluster-2", "cluster-4", "cluster-7") and found.labels.dtype == np.int64
+    assert found.counts().tolist() == [1, 1, 2]
+
+
+def test_images_in_no_cluster_at_all_leave_an_empty_set() -> None:
+    found = faces().clustered(np.full(5, -1))
+    assert (len(found), found.names) == (0, ())
+
+
+def test_clusters_of_other_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 clusters for 5 images: give one for each, −1 for none"):
+        faces().clustered(np.zeros(4, dtype=np.int64))
