@@ -237,7 +237,7 @@ def test_with_room_for_few_that_wait(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("noise", [1e-6, 10.0])
 def test_threads_and_what_the_process_says_of_precision_do_not_matter(noise: float) -> None:
-    rows = near_ties(60, 2048 + 100, 32, noise)
+    rows = near_ties(60, 700, 32, noise)
     expected = first_neighbours(rows)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
