@@ -8,6 +8,7 @@ What its text leaves open is a setting: λ, E, τ, and where the class embedding
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -142,7 +143,7 @@ class FedFRUDA(Method):
     head_momentum: MomentumState | None = None
 
     def __post_init__(self) -> None:
-        if self.pretrain < 0 or self.relabel < 0 or self.constraint < 0:
+        if self.pretrain < 0 or self.relabel < 0 or not 0 <= self.constraint < math.inf:
             raise ValueError(
                 f"pretrain, relabel and constraint are 0 or more; got {self.pretrain}, {self.relabel} and "
                 f"{self.constraint}"

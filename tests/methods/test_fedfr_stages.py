@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,13 @@ def test_fine_tuning_knows_no_source(settings: dict[str, Any]) -> None:
         FinetunePseudo(**settings)
 
 
-@pytest.mark.parametrize("name", ["pretrain", "relabel", "constraint"])
-def test_what_counts_is_not_below_zero(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pretrain", -1), ("relabel", -1), ("constraint", -1.0), ("constraint", math.nan), ("constraint", math.inf)],
+)
+def test_what_counts_is_a_number_not_below_zero(name: str, value: float) -> None:
     with pytest.raises(ValueError, match="pretrain, relabel and constraint are 0 or more; got"):
-        made(**{name: -1})
+        made(**{name: value})
 
 
 @pytest.mark.usefixtures("quick_choice")
