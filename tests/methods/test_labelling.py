@@ -150,7 +150,7 @@ def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorith
 
 
 def test_the_choice_looks_at_all_clusters_the_small_ones_as_well() -> None:
-    features, labels = groups(8, 6, 0.12)
+    features, labels = groups(5, 4, 0.12)
     assert Labelling(smallest=50).choose(features, labels) == Labelling().choose(features, labels)
 
 
