@@ -304,7 +304,12 @@ def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) 
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
-    parties = "pooled at one party" if pooled else f"{partition.kind}, {count:,} {'party' if count == 1 else 'parties'}"
+    dealt: str = partition.kind
+    if (two := recipe.data.domains) is not None:
+        known = "with" if METHODS[recipe.method].told else "without"
+        dealt = f"source {two.source}, target {two.target} {known} its identities"
+    parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
+    parties = parties if pooled and two is None else f"{dealt}, {parties}"
     lines += [f"- data: {what}; {parties}"]
     lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
     if models.shared is None:

@@ -75,8 +75,13 @@ class Labelling:
             found = self._level(cfinch(features))
         else:
             levels = cfinch(features, threshold)
-            found = levels.final if self.clusters is None else refine(levels, features, self.clusters)
+            found = levels.final if self.clusters is None else self._refined(levels, features)
         return drop_small(found, self.smallest)
+
+    def _refined(self, levels: Partitions, features: Tensor) -> NDArray[np.int64]:
+        """C-FINCH's clusters, as many as are wanted, or as its first level has where that has fewer."""
+        assert self.clusters is not None
+        return refine(levels, features, min(self.clusters, levels.counts[0]))
 
     def _level(self, levels: Partitions) -> NDArray[np.int64]:
         """FINCH's level nearest to the wanted number of clusters, of two the finer; or the last with more than one."""

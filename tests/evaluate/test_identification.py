@@ -117,7 +117,11 @@ ONE, TWO = np.array([0, 1]), np.array([0, 1, 1])
 @pytest.mark.parametrize(
     ("arguments", "own", "said"),
     [
-        ((F, G, np.array([0, 8]), TWO), None, r"identity of 1 of 2 queries; the first is query 1, of identity 8: a closed"),
+        (
+            (F, G, np.array([0, 8]), TWO),
+            None,
+            r"identity of 1 of 2 queries; the first is query 1, of identity 8: a closed",
+        ),
         ((F, G, np.array([7, 8]), TWO), None, r"of 2 of 2 queries; the first is query 0, of identity 7"),
         ((F, G, ONE, TWO), [0, 2], r"1 of 2 queries, but for the query itself; the first is query 0, of identity 0"),
         ((F, G, ONE, TWO), [1, 2], r"query 0 shows identity 0, and its own image in the gallery 1"),
