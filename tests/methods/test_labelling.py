@@ -60,9 +60,11 @@ def test_cfinch_is_refined_to_the_number_that_it_is_told(wanted: int) -> None:
     assert wanted != 6 or judge_clusters(labels, found).pairwise_f == 1
 
 
-def test_cfinch_cannot_be_refined_to_more_clusters_than_its_first_level_has() -> None:
-    with pytest.raises(ValueError, match="the first level has 7 clusters: ask for 1 to 7 of them, not 9"):
-        Labelling(clusters=9)(groups(6, 5, 0.05)[0], 2.0, rng())
+def test_cfinch_told_more_clusters_than_its_first_level_has_keeps_that_level() -> None:
+    features = groups(6, 5, 0.05)[0]
+    first = cfinch(features, 2.0).labels[0]
+    assert first.max() + 1 == 7
+    np.testing.assert_array_equal(Labelling(clusters=9)(features, 2.0, rng()), first)
 
 
 @pytest.mark.parametrize("wanted", [None, 1, 2, 4, 7, 100])
