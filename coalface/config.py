@@ -291,6 +291,16 @@ def _check_domains(recipe: Recipe) -> None:
     beside |= {"max_identities": recipe.data.max_identities, "party_augment": recipe.data.party_augment}
     if set_ := [key for key, value in beside.items() if value]:
         raise RecipeError(f"data.{set_[0]}: it has no meaning beside data.domains; leave it out")
+    for name, listed in recipe.judge.lists.items():
+        if listed.domain is None or listed.source is not None or listed.kind in ("bin", "layout"):
+            continue
+        shown = wanted.target if listed.part is None else listed.part  # the target's are held out, and nobody else's
+        if shown != getattr(wanted, listed.domain):
+            raise RecipeError(
+                f"judge.lists.{name}.domain: it says {listed.domain}, which is {getattr(wanted, listed.domain)}, and "
+                f"the list shows people of {shown}: the gap between the domains would be told wrongly. Name the part, "
+                "or give the list a source of its own"
+            )
     if recipe.validators:
         raise RecipeError("validators: no method for two domains asks validators; leave them out")
 

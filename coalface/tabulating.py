@@ -15,6 +15,7 @@ from coalface.enrolled import by_kind
 from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.paired import PairedDifference, Resampled, compare, same_pairs
 from coalface.gridding import Cell
+from coalface.methods import METHODS
 from coalface.report.runs import clean, figure_name, gaps, size, start_name
 
 MANY = 16
@@ -57,7 +58,7 @@ def table(
         for half in halves if group else ():
             mine = [cell for cell in group if cell["cell"].get("half_split") == half]
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
-    lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves))]
+    lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves)), *_said_of_bounds(cells)]
     lines += _gaps(cells, there)
     lines += _clusters(there)
     lines += _enrolled(there)
@@ -95,6 +96,15 @@ def _said_of_figures(cells: Sequence[Cell], both: bool) -> list[str]:
         on = ", ".join(dict.fromkeys(v.half_of for v in split.validators.values() if v.half_of is not None))
         lines += [f"Of {on} these are of one half alone: half_split=first,second gives both and their mean."]
     return lines
+
+
+def _said_of_bounds(cells: Sequence[Cell]) -> list[str]:
+    """Which methods for two domains are no federation."""
+    used = [name for name in dict.fromkeys(cell.recipe.method for cell in cells) if METHODS[name].domains]
+    pooled = [
+        n + (", told who is in the target's images" if METHODS[n].told else "") for n in used if METHODS[n].pooled
+    ]
+    return [f"Pooled at one party, and no federation: {'; '.join(pooled)}."] if pooled else []
 
 
 def _by_seed(cells: Sequence[Mapping[str, Any]], values: Sequence[float | None]) -> list[float]:

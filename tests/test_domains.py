@@ -326,6 +326,13 @@ def test_more_people_than_there_are_is_refused(change: dict[str, Any], said: str
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("change", [{"source": None}, {"source": None, "part": "street"}])
+def test_a_list_that_shows_another_domain_than_it_says_is_refused(change: dict[str, Any]) -> None:
+    said = r"judge\.lists\.studio\.domain: it says source, which is studio, and the list shows people of street"
+    with pytest.raises(RecipeError, match=said):
+        two_domains({"judge": {"lists": {"studio": {"domain": "source", **change}}}})
+
+
 def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
     same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)

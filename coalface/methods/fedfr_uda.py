@@ -96,6 +96,8 @@ class Own:
     """Its class embeddings, cursor and momentum; None until it has trained, and after its images were labelled anew."""
     kept: Tensors
     """What the BatchNorm policy keeps from the wire; empty under `average`."""
+    cursor: Cursor
+    """Where a target begins with new labels: at an order of its images that it has not trained in yet."""
     alone: bool
     """The source has trained in the first stage alone so far, whose momentum ends with it."""
 
@@ -203,7 +205,7 @@ class FedFRUDA(Method):
         before = own.learner if own else None
         loss, kept = learn(party, common.backbone, before, self.local, self.loss, momentum="keep")
         update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
-        return update, Own(labels=None, learner=kept, kept=kept.kept, alone=True)
+        return update, Own(labels=None, learner=kept, kept=kept.kept, cursor=kept.cursor, alone=True)
 
     @step(role="trainer/source")
     def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
@@ -222,14 +224,16 @@ class FedFRUDA(Method):
             )
         counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
         kept = own.kept if own else party.backbone.kept()
-        return counts, Own(labels=Labels(labels=torch.from_numpy(found)), learner=None, kept=kept, alone=False)
+        cursor = Cursor(epoch=own.cursor.epoch + 1) if own and own.learner else own.cursor if own else Cursor()
+        labels = Labels(labels=torch.from_numpy(found))
+        return counts, Own(labels=labels, learner=None, kept=kept, cursor=cursor, alone=False)
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
         labelled = replace(party, data=party.data.clustered(own.labels.labels.numpy())) if own and own.labels else party
         learner = own.learner if own else None
         if learner is None:
-            learner = self._begin(labelled, common.backbone, _kept(own))
+            learner = self._begin(labelled, common.backbone, _kept(own), own.cursor if own else Cursor())
         elif own is not None and own.alone:
             learner = replace(learner, velocity={})
         constrained = party.role == "trainer/source" and self.constraint > 0
@@ -249,9 +253,10 @@ class FedFRUDA(Method):
             pull=pull if constrained else None,
         )
         update = Update(backbone=party.backbone.shared(), images=len(labelled.data), loss=loss)
-        return update, Own(labels=own.labels if own else None, learner=kept, kept=kept.kept, alone=False)
+        labels = own.labels if own else None
+        return update, Own(labels=labels, learner=kept, kept=kept.kept, cursor=kept.cursor, alone=False)
 
-    def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None) -> Learner:
+    def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None, cursor: Cursor) -> Learner:
         """The class embeddings of a client that has not trained on these classes yet."""
         classes = len(party.data.names)
         rows = self.loss.rows(classes)
@@ -262,7 +267,7 @@ class FedFRUDA(Method):
             head = means[party.shards.span(classes) if party.shards is not None else slice(None)].to(head.dtype)
         party.backbone.load(backbone, kept)
         extra = self.loss.extra(classes)
-        return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=Cursor())
+        return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=cursor)
 
     @step(role="trainer/target", stays=True)
     def labels(self, party: Party, own: Own | None) -> Tensors:

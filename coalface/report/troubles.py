@@ -22,6 +22,12 @@ def at_the_head(run: Run) -> list[str]:
     if abandoned := sum(record.get("abandoned") is True for record in run.metrics):
         were = "was" if abandoned == 1 else "were"
         said.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
+    if crowded := [party for party, each in run.clusters.items() if each.get("clusters") == 1]:
+        said.append(
+            f"All images of {_names([clean(party) for party in crowded])} went into one cluster: a softmax over one "
+            "class has no gradient, so nothing was learnt from them. The threshold is too high for this model, or the "
+            "model has not learnt to tell people apart."
+        )
     return [*said, *([why] if (why := _no_gradient(run)) else [])]
 
 

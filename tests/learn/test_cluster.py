@@ -317,14 +317,14 @@ def test_the_threshold_with_the_best_score() -> None:
     top = cluster.GRID[int(np.argmax(values))]
     assert abs(best - top) < 0.025
     assert pairwise_f(known, cfinch(features, best).final) == max(tried.values()) >= max(values)
-    assert len(tried) == 40 + 2 * 19
+    assert len(tried) == len(cluster.GRID) + 2 * 19
     assert max(values) > 0.9 > values[-1]  # a good one exists, and is not the last
     assert auto_threshold(features, known, score) == best
 
 
 def test_of_equal_scores_the_smallest_threshold() -> None:
     features, known = identities(18, 10, 8, 0.5)
-    assert auto_threshold(features, known, lambda known, found: 1.0) == pytest.approx(0.025 / 20)
+    assert auto_threshold(features, known, lambda known, found: 1.0) == pytest.approx(1e-6 / 20)
     joined = auto_threshold(features, known, lambda known, found: float(found.max() == 0), grid=np.linspace(0.1, 2, 20))
     assert cfinch(features, joined).counts[-1] == 1 < cfinch(features, joined - 0.1 / 19).counts[-1]
 
@@ -354,3 +354,12 @@ def test_choosing_says_what_it_cannot() -> None:
         auto_threshold(features, known, pairwise_f, grid=[-0.1, 0.2])
     with pytest.raises(ValueError, match="no score is a number"):
         auto_threshold(features, known, lambda *_: math.nan)
+
+
+def test_a_threshold_is_found_for_features_that_lie_close_together() -> None:
+    rng = np.random.default_rng(0)
+    centres = 1 + 0.02 * rng.standard_normal((30, 32))
+    known = np.repeat(np.arange(30), 6)
+    features = centres[known] + 0.001 * rng.standard_normal((180, 32))
+    best = auto_threshold(features, known, pairwise_f)
+    assert best < 1e-3 and pairwise_f(known, cfinch(features, best).final) > 0.99

@@ -93,7 +93,9 @@ class Client:
     def label(self, weights: Tensors, threshold: float, smallest: int) -> None:
         found = torch.tensor(in_order(naive_cfinch(self.features(weights).numpy(), threshold), smallest))
         self.mine, self.labels = np.flatnonzero(found >= 0), found
-        self.head, self.cursor = None, Cursor()
+        # After training a new pass begins: the images that come first are others than those that came first before.
+        self.cursor = self.cursor if self.head is None else Cursor(epoch=self.cursor.epoch + 1)
+        self.head = None
 
     def means(self, weights: Tensors) -> Tensor:
         features = self.features(weights)

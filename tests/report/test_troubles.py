@@ -45,6 +45,15 @@ def test_a_run_without_trouble_says_nothing_of_it(write_run: Any, trouble: Any) 
     assert "Simulated" not in page.render([run])
 
 
+def test_targets_whose_images_are_all_in_one_cluster_stand_at_the_head(write_run: Any) -> None:
+    folder = write_run()
+    summary = json.loads((folder / "summary.json").read_text())
+    clusters = {"target-00": {"clusters": 1.0, "nmi": 0.0}, "target-01": {"clusters": 4.0, "nmi": 60.0}}
+    (folder / "summary.json").write_text(json.dumps(summary | {"clusters": clusters}))
+    (said,) = troubles.at_the_head(runs.read(folder))
+    assert said.startswith("All images of target-00 went into one cluster: ") and "target-01" not in said
+
+
 def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write_run: Any) -> None:
     folder = write_run()
     found = json.loads((folder / "summary.json").read_text())
