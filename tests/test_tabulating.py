@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tinydomains import TREE
+from tinydomains import TREE, two_domains
 from tinyruns import Silent
 from typer.testing import CliRunner
 
@@ -203,3 +203,10 @@ def test_a_dry_run_and_the_wire_say_who_takes_part(method: str, swept: Path) -> 
         up = {s["field"] for s in sent["sent"] if s["direction"] == "up"}
         assert up == {"header", "backbone", "images", "loss", "threshold", "clusters", "kept"}
         assert {field.partition(".")[0] for field in sent["stays"]} >= {"Own"}
+
+
+def test_what_is_pooled_is_said_beneath_the_table() -> None:
+    cells = [Cell({"method": name}, two_domains({"method": name})) for name in ("fedfr-uda", "dan", "merge")]
+    text, _ = table(cells, {})
+    assert "Pooled at one party, and no federation: dan; merge, told who is in the target's images." in text
+    assert "Pooled at one party" not in table(cells[:1], {})[0]
