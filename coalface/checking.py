@@ -57,7 +57,8 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
         try:
             values[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
-            raise RecipeError(f"{where}.{key}: {error.errors()[0]['msg']}; got {value!r}") from None
+            wrong = ", or: ".join(dict.fromkeys(one["msg"] for one in error.errors()))
+            raise RecipeError(f"{where}.{key}: {wrong}; got {value!r}") from None
         if not _finite(values[key]):
             raise RecipeError(f"{where}.{key}: numbers must be finite; got {value!r}")
     try:

@@ -340,6 +340,10 @@ class Method(HasSteps, ABC):
     def models(self, fed: Federation, state: Any) -> Models:
         """What the run leaves, from the last state; also what an observer judges during the run."""
 
+    def untrained(self) -> str:
+        """What is wrong with starting from a model that nobody has trained; empty where the method can."""
+        return ""
+
     def why_not_together(self, images: int, backbone: Backbone) -> str:
         """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `together`)."""
         return "the method has no batched form"

@@ -101,7 +101,10 @@ def party_count(recipe: Recipe) -> int:
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
     parties, planned, together = _checked(recipe)
-    rounds, engine = recipe.rounds, recipe.engine
+    engine = recipe.engine
+    rounds = several(planned.rounds, "round")
+    if len(planned.stages) > 1:
+        rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in planned.stages)})"
     roles = {s.step: s.role for s in planned.sent}
     asked = max(count for step, count in planned.parties.items() if roles[step] != world.VALIDATOR)
     validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0
@@ -110,11 +113,11 @@ def describe(recipe: Recipe) -> str:
     over += f" and {several(validators, 'validator')}" if validators else ""
     every = several(engine.checkpoint, "round") if engine.checkpoint > 1 else "round"
     lines = [
-        f"{recipe.name}: {recipe.method} over {over}, {several(rounds, 'round')}, seed {recipe.seed}",
+        f"{recipe.name}: {recipe.method} over {over}, {rounds}, seed {recipe.seed}",
         "",
         wire_text(recipe, planned),
         "",
-        f"bytes a round: {_both_ways(planned)}; in all: {_both_ways(planned, rounds)}",
+        *_traffic(planned),
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
         *([f"parties are computed together, {together} images at a time (engine.cohorts)"] if together else []),
@@ -125,6 +128,8 @@ def describe(recipe: Recipe) -> str:
         f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
+    if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
+        lines.append(wrong)
     if not recipe.judge.lists:
         lines.append("judge.lists is empty, so nothing will be judged")
     return "\n".join(lines)
@@ -147,7 +152,7 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
     each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
     each += f"activations of a batch of {found.batch}"
-    versions = min(recipe.rounds, engine.keep * engine.checkpoint + 1)
+    versions = min(planned.rounds, engine.keep * engine.checkpoint + 1)
     saved = message if engine.save_replies else 0
     kept = f"{size(found.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
     unknown = f"; {', '.join(found.uncounted)} on top, whose size only the method knows" if found.uncounted else ""
@@ -176,11 +181,19 @@ def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[st
     return count if folds else 1, [line]
 
 
-def _both_ways(planned: Plan, rounds: int = 1) -> str:
-    ways = {"down": planned.down(), "up": planned.up()}
-    return ", ".join(
-        f"{way} {'about ' if planned.about(way) else ''}{size(rounds * count)}" for way, count in ways.items()
-    )
+def _traffic(planned: Plan) -> list[str]:
+    """Bytes a round, stage by stage where there are several, and in all."""
+
+    def both(down: int, up: int) -> str:
+        ways = {"down": down, "up": up}
+        return ", ".join(f"{way} {'about ' if planned.about(way) else ''}{size(n)}" for way, n in ways.items())
+
+    lines = []
+    for stage in planned.stages:
+        of = f" of {stage.name}" if len(planned.stages) > 1 else ""
+        lines.append(f"bytes a round{of}: {both(planned.bytes('down', stage), planned.bytes('up', stage))}")
+    lines[-1] += f"; in all: {both(planned.in_all('down'), planned.in_all('up'))}"
+    return lines
 
 
 def several(count: int, one: str, many: str | None = None) -> str:
@@ -217,7 +230,10 @@ def wire_text(recipe: Recipe, planned: Plan) -> str:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):
         lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")
-    for role in roles:
-        total = sum(s.bytes or 0 for s in planned.sent if s.role == role)
-        lines.append(f"one {role if len(roles) > 1 else 'party'}, one round, both ways: {size(total)}")
+    for stage in planned.stages:
+        here = [s for s in planned.sent if s.step in stage.parties]
+        of = f" of {stage.name}" if len(planned.stages) > 1 else ""
+        for role in dict.fromkeys(s.role for s in here):
+            total = sum(s.bytes or 0 for s in here if s.role == role)
+            lines.append(f"one {role if len(roles) > 1 else 'party'}, one round{of}, both ways: {size(total)}")
     return "\n".join(lines)

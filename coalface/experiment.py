@@ -120,6 +120,8 @@ def _execute(
     if not judge.lists:
         view.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
     first = {**here.backbone.shared(), **here.backbone.kept()}
+    if recipe.pretrain is None and (wrong := method.untrained()):
+        view.note(f"{recipe.name}: {wrong}")
     planned = _planned(recipe, method, here)  # what cannot be run is found before anything is written
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():

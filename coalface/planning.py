@@ -42,23 +42,42 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class PlannedStage:
+    """One stage: its rounds, and how many parties each of its steps asks in one of them."""
+
+    name: str
+    rounds: int
+    parties: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Plan:
     """One round of every stage, as messages, and what stays at the parties."""
 
     sent: tuple[Sent, ...]
     stays: tuple[str, ...]
-    parties: dict[str, int]
-    """How many parties are asked in a round, by step."""
+    stages: tuple[PlannedStage, ...]
     leaves_shared: bool
     """Whether a run leaves a global model, and not only one at each party."""
 
-    def down(self) -> int:
-        """Bytes to all parties in a round."""
-        return sum((s.bytes or 0) * self.parties[s.step] for s in self.sent if s.direction == "down")
+    @property
+    def parties(self) -> dict[str, int]:
+        """How many parties are asked in a round, by step."""
+        return {step: count for stage in self.stages for step, count in stage.parties.items()}
 
-    def up(self) -> int:
-        """Bytes from all parties in a round."""
-        return sum((s.bytes or 0) * self.parties[s.step] for s in self.sent if s.direction == "up")
+    @property
+    def rounds(self) -> int:
+        """Rounds of all stages."""
+        return sum(stage.rounds for stage in self.stages)
+
+    def bytes(self, direction: str, stage: PlannedStage) -> int:
+        """Bytes of a direction, to or from all parties, in one round of a stage."""
+        here = [s for s in self.sent if s.direction == direction and s.step in stage.parties]
+        return sum((s.bytes or 0) * stage.parties[s.step] for s in here)
+
+    def in_all(self, direction: str) -> int:
+        """Bytes of a direction in all rounds of all stages."""
+        return sum(stage.rounds * self.bytes(direction, stage) for stage in self.stages)
 
     def about(self, direction: str) -> bool:
         """True where the bytes of a direction hang on digits that are not known before."""
@@ -71,14 +90,16 @@ def plan(method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbon
     Raises DeclarationError, TypeError or ValueError where the method says what no engine could carry out.
     """
     fed = _Paper(method, parties, backbone)
-    stays, state = what_stays(method), None
+    stages, state = [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
         state = check_state(method, stage, stage.round(fed, state))
-    sent, asked = tuple(fed.sent.values()), dict(fed.asked)
+        stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
+        fed.asked = {}
+    sent = tuple(fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
-    return Plan(sent, stays, asked, models.shared is not None)
+    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -136,13 +157,15 @@ class _Paper(Federation):
         )
         one = each[names[0]] if each is not None else None
         self.asked[name] = len(names)
+        kinds = {kind for kind, members in self._parties.items() if not set(members).isdisjoint(names)}
+        role = kinds.pop() if len(kinds) == 1 else declaration.role
         for message, how in ((common, "all alike"), (one, "each its own")):
             if message is not None:
-                self._note(name, declaration.role, "down", message, how, frozenset())
+                self._note(name, role, "down", message, how, frozenset())
         reply_class: Any = declaration.reply
         reply = self._blank(reply_class, [m for m in (one, common) if m is not None])
         folded = {mean.field for mean in folds}
-        self._note(name, declaration.role, "up", reply, "the server", folded)
+        self._note(name, role, "up", reply, "the server", folded)
         values = {f: getattr(reply, f) for f in wire.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
         return Answer({mean.key: values[mean.field] for mean in folds}, single, {}, names)

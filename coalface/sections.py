@@ -116,7 +116,8 @@ class Data(Section):
     """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones. With
     `domains`: `source` is the source's alone, as in `pretrain`."""
     domains: Domains | None = None
-    """For methods that adapt a model to unlabelled images; `partition` and `hold_out` then have no part."""
+    """For methods that adapt a model to unlabelled images: they need no `partition`, and whom they judge is what
+    `domains.hold_out` says; `hold_out` beside it is an error."""
     test: Testing | None = None
     """Images that no method trains on, of identities whose others are trained on: see `coalface.enrolled`."""
     partition: Partition = Partition()

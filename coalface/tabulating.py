@@ -171,7 +171,7 @@ def _gaps(cells: Sequence[Cell], groups: Mapping[str, Sequence[Mapping[str, Any]
         return []
     start = [gaps(_flat(cell["untrained"]), domains) for cell in next(iter(groups.values()))]
     rows = [["setting", *map(figure_name, names)]]
-    for label, each in {"(before)": start, **found}.items():
+    for label, each in {"(before any round)": start, **found}.items():
         rows.append([label, *(_mean_and_spread([one[name] for one in each if name in one]) for name in names)])
     return ["", "Gap between the domains, source less target, in percent points:", "", *aligned(rows, left=1)]
 

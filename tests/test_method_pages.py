@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import coalface
+from coalface import config, dry, yamltext
 from coalface.methods.validation import FederatedValidation
 
 ROOT = Path(coalface.__file__).parents[1]
@@ -33,3 +34,9 @@ def test_the_settings_of_federated_validation_are_all_told_with_their_defaults()
 def test_the_recipes_it_names_are_there(page: Path) -> None:
     for name in re.findall(r"recipes/[\w/.-]+\.yaml", page.read_text(encoding="utf-8")):
         assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_whole_recipes_in_it_can_be_planned(page: Path) -> None:
+    for block in re.findall(r"^```yaml\n(name: .+?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        assert "checked as a run does" in dry.describe(config.parse(yamltext.parse_yaml(block)))

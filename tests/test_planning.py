@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import toys
+from tinydomains import two_domains
 from tinyruns import Silent, picture_folders, run, tiny
 from torch import nn
 
@@ -34,9 +35,9 @@ def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -
     (metrics,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     asked = metrics["asked"]
     assert planned.parties == {"train": asked}
-    assert planned.down() == metrics["bytes_down"]
+    assert planned.bytes("down", planned.stages[0]) == metrics["bytes_down"]
     # Of images and loss the digits are not known; headers are padded to 8 bytes.
-    assert abs(metrics["bytes_up"] - planned.up()) <= 8 * asked
+    assert abs(metrics["bytes_up"] - planned.bytes("up", planned.stages[0])) <= 8 * asked
     assert planned.about("up") and not planned.about("down")
 
 
@@ -183,3 +184,36 @@ def test_the_versions_on_disk_are_as_many_as_a_party_comes_to_keep(checkpoint: i
     recipe, view = tiny(rounds=4, judge={"lists": {}}, engine={"checkpoint": checkpoint, "keep": keep}), Counts()
     experiment.run(recipe, tmp_path / "run", view)
     assert f"up to {view.most} versions a party" in dry.describe(recipe)
+
+
+def test_a_plan_of_stages_says_the_bytes_of_a_whole_run(tmp_path: Path) -> None:
+    recipe = two_domains({"rounds": 3, "methods": {"fedfr-uda": {"pretrain": 2}}})
+    experiment.run(recipe, tmp_path / "run", Silent(), report=False)
+    sent = json.loads((tmp_path / "run" / "summary.json").read_text())["bytes"]
+    planned = dry.plan(recipe)
+    assert [(stage.name, stage.rounds) for stage in planned.stages] == [("pretrain", 2), ("label", 1), ("train", 3)]
+    assert planned.rounds == 6
+    for way in ("down", "up"):  # headers are padded to 8 bytes, and say numbers of some digits more or less
+        assert abs(planned.in_all(way) - sent[way]) <= 8 * (2 * 1 + 1 * 3 + 3 * 3)
+    text = dry.describe(recipe)
+    assert "fedfr-uda over 3 parties, 6 rounds (pretrain 2, label 1, train 3), seed 0" in text
+    assert "one trainer/source, one round of pretrain, both ways" in text
+
+
+def test_a_step_is_told_to_be_of_those_whom_it_asks() -> None:
+    roles = {method: {s.role for s in dry.plan(two_domains({"method": method})).sent if s.step == "train"}
+             for method in ("fedfr-uda", "finetune-pseudo")}  # fmt: skip
+    assert roles == {"fedfr-uda": {"trainer"}, "finetune-pseudo": {"trainer/target"}}
+
+
+def test_labels_by_a_model_that_nobody_trained_are_warned_of(tmp_path: Path) -> None:
+    told: list[str] = []
+    view = Silent()
+    view.note = told.append  # type: ignore[method-assign]
+    experiment.run(two_domains(), tmp_path / "run", view, report=False)
+    warned = "the targets cluster their images by a model that nobody has trained"
+    assert sum(warned in line for line in told) == 1
+    assert warned in dry.describe(two_domains())
+    trained = two_domains({"methods": {"fedfr-uda": {"pretrain": 1}}})
+    assert warned not in dry.describe(trained)
+    assert warned not in dry.describe(two_domains({"pretrain": {"method": "centralized", "rounds": 1}}))

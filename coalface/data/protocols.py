@@ -260,8 +260,8 @@ def of_rfw(root: Path, faces: FaceSet) -> Iterator[Protocol]:
 def _rfw_list(race: str, file: Path, by_stem: dict[str, str], faces: FaceSet) -> PairList:
     pairs = []
     for where, fields in _lines(file):
-        if len(fields) not in (3, 4):
-            raise _bad(where, fields, "`name a b` or `name a name b`")
+        if len(fields) not in (3, 4) or (len(fields) == 4 and fields[0] == fields[2]):
+            raise _bad(where, fields, "`name a b` of one person or `name a name b` of two")
         ends = (fields[0], fields[1]), (fields[-2] if len(fields) == 4 else fields[0], fields[-1])
         stems = [f"{race}/{name}/{name}_{_number(number, where):04}" for name, number in ends]
         same = len(fields) == 3

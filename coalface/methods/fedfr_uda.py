@@ -151,6 +151,14 @@ class FedFRUDA(Method):
                 f"{self.constraint}"
             )
 
+    def untrained(self) -> str:
+        if self.pretrain:
+            return ""
+        return (
+            "the targets cluster their images by a model that nobody has trained, so their labels mean little: give "
+            "the recipe a `pretrain`, or the method rounds of its own for it (`pretrain` among its settings)"
+        )
+
     def stages(self) -> tuple[Stage, ...]:
         first = Stage("pretrain", self.pretrain, begin=lambda fed, _: self.init(fed), round=self.alone)
         label = Stage("label", 1, begin=lambda fed, before: before or self.init(fed), round=self.clusters)
@@ -177,7 +185,8 @@ class FedFRUDA(Method):
         missing = [name for name in fed.parties("trainer/target") if name not in state.labelled]
         common = ToLabel(backbone=state.backbone, threshold=threshold)
         answer = fed.collect(fed.post(self.label, to=missing, common=common), optional=True)
-        fed.log(threshold=threshold)
+        if self.labelling.by_threshold:
+            fed.log(threshold=threshold)
         if answer.arrived:
             fed.log(clusters=sum(answer.each["clusters"].values()), kept=answer.mean("kept", by="images"))
         labelled = tuple(sorted({*state.labelled, *answer.arrived}))
@@ -234,8 +243,8 @@ class FedFRUDA(Method):
         learner = own.learner if own else None
         if learner is None:
             learner = self._begin(labelled, common.backbone, _kept(own), own.cursor if own else Cursor())
-        elif own is not None and own.alone:
-            learner = replace(learner, velocity={})
+        elif own is not None and own.alone:  # this stage has orders of its own, so it begins one
+            learner = replace(learner, velocity={}, cursor=Cursor(epoch=learner.cursor.epoch + 1))
         constrained = party.role == "trainer/source" and self.constraint > 0
         anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
 

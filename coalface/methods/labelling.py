@@ -40,6 +40,8 @@ class Labelling:
     """DBSCAN: neighbours, itself included, that make an image the core of a cluster."""
 
     def __post_init__(self) -> None:
+        if self.threshold != "auto" and not self.by_threshold:
+            raise ValueError(f"{self.algorithm} has no use for a threshold: leave `threshold` out")
         if self.threshold != "auto" and not 0 < self.threshold <= 2:
             raise ValueError(f"threshold is a cosine distance above 0 and up to 2, or auto; got {self.threshold}")
         if self.algorithm == "k-means" and self.clusters is None:
@@ -52,9 +54,14 @@ class Labelling:
             raise ValueError(f"smallest and core are 1 or more; got {self.smallest} and {self.core}")
 
     @property
+    def by_threshold(self) -> bool:
+        """Whether the algorithm needs τ."""
+        return self.algorithm in BY_THRESHOLD
+
+    @property
     def asks(self) -> bool:
         """Whether the source client is asked for τ."""
-        return self.threshold == "auto" and self.algorithm in BY_THRESHOLD
+        return self.threshold == "auto" and self.by_threshold
 
     def choose(self, features: Tensor, labels: NDArray[np.int64]) -> float:
         """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F."""

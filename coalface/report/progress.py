@@ -121,8 +121,8 @@ class Progress:
             raise RuntimeError("a round was reported before a run was started; call Progress.start(name, rounds) first")
         now.done += 1
         now.round = clean(record.get("round", ""))
-        if (loss := number(record.get("loss"))) is not None:
-            now.loss = loss
+        if (loss := number(record.get("loss"))) is not None or not record.get("abandoned"):
+            now.loss = loss  # a round that asks for something else than training has none
         now.asked, now.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
         now.failures += len(mapping(record.get("failed")))
         now.abandoned += bool(record.get("abandoned"))

@@ -271,7 +271,13 @@ BROKEN = [
     ("agedb-30", "agedb_30_pair.txt", "1 b.jpg 1", r"line 1: .* is not two images and"),
     ("agedb-30", "agedb_30_pair.txt", "../x.jpg b.jpg 1", r"line 1: .* is not two images below the folder"),
     ("agedb-30", "agedb_30_pair.txt", "/etc/x.jpg b.jpg 1", r"line 1: .* is not two images below the folder"),
-    ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1", r"Asian_pairs\.txt, line 1: 'm\.01 1' is not `name a b` or"),
+    ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1", r"Asian_pairs\.txt, line 1: 'm\.01 1' is not `name a b` of one"),
+    (
+        "rfw",
+        "txts/Asian/Asian_pairs.txt",
+        "m.01 1 m.01 2",
+        r"line 1: 'm\.01 1 m\.01 2' is not .* `name a name b` of two",
+    ),
     ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1 7", r"line 1: Asian/m\.01/m\.01_0007 is not in the face set"),
     ("rfw", "txts/Asian/Asian_pairs.txt", "\n\nm.01 1 -2", r"line 3: '-2' is where a number belongs"),
 ]

@@ -240,6 +240,15 @@ def test_a_cluster_whose_points_cancel_stays() -> None:
     assert len(set(refine(Partitions(labels=(labels,)), lying, 2).tolist())) == 2
 
 
+@pytest.mark.parametrize(("apart", "found"), [(1e-5, [2, 2, 0]), (1e-7, [-1, 2, 1])])
+def test_a_mean_that_is_rounding_alone_points_nowhere(apart: float, found: list[int]) -> None:
+    # Two points that nearly cancel: their mean is (0, apart / 2, 0), which lies at cluster 2.
+    features = np.array([[1.0, 0, 0], [-1.0, apart, 0], [0, 0.6, 0.8], [0, 1.0, 0]])
+    labels = np.array([0, 0, 1, 2])
+    index, _ = cluster._first_of_clusters(unit_features(features), labels, unit_features(features), labels)
+    assert index.tolist() == found
+
+
 def test_what_is_wrong_is_said() -> None:
     features = random(13, 10, 4)
     features[[2, 7]] = 0
