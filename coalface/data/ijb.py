@@ -1,0 +1,408 @@
+"""The lists of IJB-A, IJB-B and IJB-C: images, templates and media, template pairs, galleries and probes.
+
+The readers take them as the field passes them on, in a folder `meta` (insightface, `recognition/_evaluation_/ijb`):
+
+| list | a line |
+|---|---|
+| `ijbc_face_tid_mid.txt` | image, template, media |
+| `ijbc_name_5pts_score.txt` | image, x1 y1 … x5 y5 of its five landmarks, score of the detector |
+| `ijbc_template_pair_label.txt` | template, template, 1 for a genuine pair and 0 for an impostor pair |
+| `ijbc_1N_gallery_G1.csv`, `…_G2.csv`, `ijbc_1N_probe_mixed.csv` | `TEMPLATE_ID,SUBJECT_ID,…`, with that header |
+
+IJB-B's begin with `ijbb`, and its galleries are S1 and S2. IJB-A's `verify_metadata_1.csv` has the columns MEDIA_ID
+and FILE as well, and its `verify_comparisons_1.csv`, like IJB-C's own `…_matches.csv`, is lines `template,template`.
+Numbers are whole, from 0 to 999,999,999. None of the data sets is here, so these files were not seen. Sources: Klare et
+al., CVPR 2015 (IJB-A); Whitelam et al., CVPRW 2017 (IJB-B); Maze et al., ICB 2018 (IJB-C).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.data.protocols import text_lines
+from coalface.data.words import several, shown
+
+GALLERIES = {"ijbb": ("S1", "S2"), "ijbc": ("G1", "G2")}
+"""What the two galleries are called."""
+
+LARGEST = 999_999_999
+"""The largest number that a list may hold: that of a template, of media or of a subject."""
+
+CHUNK = 2**24
+"""Bytes of a list of numbers that are looked at together."""
+
+LONGEST = 2**16
+"""Bytes after which a line of numbers must have ended."""
+
+_SPACES = b" \t\r\n"
+_ALLOWED = np.zeros(256, bool)
+_ALLOWED[list(b"0123456789" + _SPACES)] = True
+
+
+@dataclass(frozen=True, eq=False)
+class TemplateMedia:
+    """Of which template and which media each of n images is; the images of a video are of one media."""
+
+    files: tuple[str, ...]
+    template: NDArray[np.int64]
+    """(n,) the template's number."""
+    media: NDArray[np.int64]
+    """(n,) the media's number, which has a meaning within a template."""
+
+
+@dataclass(frozen=True, eq=False)
+class DetectedFaces:
+    """What a detector said of each of n images."""
+
+    files: tuple[str, ...]
+    points: NDArray[np.float32]
+    """(n, 5, 2) left eye as it is seen, right eye, nose, corners of the mouth: x, y in pixels."""
+    score: NDArray[np.float32]
+    """(n,) how sure it is of the face."""
+
+
+@dataclass(frozen=True, eq=False)
+class TemplatePairs:
+    """n pairs of templates."""
+
+    left: NDArray[np.int64]
+    """(n,) a template's number."""
+    right: NDArray[np.int64]
+    same: NDArray[np.bool_]
+    """(n,) True for a genuine pair."""
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+
+@dataclass(frozen=True, eq=False)
+class TemplateSubjects:
+    """The subject of each of t templates: a gallery, or the probes."""
+
+    template: NDArray[np.int64]
+    """(t,) the templates' numbers, each once, ascending."""
+    subject: NDArray[np.int64]
+    """(t,)"""
+
+    def of(self, templates: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The subjects of some templates; ValueError for one that is not here."""
+        return self.subject[rows_of(templates, self.template, "subject")]
+
+
+@dataclass(frozen=True, eq=False)
+class Ijb:
+    """The lists of IJB-B or IJB-C, which belong together."""
+
+    images: TemplateMedia
+    faces: DetectedFaces
+    """Of the same images in the same order."""
+    pairs: TemplatePairs
+    galleries: dict[str, TemplateSubjects]
+    """By name: G1 and G2, or S1 and S2."""
+    probes: TemplateSubjects
+
+
+def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
+    """All lists in a folder `meta` of IJB-B or IJB-C.
+
+    Raises FileNotFoundError for a list that is missing, and ValueError for what the readers below refuse, for lists of
+    images that differ, and for a template without images.
+    """
+    folder = Path(folder)
+    kind = next((name for name in GALLERIES if (folder / f"{name}_face_tid_mid.txt").is_file()), None)
+    if kind is None:
+        raise FileNotFoundError(
+            f"{shown(folder)} holds neither {' nor '.join(f'{name}_face_tid_mid.txt' for name in GALLERIES)}: give the "
+            "folder `meta` of IJB-B or IJB-C"
+        )
+    media = folder / f"{kind}_face_tid_mid.txt"
+    points = folder / f"{kind}_name_5pts_score.txt"
+    images, faces = read_media(media), read_faces(points)
+    if images.files != faces.files:
+        both = zip(images.files, faces.files, strict=False)
+        place = next((n for n, (one, other) in enumerate(both) if one != other), None)
+        raise ValueError(
+            f"{shown(media)} and {shown(points)} do not list the same images in the same order: "
+            + (
+                f"{len(images.files):,} and {several(len(faces.files), 'image')}"
+                if place is None
+                else f"image {place + 1:,} is {shown(images.files[place][:80])} and {shown(faces.files[place][:80])}"
+            )
+            + "; fetch both again, from one place"
+        )
+    known = np.unique(images.template)
+    lists = {name: folder / f"{kind}_1N_gallery_{name}.csv" for name in GALLERIES[kind]}
+    probe = folder / f"{kind}_1N_probe_mixed.csv"
+    pair = folder / f"{kind}_template_pair_label.txt"
+    pairs = read_template_pairs(pair)
+    galleries = {name: read_subjects(path) for name, path in lists.items()}
+    probes = read_subjects(probe)
+    named = [(pair, pairs.left), (pair, pairs.right), (probe, probes.template)]
+    for path, templates in [*named, *((lists[name], gallery.template) for name, gallery in galleries.items())]:
+        try:
+            rows_of(templates, known, "image")
+        except ValueError as error:
+            raise ValueError(f"{shown(path)}: {error}, by {shown(media)}; fetch both again, from one place") from None
+    return Ijb(images, faces, pairs, galleries, probes)
+
+
+def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
+    """The list of images, `…_face_tid_mid.txt`.
+
+    Raises FileNotFoundError where it is missing; ValueError with file and line for a line of another form.
+    """
+    files: list[str] = []
+    numbers: list[tuple[int, int]] = []
+    for where, line in text_lines(Path(path)):
+        fields = line.split()
+        if len(fields) != 3:
+            raise _bad(where, line, "an image, its template and its media")
+        files.append(fields[0])
+        numbers.append((_number(fields[1], where), _number(fields[2], where)))
+    template, media = np.array(numbers, np.int64).T
+    return TemplateMedia(tuple(files), template.copy(), media.copy())
+
+
+def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
+    """The list of landmarks, `…_name_5pts_score.txt`; errors as for `read_media`."""
+    files: list[str] = []
+    lines: list[list[float]] = []
+    for where, line in text_lines(Path(path)):
+        name, *fields = line.split()
+        try:
+            numbers = [float(field) for field in fields]
+        except ValueError:
+            numbers = []
+        if len(numbers) != 11 or not all(abs(number) < 1e9 for number in numbers):  # nor is NaN
+            raise _bad(where, line, "an image, ten numbers for five points, and a score")
+        files.append(name)
+        lines.append(numbers)
+    found = np.array(lines, np.float32)
+    return DetectedFaces(tuple(files), found[:, :10].reshape(-1, 5, 2).copy(), found[:, 10].copy())
+
+
+def read_template_pairs(path: str | os.PathLike[str]) -> TemplatePairs:
+    """The list of pairs, `…_template_pair_label.txt`.
+
+    Time grows with the length of the list alone: IJB-C's 15,658,489 lines take seconds. Memory is 17 bytes a line and
+    some 100 MiB. Raises FileNotFoundError where it is missing; ValueError with file and line for a line that is not
+    three numbers, the last 0 or 1.
+    """
+    parts = []
+    for first, numbers in _numbers(Path(path), 3, "two templates, and 1 if they are of one subject, else 0"):
+        if len(odd := np.flatnonzero(numbers[:, 2] > 1)):
+            raise ValueError(
+                f"{shown(path)}, line {first(int(odd[0])):,}: {numbers[odd[0], 2]} is neither 1, for two templates of "
+                "one subject, nor 0; fetch the list again"
+            )
+        parts.append((numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2] == 1))
+    left, right, same = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return TemplatePairs(left, right, same)
+
+
+def read_matches(path: str | os.PathLike[str], subjects: TemplateSubjects) -> TemplatePairs:
+    """Pairs without labels, lines `template,template`: genuine where the subjects are the same.
+
+    So are IJB-A's `verify_comparisons_1.csv` and IJB-C's `ijbc_11_G1_G2_matches.csv`. Time and errors are those of
+    `read_template_pairs`; a template that `subjects` does not have is a ValueError.
+    """
+    parts = [numbers for _, numbers in _numbers(Path(path), 2, "two templates with a comma between them", b",")]
+    left, right = np.concatenate(parts).T.copy()
+    try:
+        same = subjects.of(left) == subjects.of(right)
+    except ValueError as error:
+        raise ValueError(f"{shown(path)}: {error}; fetch it and the metadata again, from one place") from None
+    return TemplatePairs(left, right, same)
+
+
+def read_subjects(path: str | os.PathLike[str]) -> TemplateSubjects:
+    """Templates and their subjects from a gallery, the probes, or metadata: a CSV with TEMPLATE_ID and SUBJECT_ID.
+
+    A template has as many lines as images; its subject must be the same in all. Raises FileNotFoundError where the
+    list is missing; ValueError with file and line for a column that is missing and for a line of another form.
+    """
+    found: dict[int, int] = {}
+    for where, (template, subject) in _columns(Path(path), ("TEMPLATE_ID", "SUBJECT_ID")):
+        number, who = _number(template, where), _number(subject, where)
+        if found.setdefault(number, who) != who:
+            raise ValueError(
+                f"{where}: template {number} is of subject {who}, and further up of subject {found[number]}; fetch the "
+                "list again"
+            )
+    templates = np.array(sorted(found), np.int64)
+    return TemplateSubjects(templates, np.array([found[number] for number in templates.tolist()], np.int64))
+
+
+def read_metadata(path: str | os.PathLike[str]) -> tuple[TemplateMedia, TemplateSubjects]:
+    """The images of a split of IJB-A, `verify_metadata_1.csv`, with the subjects of their templates.
+
+    It is a CSV with TEMPLATE_ID, SUBJECT_ID, MEDIA_ID, and FILE or FILENAME; errors as for `read_subjects`.
+    """
+    files: list[str] = []
+    numbers: list[tuple[int, int]] = []
+    for where, (template, media, file) in _columns(Path(path), ("TEMPLATE_ID", "MEDIA_ID", "FILE")):
+        files.append(file)
+        numbers.append((_number(template, where), _number(media, where)))
+    of_template, of_media = np.array(numbers, np.int64).T
+    return TemplateMedia(tuple(files), of_template.copy(), of_media.copy()), read_subjects(path)
+
+
+def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = "feature") -> NDArray[np.int64]:
+    """The places of templates (n,) among known ones (t,), which ascend.
+
+    Raises ValueError, which says that one has no `what`, where a template is not among them.
+
+    >>> rows_of(np.array([7, 3, 7]), np.array([3, 5, 7]))
+    array([2, 0, 2])
+    """
+    templates = np.asarray(templates, np.int64)
+    if not len(known):
+        rows = np.full(len(templates), -1)
+    elif known[0] >= 0 and known[-1] <= 2**26:  # a table: much faster than a search for each of millions
+        table = np.full(int(known[-1]) + 2, -1, np.int64)
+        table[known] = np.arange(len(known))
+        rows = table[np.clip(templates, -1, known[-1] + 1)]  # what is below or above all finds the last entry
+    else:
+        rows = np.minimum(np.searchsorted(known, templates), len(known) - 1)
+        rows[known[rows] != templates] = -1
+    if len(lost := np.flatnonzero(rows < 0)):
+        raise ValueError(
+            f"template {templates[lost[0]]} has no {what} (so for {len(np.unique(templates[lost])):,} of "
+            f"{several(len(np.unique(templates)), 'template')})"
+        )
+    return rows
+
+
+# Lines
+
+
+def _number(text: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; fetch the list again")
+    return int(text)
+
+
+def _bad(where: str, line: str, wanted: str) -> ValueError:
+    return ValueError(f"{where}: {line.strip()[:80]!r} is not {wanted}; fetch the list again")
+
+
+def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
+    lines = list(text_lines(path))
+    where, first = lines[0]
+    header = [name.strip().upper().removeprefix("\ufeff") for name in next(csv.reader([first]))]
+    header = ["FILE" if name == "FILENAME" else name for name in header]
+    if missing := [name for name in wanted if name not in header]:
+        raise ValueError(f"{where}: the header has no column {' nor '.join(missing)}; fetch the list again")
+    places = [header.index(name) for name in wanted]
+    for where, line in lines[1:]:
+        fields = next(csv.reader([line]))
+        if len(fields) <= max(places):
+            raise _bad(where, line, f"a line of {several(len(header), 'column')}, as the header says")
+        yield where, [fields[place].strip() for place in places]
+    if len(lines) == 1:
+        raise ValueError(f"{where}: there is nothing after the header; fetch the list again")
+
+
+class _Lines:
+    """The number of the line that a row of numbers was read from."""
+
+    def __init__(self, before: int, lines: Sequence[int] | None) -> None:
+        self._before, self._lines = before, lines
+
+    def __call__(self, row: int) -> int:
+        return self._before + (row if self._lines is None else self._lines[row]) + 1
+
+
+def _numbers(
+    path: Path, columns: int, wanted: str, separator: bytes = b""
+) -> Iterator[tuple[_Lines, NDArray[np.int64]]]:
+    """The (n, columns) numbers of a list, and their lines, some 16 MiB of its text at a time."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
+    before, rest, empty = 0, b"", True
+    with path.open("rb") as file:
+        while text := file.read(CHUNK):
+            end = text.rfind(b"\n") + 1
+            if not end:
+                rest += text
+                if len(rest) > LONGEST:
+                    raise ValueError(f"{shown(path)}, line {before + 1:,}: it does not end; fetch the list again")
+                continue
+            part, rest = rest + text[:end], text[end:]
+            lines, numbers = _parsed(path, part, columns, wanted, separator, before)
+            before += part.count(b"\n")
+            if len(numbers):
+                empty = False
+                yield lines, numbers
+    if rest.strip(_SPACES):
+        empty = False
+        yield _parsed(path, rest + b"\n", columns, wanted, separator, before)
+    if empty:
+        raise ValueError(f"{shown(path)} is empty: fetch it again")
+
+
+def _parsed(
+    path: Path, text: bytes, columns: int, wanted: str, separator: bytes, before: int
+) -> tuple[_Lines, NDArray[np.int64]]:
+    """The numbers of whole lines, of which the first has the number `before` + 1."""
+    lines = None
+    if not _regular(text, columns, separator):
+        # Lines without anything are passed over; every other must be as it should.
+        lines = []
+        pattern = re.compile(
+            rb"\s*" + (rb"\s*" + separator + rb"\s*" if separator else rb"\s+").join([rb"\d+"] * columns)
+        )
+        each = text.split(b"\n")
+        for n, line in enumerate(each):
+            if line.strip(_SPACES):
+                if not pattern.fullmatch(line.rstrip(_SPACES)):
+                    what = line.decode("utf-8", "backslashreplace")
+                    raise _bad(f"{shown(path)}, line {before + n + 1:,}", what, wanted)
+                lines.append(n)
+        text = b"\n".join(each[n] for n in lines)
+    found = _Lines(before, lines)
+    plain = text.replace(separator, b" ") if separator else text
+    numbers = np.fromstring(plain, np.int64, sep=" ") if plain else np.empty(0, np.int64)
+    numbers = numbers.reshape(-1, columns)
+    if numbers.size and numbers.max() > LARGEST:
+        row = int(numbers.max(axis=1).argmax())
+        raise ValueError(
+            f"{shown(path)}, line {found(row):,}: a number is above {LARGEST:,}, which none of these lists needs; "
+            "fetch the list again"
+        )
+    return found, numbers
+
+
+def _regular(text: bytes, columns: int, separator: bytes) -> bool:
+    """Whether every line is so many whole numbers, with white space or a separator between them, and a line feed."""
+    codes = np.frombuffer(text, np.uint8)
+    allowed = _ALLOWED.copy()
+    allowed[list(separator)] = True
+    if not allowed[codes].all():
+        return False
+    digit = codes >= ord("0")  # of what is allowed
+    before = np.concatenate([[False], digit[:-1]])
+    starts = np.flatnonzero(digit & ~before)
+    ends = np.flatnonzero(codes == ord("\n"))
+    if len(starts) != columns * len(ends):
+        return False
+    # As many numbers as there should be, those of a line all after the end of the line before: then none has too few.
+    rows = starts.reshape(-1, columns)
+    if not ((rows[:, -1] < ends).all() and (rows[1:, 0] > ends[:-1]).all()):
+        return False
+    if not separator:
+        return True
+    places = np.flatnonzero(codes == separator[0])
+    if len(places) != (columns - 1) * len(ends):
+        return False
+    between = places.reshape(-1, columns - 1)
+    return bool((between > rows[:, :-1]).all() and (between < rows[:, 1:]).all())

@@ -1,0 +1,217 @@
+"""IJB's lists as they are passed on, written by hand; and what is wrong with a list, told with file and line."""
+
+import numpy as np
+import pytest
+
+from coalface.data import ijb
+
+META = {
+    "ijbc_face_tid_mid.txt": "1.jpg 1 69544\n2.jpg 1 3720\n3.jpg 1 3720\n4.jpg 2 9\n5.jpg 30 9\n6.jpg 41 1\n",
+    "ijbc_name_5pts_score.txt": "".join(
+        f"{n}.jpg 46.0 62.5 87.75 60 68.5 77 52 99 86 98.5 0.{n}\n" for n in range(1, 7)
+    ),
+    "ijbc_template_pair_label.txt": "1 30 1\n1 41 0\n2 41 1\n2 30 0\n",
+    "ijbc_1N_gallery_G1.csv": "TEMPLATE_ID,SUBJECT_ID,FILENAME,SIGHTING_ID\n1,7,img/1.png,5\n1,7,img/2.png,6\n",
+    "ijbc_1N_gallery_G2.csv": "TEMPLATE_ID,SUBJECT_ID,FILENAME,SIGHTING_ID\n2,8,img/4.png,5\n",
+    "ijbc_1N_probe_mixed.csv": "TEMPLATE_ID,SUBJECT_ID,FILENAME,SIGHTING_ID\n41,8,a.png,1\n30,7,frames/b.png,2\n",
+}
+
+
+@pytest.fixture
+def meta(tmp_path):
+    for name, text in META.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def written(tmp_path, text, name="pairs.txt"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_the_lists_of_ijbc(meta):
+    lists = ijb.read_ijb(meta)
+    assert lists.images.files == tuple(f"{n}.jpg" for n in range(1, 7))
+    assert lists.images.template.tolist() == [1, 1, 1, 2, 30, 41]
+    assert lists.images.media.tolist() == [69544, 3720, 3720, 9, 9, 1]
+    assert lists.faces.points.shape == (6, 5, 2)
+    assert lists.faces.points[0].tolist() == [[46, 62.5], [87.75, 60], [68.5, 77], [52, 99], [86, 98.5]]
+    np.testing.assert_allclose(lists.faces.score, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], rtol=1e-6)
+    assert (lists.pairs.left.tolist(), lists.pairs.right.tolist()) == ([1, 1, 2, 2], [30, 41, 41, 30])
+    assert lists.pairs.same.tolist() == [True, False, True, False] and len(lists.pairs) == 4
+    assert {name: one.subject.tolist() for name, one in lists.galleries.items()} == {"G1": [7], "G2": [8]}
+    assert (lists.probes.template.tolist(), lists.probes.subject.tolist()) == ([30, 41], [7, 8])  # ascending
+    assert lists.probes.of(np.array([41, 30, 41])).tolist() == [8, 7, 8]
+
+
+def test_the_lists_of_ijbb(tmp_path):
+    for name, text in META.items():
+        (tmp_path / name.replace("ijbc", "ijbb").replace("_G", "_S")).write_text(text)
+    assert sorted(ijb.read_ijb(tmp_path).galleries) == ["S1", "S2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "ijbc_name_5pts_score.txt",
+            META["ijbc_name_5pts_score.txt"].replace("2.jpg", "9.jpg"),
+            "image 2 is 2.jpg and 9",
+        ),
+        ("ijbc_name_5pts_score.txt", META["ijbc_name_5pts_score.txt"].split("6.jpg")[0], "6 and 5 images"),
+        (
+            "ijbc_template_pair_label.txt",
+            "1 30 1\n1 77 0\n77 78 0\n",
+            r"pair_label.txt: template 77 has no image \(so for",
+        ),
+        ("ijbc_template_pair_label.txt", "77 30 1\n", "pair_label.txt: template 77 has no image"),
+        ("ijbc_1N_gallery_G2.csv", "TEMPLATE_ID,SUBJECT_ID\n5,8\n", "gallery_G2.csv: template 5 has no image"),
+        ("ijbc_1N_probe_mixed.csv", "TEMPLATE_ID,SUBJECT_ID\n42,8\n", "probe_mixed.csv: template 42 has no image"),
+    ],
+)
+def test_lists_that_do_not_belong_together(meta, name, text, says):
+    (meta / name).write_text(text)
+    with pytest.raises(ValueError, match=says):
+        ijb.read_ijb(meta)
+
+
+def test_a_list_that_is_missing(meta):
+    (meta / "ijbc_1N_gallery_G2.csv").unlink()
+    with pytest.raises(FileNotFoundError, match="G2.csv is missing: fetch"):
+        ijb.read_ijb(meta)
+    with pytest.raises(FileNotFoundError, match="neither ijbb_face_tid_mid.txt nor ijbc"):
+        ijb.read_ijb(meta / "meta")
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        ijb.read_template_pairs(meta / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "says"),
+    [
+        (ijb.read_media, "1.jpg 1 2\n\n2.jpg 1\n", "line 3: '2.jpg 1' is not an image, its template"),
+        (ijb.read_media, "1.jpg 1 2\n2.jpg 1 x\n", "line 2: 'x' is where a number belongs"),
+        (ijb.read_media, "1.jpg 1 -2\n", "'-2' is where"),
+        (ijb.read_media, "1.jpg 1 1234567890\n", "'1234567890' is where"),
+        (ijb.read_media, "", "is empty"),
+        (ijb.read_media, b"\xff\xfe\x00", "is no text"),
+        (ijb.read_faces, "1.jpg 1 2 3 4 5 6 7 8 9 10\n", "line 1: .* is not an image, ten numbers"),
+        (ijb.read_faces, "1.jpg 1 2 3 4 5 6 7 8 9 10 0.9\n2.jpg 1 2 3 4 5 6 7 8 9 ten 0.9\n", "line 2: .* ten numbers"),
+        (ijb.read_faces, "1.jpg 1 2 3 4 5 6 7 8 9 10 nan\n", "line 1"),
+        (ijb.read_faces, "1.jpg 1 2 3 4 5 6 7 8 9 1e300 0.5\n", "line 1"),
+        (ijb.read_subjects, "TEMPLATE_ID,SUBJECT\n1,2\n", "line 1: the header has no column SUBJECT_ID"),
+        (ijb.read_subjects, "TEMPLATE_ID,SUBJECT_ID,FILENAME\n1,2,a\n1\n", "line 3: '1' is not a line of 3 columns"),
+        (ijb.read_subjects, "TEMPLATE_ID,SUBJECT_ID\n1,2\n3,x\n", "line 3: 'x' is where"),
+        (
+            ijb.read_subjects,
+            "TEMPLATE_ID,SUBJECT_ID\n1,2\n3,2\n1,4\n",
+            "line 4: template 1 is of subject 4, and further up",
+        ),
+        (ijb.read_subjects, "TEMPLATE_ID,SUBJECT_ID\n", "nothing after the header"),
+        (ijb.read_metadata, "TEMPLATE_ID,SUBJECT_ID,MEDIA_ID\n1,2,3\n", "no column FILE"),
+        (ijb.read_template_pairs, "", "is empty"),
+        (ijb.read_template_pairs, "\n \n", "is empty"),
+    ],
+)
+def test_a_line_of_another_form(tmp_path, reader, text, says):
+    with pytest.raises(ValueError, match=says):
+        reader(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("1 2", "'1 2' is not two templates, and 1 if"),
+        ("1 2 1 1", "'1 2 1 1' is not"),
+        ("1 2 2", "2 is neither 1"),
+        ("1 2 -1", "'1 2 -1' is not"),
+        ("1 2.5 1", "'1 2.5 1' is not"),
+        ("1 2x 1", "'1 2x 1' is not"),
+        ("1,2,1", "'1,2,1' is not"),
+        ("1 2 1\r3 4 0", r"is not two templates"),
+        ("1\xa02 1", "is not two templates"),
+        ("99999999999999999999999 2 1", "a number is above 999,999,999"),
+        ("1 1000000000 1", "a number is above 999,999,999"),
+        ("1 2 10", "10 is neither 1"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [16, 40, 2**24])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_bad_pair_is_found_wherever_it_stands(tmp_path, monkeypatch, line, says, chunk, end):
+    monkeypatch.setattr(ijb, "CHUNK", chunk)
+    good = "10 20 1\n\n30 400 0\r\n"
+    for before, number in (("", 1), (good, 4), (good * 5, 16)):
+        text = before + line + ("\n" + good if end else "")
+        with pytest.raises(ValueError, match=f"line {number}: .*{says}|line {number}: {says}"):
+            ijb.read_template_pairs(written(tmp_path, text))
+
+
+def test_two_lines_that_make_up_for_each_other_are_seen(tmp_path):
+    # Six numbers on two lines, but four and two: counting them is not enough.
+    with pytest.raises(ValueError, match="line 1: '1 2 1 3' is not"):
+        ijb.read_template_pairs(written(tmp_path, "1 2 1 3\n4 0\n"))
+    with pytest.raises(ValueError, match="line 2: '1 2' is not"):
+        ijb.read_template_pairs(written(tmp_path, "5 6 1\n1 2\n3 1 2 1\n"))
+
+
+@pytest.mark.parametrize("chunk", [9, 11, 64, 1000, 2**24])
+def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(ijb, "CHUNK", chunk)
+    rng = np.random.default_rng(chunk)
+    rows = [
+        (int(a), int(b), int(c))
+        for a, b, c in zip(*rng.integers(2**14, size=(2, 300)), rng.integers(2, size=300), strict=True)
+    ]
+    rows += [(0, 999_999_999, 1), (999_999_999, 0, 0)]
+    breaks = ["\n", "\r\n", "\n\n", " \n", "\n \t\n"]
+    lines = [f"{a} {b}\t{c}" + breaks[rng.integers(5)] for a, b, c in rows]
+    found = ijb.read_template_pairs(written(tmp_path, "".join(lines)))
+    naive = [line.split() for line in "".join(lines).splitlines() if line.strip()]
+    assert found.left.tolist() == [int(line[0]) for line in naive]
+    assert found.right.tolist() == [int(line[1]) for line in naive]
+    assert found.same.tolist() == [line[2] == "1" for line in naive]
+
+
+def test_a_list_without_line_ends_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(ijb, "CHUNK", 64)
+    monkeypatch.setattr(ijb, "LONGEST", 200)
+    with pytest.raises(ValueError, match="line 1: it does not end"):
+        ijb.read_template_pairs(written(tmp_path, "1 2 1 " * 100))
+
+
+def test_metadata_and_comparisons_of_ijba(tmp_path):
+    meta = written(
+        tmp_path,
+        '"TEMPLATE_ID","SUBJECT_ID","FILE","MEDIA_ID","SIGHTING_ID"\n'
+        '3,54,"img/1.jpg",10,1\n3,54,"frame/a,b.png",11,2\n4,60,"img/2.jpg",10,3\n9,54,"img/3.jpg",12,4\n',
+        "meta.csv",
+    )
+    media, subjects = ijb.read_metadata(meta)
+    assert media.files == ("img/1.jpg", "frame/a,b.png", "img/2.jpg", "img/3.jpg")
+    assert media.template.tolist() == [3, 3, 4, 9] and media.media.tolist() == [10, 11, 10, 12]
+    assert subjects.template.tolist() == [3, 4, 9] and subjects.subject.tolist() == [54, 60, 54]
+    pairs = ijb.read_matches(written(tmp_path, "3,9\n3, 4\n\n4 ,9\n"), subjects)
+    assert list(zip(pairs.left.tolist(), pairs.right.tolist(), pairs.same.tolist(), strict=True)) == [
+        (3, 9, True),
+        (3, 4, False),
+        (4, 9, False),
+    ]
+    for text, says in [
+        ("3,9\n3 4\n", "line 2: '3 4' is not two templates with a comma"),
+        ("3,9\n3 4,\n", "line 2: '3 4,' is not"),
+        ("3,9,4\n", "line 1: '3,9,4' is not"),
+        ("3,9\n3,5\n", "template 5 has no subject"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            ijb.read_matches(written(tmp_path, text), subjects)
+
+
+@pytest.mark.parametrize("scale", [1, 10**8])  # by a table, and by a search
+def test_places_of_templates(scale):
+    known = np.array([0, 3, 5, 8]) * scale
+    assert ijb.rows_of(np.array([8, 0, 3, 8]) * scale, known).tolist() == [3, 0, 1, 3]
+    for lost in (-1, 1, 9, 10**6):
+        with pytest.raises(ValueError, match=f"template {lost * scale} has no feature .so for 1 of 2 templates"):
+            ijb.rows_of(np.array([3, lost, lost]) * scale, known)
+    with pytest.raises(ValueError, match="template 1 has no"):
+        ijb.rows_of(np.array([1]), np.array([], np.int64))

@@ -1,0 +1,347 @@
+"""Template features, TAR over listed pairs and open-set search against loops that follow the definitions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from coalface.evaluate import identification, templates, verification
+
+OPTIONS = [(norm, flip, scored) for norm in (True, False) for flip in (None, False, True) for scored in (True, False)]
+
+
+def unit(rows):
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+
+
+def coarse(rng, count, width=8):
+    """Rows of length one, of few different cosines, all of them exact in any arithmetic: ties abound."""
+    rows = np.zeros((count, width), np.float32)
+    for row in rows:
+        row[rng.permutation(width)[:4]] = rng.choice([-0.5, 0.5], 4)
+    return rows
+
+
+def crowded(rng, count, width=16):
+    """Rows so close together that float32 cannot tell their cosines apart."""
+    return unit(rng.normal(size=width) + 1e-4 * rng.normal(size=(count, width)))
+
+
+def spread(rng, count, width=16):
+    return unit(rng.normal(size=(count, width)))
+
+
+def collapsed(rng, count, width=16):
+    return np.repeat(unit(rng.normal(size=(1, width))), count, axis=0)
+
+
+KINDS = [coarse, crowded, spread, collapsed]
+
+
+# Pooling
+
+
+def naive_pool(features, template, media, norm, flip, detector):
+    found = {}
+    for name in sorted(set(template.tolist())):
+        total = 0
+        for part in {m for t, m in zip(template.tolist(), media.tolist(), strict=True) if t == name}:
+            images = []
+            for i in range(len(features)):
+                if template[i] == name and media[i] == part:
+                    x = features[i].astype(float)
+                    half = len(x) // 2
+                    x = x if flip is None else x[:half] + x[half:] if flip else x[:half]
+                    x = x if norm else x / math.sqrt(sum(v * v for v in x))
+                    images.append(x if detector is None else x * float(detector[i]))
+            total = total + sum(images) / len(images)
+        found[name] = total / math.sqrt(sum(v * v for v in total))
+    return found
+
+
+@pytest.mark.parametrize(("norm", "flip", "scored"), OPTIONS)
+@pytest.mark.parametrize("at_once", [1, 7, 8192])
+def test_pooling_is_its_definition(monkeypatch, norm, flip, scored, at_once):
+    monkeypatch.setattr(templates, "IMAGES", at_once)
+    rng = np.random.default_rng(at_once)
+    features = (rng.normal(size=(60, 6)) * rng.uniform(0.1, 9, size=(60, 1))).astype(np.float32)
+    template, media = rng.integers(3, 20, size=60), rng.integers(4, size=60)
+    detector = rng.uniform(0.2, 1, size=60).astype(np.float32) if scored else None
+    found = templates.template_features(features, template, media, norm=norm, flip=flip, detector=detector)
+    expected = naive_pool(features, template, media, norm, flip, detector)
+    assert found.template.tolist() == list(expected)
+    assert found.features.dtype == np.float32 and found.features.shape[1] == (6 if flip is None else 3)
+    np.testing.assert_allclose(found.features, list(expected.values()), atol=1e-7)
+
+
+def test_pooling_worked_by_hand():
+    # A video of two frames (4, 0) and (0, 2), mean (2, 1), and a photograph (1, 3): (3, 4), which is 5 long.
+    features = np.array([[4, 0], [1, 3], [0, 2], [0, 0]], np.float32)
+    template, media = np.array([7, 7, 7, 2]), np.array([5, 1, 5, 5])
+    found = templates.template_features(features, template, media)
+    assert found.template.tolist() == [2, 7]
+    np.testing.assert_allclose(found.features, [[0, 0], [0.6, 0.8]], atol=1e-7)  # nothing stays nothing
+    # D1 with scores 1, 1, 0.5: the mean of the video is (2, 0.5), and all is (3, 3.5).
+    found = templates.template_features(features, template, media, detector=np.array([1, 1, 0.5, 1]))
+    np.testing.assert_allclose(found.features[1], np.array([3, 3.5]) / math.hypot(3, 3.5), atol=1e-7)
+    # F1: image and mirror (3, 4) + (1, −1), F0: (3, 4) alone.
+    both = np.array([[3, 4, 1, -1]], np.float32)
+    for flip, expected in ((True, [0.8, 0.6]), (False, [0.6, 0.8])):
+        found = templates.template_features(both, np.array([1]), np.array([1]), flip=flip)
+        np.testing.assert_allclose(found.features, [expected], atol=1e-7)
+
+
+def test_pooling_refuses_what_does_not_fit():
+    features, one = np.ones((2, 3), np.float32), np.array([1, 2])
+    for arguments, says in [
+        ((np.ones((0, 3), np.float32), one[:0], one[:0]), "at least one"),
+        ((features, one[:1], one), r"2 features with \(1,\) templates"),
+        ((features, one, one[:1]), r"\(1,\) media: give one"),
+        ((features * np.array([[1], [np.nan]], np.float32), one, one), "image 1 is not finite"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            templates.template_features(*arguments)
+    with pytest.raises(ValueError, match="3 dimensions have no halves"):
+        templates.template_features(features, one, one, flip=False)
+    with pytest.raises(ValueError, match=r"and \(1,\) scores"):
+        templates.template_features(features, one, one, detector=np.ones(1))
+    with pytest.raises(ValueError, match="scores of the detector are not finite"):
+        templates.template_features(features, one, one, detector=np.array([1, np.inf]))
+
+
+# 1:1
+
+
+def pairs_of(rng, features, count, kinds=12):
+    identity = rng.integers(kinds, size=len(features))
+    left, right = rng.integers(len(features), size=(2, count))
+    same = identity[left] == identity[right]
+    same[:2] = True, False
+    return left, right, same
+
+
+def dots(features, left, right):
+    """Each score alone, by the sum of exact products that `math.fsum` rounds once."""
+    return np.array(
+        [
+            math.fsum(a * b for a, b in zip(features[i].tolist(), features[j].tolist(), strict=True))
+            for i, j in zip(left.tolist(), right.tolist(), strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sparse", [0, 24, 10**9])  # each pair alone, as it comes, all as products
+def test_tars_are_those_of_single_scores(monkeypatch, kind, sparse):
+    monkeypatch.setattr(templates, "SPARSE", sparse)
+    monkeypatch.setattr(templates, "LEFT", 16)
+    fars = (1e-3, 0.01, 0.05, 0.3, 1)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        features = kind(rng, 90)
+        left, right, same = pairs_of(rng, features, 1500)
+        if seed == 1:  # right ones in a corner, so that few columns are there
+            right = right % 20
+        scores = dots(features, left, right)
+        for a, b in zip(
+            templates.verify_pairs(features, left, right, same, fars),
+            verification.tar_at_far(scores, same, fars),
+            strict=True,
+        ):
+            if kind is not crowded:  # there, T and the sum rounded once differ in their last bit
+                assert (a.tar, a.false_accepts) == (b.tar, b.false_accepts)
+            assert a.threshold == pytest.approx(b.threshold, abs=1e-15)
+            assert (a.far, a.impostors, a.carried) == (b.far, b.impostors, b.carried)
+            assert a.tar == pytest.approx(b.tar, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tars_are_those_of_t_to_the_last_pair(kind):
+    fars = (1e-3, 0.01, 0.05, 0.3, 1)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        features = kind(rng, 70)
+        left, right, same = pairs_of(rng, features, 2000)
+        exact = templates.exactly(features, left, features, right)
+        np.testing.assert_allclose(exact, dots(features, left, right), atol=1e-15)
+        assert templates.verify_pairs(features, left, right, same, fars) == verification.tar_at_far(exact, same, fars)
+
+
+def test_float32_alone_would_say_something_else():
+    # What the refinement is for: among crowded rows the order of float32 scores is not that of T.
+    rng = np.random.default_rng(0)
+    features = crowded(rng, 200)
+    left, right, same = pairs_of(rng, features, 4000)
+    coarse_scores = templates.screened(features, left, right).astype(np.float64)
+    assert templates.verify_pairs(features, left, right, same) != verification.tar_at_far(
+        coarse_scores, same, templates.FARS
+    )
+    exact = templates.exactly(features, left, features, right)
+    assert np.abs(coarse_scores - exact).max() <= templates.rounding(16)
+
+
+def test_pairs_that_are_sorted_already_need_no_sorting():
+    rng = np.random.default_rng(5)
+    features = spread(rng, 300)
+    left, right, same = pairs_of(rng, features, 5000)
+    order = np.argsort(left, kind="stable")
+    ordered = templates.verify_pairs(features, left[order], right[order], same[order])
+    assert ordered == templates.verify_pairs(features, left, right, same)
+
+
+def test_tar_worked_by_hand():
+    # Templates at angles with cosines 1, 0.8, 0.6, 0 and −1 to the first.
+    features = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1], [-1, 0]], np.float32)
+    left, right = np.array([0, 0, 0, 0, 1]), np.array([1, 2, 3, 4, 2])
+    same = np.array([True, False, False, False, True])
+    third, half, all_but_one = templates.verify_pairs(features, left, right, same, (1 / 3, 0.5, 0.7))
+    # Impostors 0.6, 0, −1; genuine 0.8 and 0.96. One of three may be accepted at 0.34 and at 0.5, two at 0.7.
+    assert third.false_accepts == 0 and not third.carried  # 0.333… × 3 is below 1
+    assert (half.tar, half.false_accepts, half.carried) == (1.0, 1, True)
+    assert half.threshold == pytest.approx(0, abs=1e-7) and all_but_one.false_accepts == 2
+
+
+def test_a_genuine_pair_tied_with_the_impostor_that_is_rejected_is_rejected():
+    features = np.array([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1]], np.float32)
+    left, right = np.array([0, 0, 0, 3]), np.array([1, 2, 3, 1])
+    (found,) = templates.verify_pairs(features, left, right, np.array([True, False, False, True]), (0.5,))
+    assert found.false_accepts == 1 and found.tar == 1
+    (found,) = templates.verify_pairs(features, left, right, np.array([True, False, False, True]), (0.1,))
+    assert found.false_accepts == 0 and found.tar == 0.5  # 0.6 = 0.6 is rejected, 0.8 accepted
+
+
+def test_splits_of_ijba():
+    def split(tar, carried=True):
+        return [
+            verification.TarAtFar(1e-3, tar, 0.5, 1, 1000, True),
+            verification.TarAtFar(1e-4, 1, 0.5, 0, 1000, carried),
+        ]
+
+    assert templates.over_splits([split(0.8), split(0.6, False)]) == {
+        "tar@far=0.001": (pytest.approx(70), pytest.approx(math.sqrt(200)))
+    }
+    assert templates.over_splits([split(0.5)]) == {"tar@far=0.001": (50, 0), "tar@far=0.0001": (100, 0)}
+
+
+def test_pairs_are_checked():
+    features = np.eye(3, dtype=np.float32)
+    left, right, same = np.array([0, 1]), np.array([1, 2]), np.array([True, False])
+    for arguments, says in [
+        ((features * 2, left, right, same), "3 of 3 features are not of length 1"),
+        ((features.astype(np.float64), left, right, same), "give .n, d. float32"),
+        ((features, left, right[:1], same), "give two rows for each pair"),
+        ((features, left, right, ~same | True), "no impostor pairs"),
+        ((features, left, right, same & False), "no genuine pairs"),
+        ((features, left, right + 1, same), "pairs name rows 0 to 3, and there are 3"),
+        ((features, left - 1, right, same), "pairs name rows -1"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            templates.verify_pairs(*arguments)
+    bad = features.copy()
+    bad[1, 1] = np.nan
+    with pytest.raises(ValueError, match="template 1"):
+        templates.verify_pairs(bad, left, right, same)
+
+
+# 1:N
+
+
+def naive_search(probes, gallery, who, subjects, fpirs, ks):
+    def score(p, g):
+        return math.fsum(a * b for a, b in zip(probes[p].tolist(), gallery[g].tolist(), strict=True))
+
+    ranks, scores, others = [], [], []
+    for p in range(len(probes)):
+        found = [score(p, g) for g in range(len(gallery))]
+        own = [s for s, name in zip(found, subjects, strict=True) if name == who[p]]
+        if not own:
+            others.append(max(found))
+            continue
+        ahead = [s for s, name in zip(found, subjects, strict=True) if name != who[p] and s >= max(own) - 1e-10]
+        ranks.append(1 + len(ahead))
+        scores.append(max(own))
+    figures = {f"rank-{k}": 100 * sum(r <= k for r in ranks) / len(ranks) for k in ks}
+    for fpir in fpirs:
+        allowance = math.floor(round(fpir * len(others), 9))
+        candidates = [t for t in [*scores, *others, math.inf] if sum(o >= t for o in others) <= allowance]
+        best = max(sum(s >= t and r == 1 for s, r in zip(scores, ranks, strict=True)) for t in candidates)
+        if allowance:
+            figures[f"tpir@fpir={fpir:g}"] = 100 * best / len(scores)
+    return figures
+
+
+@pytest.mark.parametrize("kind", [coarse, spread, collapsed])
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_search_is_its_definition(kind, block):
+    fpirs, ks = (0.01, 0.1, 0.35, 1), (1, 5, 10)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        features = kind(rng, 90)
+        subjects, who = rng.permutation(20)[:15].repeat([2, 1, 1] * 5), rng.integers(20, size=70)
+        gallery, probes = features[:20], features[20:]
+        if kind is spread:
+            probes = unit(probes + 0.8 * gallery[rng.integers(20, size=70)])
+        found = templates.search(probes, gallery, who, subjects, fpirs=fpirs, block=block)
+        assert found.figures(ks) == pytest.approx(naive_search(probes, gallery, who, subjects, fpirs, ks))
+
+
+def test_search_worked_by_hand():
+    gallery, subjects = np.eye(3, dtype=np.float32), np.array([1, 2, 3])
+    probes = np.array([[0.8, 0.6, 0], [0.6, 0.8, 0], [0, 0, 1], [0, 0.28, 0.96], [0.6, 0, -0.8]], np.float32)
+    who = np.array([1, 1, 3, 8, 9])  # 8 and 9 are not in the gallery: they find 0.96 and 0.6
+    found = templates.search(probes, gallery, who, subjects, fpirs=(0.1, 0.5, 1))
+    assert found.identification.ranks.tolist() == [1, 2, 1]
+    none, one, both = found.tpirs
+    assert (none.tpir, none.false_positives, none.carried) == (1 / 3, 0, False)  # only 1 is above 0.96
+    assert (one.tpir, one.false_positives, one.searches) == (2 / 3, 1, 2)  # 0.8 and 1; 0.6 is not above 0.6
+    assert one.threshold == np.nextafter(np.float64(np.float32(0.6)), 1)
+    assert (both.tpir, both.false_positives) == (2 / 3, 2)  # the second probe is not of rank 1
+    assert set(found.figures()) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.5", "tpir@fpir=1"}
+
+
+def test_a_search_agrees_with_identify_and_with_itself_in_any_order():
+    rng = np.random.default_rng(2)
+    features = coarse(rng, 200)
+    subjects, who = rng.permutation(60)[:50], rng.integers(60, size=150)
+    found = templates.search(features[50:], features[:50], who, subjects)
+    mated = np.isin(who, subjects)
+    assert found.identification.ranks.tolist() == (
+        identification.identify(features[50:][mated], features[:50], who[mated], subjects).ranks.tolist()
+    )
+    one, other = rng.permutation(150), rng.permutation(50)
+    again = templates.search(features[50:][one], features[:50][other], who[one], subjects[other], block=13)
+    assert again.tpirs == found.tpirs
+
+
+def test_where_everybody_is_in_the_gallery_there_is_no_open_set():
+    features = np.eye(3, dtype=np.float32)
+    found = templates.search(features, features, np.arange(3), np.arange(3))
+    assert found.tpirs == () and found.figures((1,)) == {"rank-1": 100}
+
+
+def test_the_mean_of_two_galleries():
+    rng = np.random.default_rng(3)
+    features = spread(rng, 140)
+    who = rng.integers(30, size=100)
+    halves = [
+        templates.search(features[40:], features[:20], who, np.arange(20) + shift, fpirs=(0.1, 0.001))
+        for shift in (0, 15)
+    ]
+    mean = templates.mean_figures(halves)
+    assert set(mean) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.1"}
+    for name, value in mean.items():
+        assert value == pytest.approx((halves[0].figures()[name] + halves[1].figures()[name]) / 2)
+
+
+def test_searches_are_checked():
+    features, names = np.eye(3, dtype=np.float32), np.arange(3)
+    for arguments, says in [
+        ((features, features, names, names + 9), "no probe's subject is in the gallery"),
+        ((features * 3, features, names, names), "features are not of length 1 .* probe 0"),
+        ((features, features * 3, names, names), "gallery template 0"),
+        ((features, features, names[:2], names), "give one for each probe"),
+        ((features, np.eye(2, dtype=np.float32), names, names[:2]), "one model for both"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            templates.search(*arguments)
