@@ -103,14 +103,22 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
                 f"{type(method).__name__}.models: at_party names the step {name}, which sends a reply. Name a step "
                 "with stays=True, which returns a model (`-> Tensors`) that is written at the party."
             )
-    if models.labels is not None:
-        name, declaration = method.find(models.labels)
+    looked_at = {
+        "labels": (models.labels, None, "who is in an image"),
+        "classifier": (models.classifier, None, "a class embedding of its own"),
+        "personal": (models.personal, models.common, "its model for its own people"),
+    }
+    for what, (step, common, stays) in looked_at.items():
+        if step is None:
+            continue
+        name, declaration = method.find(step)
         if declaration.reply is not None:
+            takes = "" if what == "personal" else " that takes neither `common` nor `each`"
             raise DeclarationError(
-                f"{type(method).__name__}.models: labels names the step {name}, which sends a reply. Name a step with "
-                "stays=True that takes neither `common` nor `each`: who is in an image never leaves the party."
+                f"{type(method).__name__}.models: {what} names the step {name}, which sends a reply. Name a step with "
+                f"stays=True{takes}: {stays} never leaves the party."
             )
-        check_call(method, models.labels, parties, to=None, common=None, each=None)
+        check_call(method, step, parties, to=None, common=common, each=None)
     if models.verify is not None:
         name, declaration = method.find(models.verify)
         if declaration.reply is not None or declaration.each is not Probes:

@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -103,6 +103,24 @@ class Backbone(Protocol):
     def kept(self) -> Tensors: ...
 
 
+Made = TypeVar("Made")
+
+
+class Once(Protocol):
+    """What parties of one process would each compute alike is computed by the first of them that asks."""
+
+    def __call__(self, name: str, key: str, make: Callable[[], Made]) -> Made:
+        """`make()`, or what it gave when it was last called under this name, if the key was the same.
+
+        The key must tell apart all that the value follows from; a value is shared, so nobody may change it.
+        """
+
+
+def anew(name: str, key: str, make: Callable[[], Made]) -> Made:
+    """Remembers nothing."""
+    return make()
+
+
 @dataclass(frozen=True)
 class Party:
     """What a step may see at its party."""
@@ -130,6 +148,8 @@ class Party:
     """The shared part of the backbone's first weights, which every party makes from the run's seed."""
     compute: Any
     """How images become embeddings here: `coalface.learn.compute.Compute` (augmentation, autocast, memory layout)."""
+    once: Once = anew
+    """Remembers what is the same at every party that this process plays, such as features of the public images."""
     aside: Any = None
     """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
     shards: Any = None
@@ -163,6 +183,13 @@ class Models:
     verify: Callable[..., Any] | None = None
     """A step with `stays=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
     own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
+    personal: Callable[..., Any] | None = None
+    """A step with `stays=True` that makes a party's own model for its own people, beside `shared`: the tensors of the
+    backbone, and where its features are mapped further, x ↦ A x + a, A as `branch.weight` and a as `branch.bias`;
+    nothing where it has none. The lab alone asks for it."""
+    classifier: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives the `class_embeddings` (k, d) of a pooled party's identities; nothing where
+    it has none. A run that starts from this one's model may want them, if its parties share these images."""
     labels: Callable[..., Any] | None = None
     """A step with `stays=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
     where it has none. The lab alone asks for it."""
@@ -197,6 +224,8 @@ class Federation(ABC):
 
     data: Any
     """The server's public images, if the recipe gives any; else None."""
+    classifier: torch.Tensor | None
+    """(k, d) class embeddings of their identities, where the pre-training left some."""
     initial: Tensors
     """The backbone's first weights, made from the run's seed."""
     parameters: frozenset[str]
@@ -311,6 +340,8 @@ class Method(HasSteps, ABC):
     domains: ClassVar[frozenset[str]] = frozenset()
     """`source`, `target` or both: whose images a method for two domains trains on. Its parties are `trainer/source`
     and `trainer/target`, or `pooled`. Empty: the method knows no domains."""
+    shares_public: ClassVar[bool] = False
+    """True where the server and every party hold the public images (`Party.public`, `Federation.data`)."""
     told: ClassVar[bool] = False
     """True where the method is told who is in the target's images: a bound to compare with."""
     rounds: int

@@ -6,6 +6,7 @@ the order that they lay in. The lab keeps the truth, to judge by.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -95,15 +96,8 @@ def roles(recipe: Recipe, parties: Iterable[str]) -> dict[str, str]:
 
 def pooled(parties: dict[str, FaceSet]) -> FaceSet:
     """All of their images as one set, party after party, with the truth about their identities."""
-    sets = list(parties.values())
-    firsts = np.cumsum([0, *(len(one.names) for one in sets)])
-    return replace(
-        sets[0],
-        rows=np.concatenate([one.rows for one in sets]),
-        labels=np.concatenate([one.labels + first for one, first in zip(sets, firsts[:-1], strict=True)]),
-        names=tuple(name for one in sets for name in one.names),
-        domains=None,
-    )
+    whole = functools.reduce(FaceSet.beside, parties.values())
+    return replace(whole, files=next(iter(parties.values())).files)
 
 
 def untold(faces: FaceSet, source: str | None) -> FaceSet:

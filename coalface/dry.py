@@ -36,7 +36,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
             raise RecipeError(f"pretrain: {error}") from None
     train, held = world.training_faces(recipe, sources.unseen)
     here = world.build_world(recipe.resolved(), packing=sources.unseen)
-    pairlists.judged(recipe, train, held, sources.unseen)
+    pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, sources.unseen)
     trouble = recipe.build_trouble()
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
     for party in named:
@@ -45,7 +45,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     by_role: dict[str, list[str]] = {}
     for name, member in here.members().items():
         by_role.setdefault(member.role, []).append(name)
-    planned = planning.plan(recipe.build_method(), by_role, here.backbone)
+    planned = planning.plan(recipe.build_method(), by_role, here.backbone, here.public)
     training = [name for role, names in by_role.items() if plays(role, "trainer") for name in names]
     return {name: here.data[name] for name in sorted(training)}, planned, world.cohorts(recipe, here)
 
@@ -64,11 +64,14 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
-    return planning.plan(recipe.build_method(), roles, world.backbone(recipe))
+    public = world.public_faces(recipe, sources.unseen)
+    return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public)
 
 
 def stand_in(method: str) -> list[str]:
     """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
+    if method in METHODS and METHODS[method].shares_public:
+        return ["data.private={identities: 80}"]
     if method not in METHODS or not METHODS[method].domains:
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"

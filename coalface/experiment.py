@@ -7,7 +7,6 @@ import fcntl
 import functools
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from coalface import clustered, config, dry, enrolled, judging, pairlists, planning, world
+from coalface import clustered, config, dry, enrolled, judging, modelfolder, pairlists, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
-from coalface.core import Method, Models, Tensors
+from coalface.core import Method, Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.cohorts import COHORTS
 from coalface.engines.local import InProcess, Setup, Workers, World
@@ -29,7 +28,6 @@ from coalface.engines.server import READ, Server
 from coalface.engines.transport import RunFailed
 from coalface.judging import Judge, write_json, write_text
 from coalface.learn.spreadout import cosine_histogram, mean_cosine
-from coalface.methods import METHODS
 from coalface.privacy import ledger
 from coalface.report import page, runs
 
@@ -102,7 +100,7 @@ def _execute(
     begun = time.perf_counter()
     method = recipe.build_method()
     world.check_device(recipe)
-    initial = _pretrained(recipe, view) if recipe.pretrain is not None else None
+    initial, classifier = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None)
     train, held = world.training_faces(recipe, _packing(view))
     test = world.testing(recipe, _packing(view))
     build = functools.partial(world.build_world, resolved, initial)
@@ -110,7 +108,7 @@ def _execute(
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
-        pairlists.judged(recipe, train, held, _packing(view)),
+        pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, _packing(view)),
         here.backbone,
         recipe.judge.flip,
         recipe.engine.device,
@@ -137,6 +135,8 @@ def _execute(
             transport,
             out,
             backbone=here.backbone,
+            public=here.public,
+            classifier=classifier,
             observers=[judge],
             report=view.round,
         )
@@ -154,7 +154,7 @@ def _execute(
         own = enrolled.judge(server, models, here, train, test) if test is not None else {}
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         faults = server.check_ledgers()
-        _write_models(recipe, server, models, out, figures)
+        modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = _summary(recipe, method, server, planned, judge, figures, untrained)
@@ -190,7 +190,7 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)
-    return planning.plan(method, by_role, here.backbone)
+    return planning.plan(method, by_role, here.backbone, here.public)
 
 
 @contextlib.contextmanager
@@ -247,8 +247,12 @@ def _packing(view: View) -> Callable[[int, int], None]:
     return tell
 
 
-def _pretrained(recipe: Recipe, view: View) -> Tensors:
-    """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before."""
+def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | None]:
+    """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before.
+
+    And, for a method whose parties share the images of the pre-training, its class embeddings. Raises RecipeError where
+    it leaves none.
+    """
     inner = recipe.pretraining()
     dry.check_leaves_shared(inner)
     seen = hashlib.sha256(json.dumps([inner.digest(), world.content(inner, _packing(view))]).encode()).hexdigest()
@@ -264,7 +268,24 @@ def _pretrained(recipe: Recipe, view: View) -> Tensors:
                     run(inner, place, view)
     shared = world.backbone(recipe).shared()
     loaded = load_file(model)
-    return {name: loaded[name] for name in shared}
+    return {name: loaded[name] for name in shared}, _classifier(recipe, inner, place, view)
+
+
+def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch.Tensor | None:
+    """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
+    public = world.public_faces(recipe, _packing(view))
+    if public is None:
+        return None
+    path = place / modelfolder.CLASSIFIER
+    if not path.exists():  # of a run by a version that left none
+        resume(place, view)
+    if not path.exists() or world.training_faces(inner, _packing(view))[0].names != public.names:
+        raise RecipeError(
+            f"pretrain: {recipe.method} starts from the class embeddings of all public identities, and "
+            f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "
+            "each identity, and the data of this recipe"
+        )
+    return load_file(path)["class_embeddings"]
 
 
 @contextlib.contextmanager
@@ -278,48 +299,6 @@ def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
             view.note(f"another process is pre-training in {place}; waiting for its model")
             fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
         yield
-
-
-def _write_models(recipe: Recipe, server: Server, models: Models, out: Path, figures: judging.Figures) -> None:
-    """`model/` with the tensors, how to build the network, and a card."""
-    folder, fresh = out / "model", out / "model.new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    if models.shared is not None:
-        save_file({n: t.contiguous() for n, t in models.shared.items()}, fresh / "backbone.safetensors")
-    elif models.at_party is not None:
-        (fresh / "parties").mkdir()
-        for party, tensors in server.own_models(models):
-            save_file({n: t.contiguous() for n, t in tensors.items()}, fresh / "parties" / f"{party}.safetensors")
-    channels = 1 if recipe.data.grey else 3
-    about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": channels}
-    write_json(fresh / "model.json", about | {"embedding_size": recipe.model.embedding_size})
-    (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.at.tallies)), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
-
-
-def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) -> str:
-    source, partition = recipe.data.source, recipe.data.partition
-    what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
-    pooled = METHODS[recipe.method].pooled
-    lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
-    lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
-    lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
-    dealt: str = partition.kind
-    if (two := recipe.data.domains) is not None:
-        known = "with" if METHODS[recipe.method].told else "without"
-        dealt = f"source {two.source}, target {two.target} {known} its identities"
-    parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
-    parties = parties if pooled and two is None else f"{dealt}, {parties}"
-    lines += [f"- data: {what}; {parties}"]
-    lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
-    if models.shared is None:
-        lines += ["One model per party, in `parties/`; the figures are the mean over the parties judged.", ""]
-    lines += ["| judged on | figure | % |", "|---|---|---|"]
-    lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
-    lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
-    return "\n".join(lines) + "\n"
 
 
 def _summary(

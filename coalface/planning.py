@@ -14,6 +14,7 @@ from torch import Tensor
 from coalface import wire
 from coalface.calls import check_call, check_models, check_state
 from coalface.core import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
+from coalface.data.faces import FaceSet
 from coalface.declarations import counterpart, kind_of, plays, without_none
 
 IMAGES = 1_000
@@ -84,12 +85,15 @@ class Plan:
         return any(s.about or s.bytes is None for s in self.sent if s.direction == direction)
 
 
-def plan(method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> Plan:
+def plan(
+    method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone, public: FaceSet | None = None
+) -> Plan:
     """Follow one round of each stage of a method over `parties` (role -> names), and what it would leave.
 
-    Raises DeclarationError, TypeError or ValueError where the method says what no engine could carry out.
+    `public` are the images that all of them hold. Raises DeclarationError, TypeError or ValueError where the method
+    says what no engine could carry out.
     """
-    fed = _Paper(method, parties, backbone)
+    fed = _Paper(method, parties, backbone, public)
     stages, state = [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
@@ -120,8 +124,11 @@ class _Paper(Federation):
 
     round = 1
 
-    def __init__(self, method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone) -> None:
-        self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, None
+    def __init__(
+        self, method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone, public: FaceSet | None
+    ) -> None:
+        self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, public
+        self.classifier = None
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
         self.rng = generator(0, "plan")

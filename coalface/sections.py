@@ -112,9 +112,9 @@ class Data(Section):
     hold_out: int = 0
     """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
     private: Private | None = None
-    side: Literal["private", "public", "source"] | None = None
-    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones. With
-    `domains`: `source` is the source's alone, as in `pretrain`."""
+    side: Literal["private", "public", "both", "source"] | None = None
+    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones; for a
+    pooled method, as the upper bound, `both`. With `domains`: `source` is the source's alone, as in `pretrain`."""
     domains: Domains | None = None
     """For methods that adapt a model to unlabelled images: they need no `partition`, and whom they judge is what
     `domains.hold_out` says; `hold_out` beside it is an error."""

@@ -96,6 +96,23 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
         raise RecipeError(f"data.test.images: {error}") from None
 
 
+def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
+    """The images that the server and every party hold, of the identities that are nobody's; None for most methods.
+
+    They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
+    the method needs some and the recipe does not say which.
+    """
+    if not METHODS[recipe.method].shares_public:
+        return None
+    if recipe.data.private is None:
+        raise RecipeError(
+            f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
+            "identities are the parties', as `private: {identities: 150}`; all others are public"
+        )
+    public = recipe.data.model_copy(update={"side": "public", "test": None})
+    return _split(recipe.model_copy(update={"data": public}), packing).train
+
+
 @dataclass(frozen=True)
 class _Split:
     """The identities of a recipe, disjoint."""
@@ -129,7 +146,7 @@ def _split(recipe: Recipe, packing: Packing | None) -> _Split:
             except ValueError as error:
                 raise RecipeError(f"validators.{name}.identities: {error}") from None
     if data.private is not None:
-        faces = _side(faces, data.private, public=data.side == "public")
+        faces = faces if data.side == "both" else _side(faces, data.private, public=data.side == "public")
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
@@ -318,6 +335,7 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing
     validators = validating(recipe, train, held, packing)
     return World(
         data=parties | {name: faces for name, (faces, _) in validators.items()},
+        public=public_faces(recipe, packing),
         augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
         aside=_calibration(recipe, parties, packing),

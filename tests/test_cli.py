@@ -54,8 +54,8 @@ def test_the_methods_as_a_table_and_as_json() -> None:
     rows = json.loads(said("methods", "--json"))
     assert [row["method"] for row in rows if not row["method"].endswith("-fv") or row["method"] == "fedfv"] == [
         *("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "fedface", "fedaws", "fedfv", "feduv"),
-        *("positive-only", "random-init", "fedfr-uda", "source-only", "target-only", "merge", "finetune-pseudo"),
-        *("dan", "dann", "solo", "centralized"),
+        *("positive-only", "random-init", "fedfr-joint", "finetune", "kd"),
+        *("fedfr-uda", "source-only", "target-only", "merge", "finetune-pseudo", "dan", "dann", "solo", "centralized"),
     ]
     by_name = {row["method"]: row for row in rows}
     assert by_name["fedavg"]["leaves a party"] == "backbone, images, loss"

@@ -31,7 +31,7 @@ from coalface.engines.transport import Reply, RunFailed
 from coalface.engines.trouble import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
 from coalface.learn.sgd import Learner, learn
 from coalface.learn.work import LocalWork
-from coalface.methods import METHODS, feduv
+from coalface.methods import METHODS, fedfr_joint, feduv
 from coalface.methods.fedavg import FedAvg, Global, State
 from coalface.methods.labelling import Labelling
 
@@ -254,13 +254,18 @@ def all_tensors(value: Any) -> Iterator[Tensor]:
         yield from all_tensors(vars(value))
 
 
+SENT = {(fedfr_joint.Own, "model")}
+"""What a party keeps of its own last reply: this left it, by the method's own words."""
+
+
 def private_pieces(method: Method, folder: Path) -> set[bytes]:
     """Pieces of all the private state that lies at the parties."""
     classes = {c.__name__: c for _, d in method.steps.values() for c in (d.own, d.keeps) if c is not None}
     found: set[bytes] = set()
     for path in (folder / "parties").rglob("*.commit"):
         for name, stored in Commit.open(path).states().items():
-            found |= pieces(all_tensors(wire.unpack(stored, classes[name])))
+            kept = vars(wire.unpack(stored, classes[name]))
+            found |= pieces(all_tensors({field: v for field, v in kept.items() if (classes[name], field) not in SENT}))
     return found
 
 

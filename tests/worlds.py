@@ -92,6 +92,8 @@ class Tiny:
     """Of a method for two domains, those it trains on: the first party is the source, the others are targets."""
     told: bool = False
     """The targets know who is in their images."""
+    public: int = 0
+    """Identities whose images the server and every party hold."""
 
     def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
         """Each validator's images and pairs."""
@@ -139,6 +141,11 @@ class Tiny:
         """The images of as many identities that no party holds where each has one."""
         return faces(2 * self.parties, self.each).only(list(range(1, 2 * self.parties, 2)))
 
+    def everybodys(self) -> FaceSet | None:
+        """The public images, of identities that no party holds."""
+        first = 2 * self.parties + 4 * self.validators
+        return faces(first + self.public, self.each).only(range(first, first + self.public)) if self.public else None
+
     def __call__(self) -> World:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
@@ -151,6 +158,7 @@ class Tiny:
             mine | {name: faces for name, (faces, _) in held.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
+            public=self.everybodys(),
             roles=dict(self.roles) | dict.fromkeys(held, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in held.items()},
         )
@@ -218,6 +226,7 @@ def run(
             carrier,
             folder,
             backbone=build().backbone,
+            public=world.public,
             observers=tuple(observers),
             report=report,
         )
@@ -287,7 +296,7 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
     build = Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
-    build = dataclasses.replace(build, domains=cls.domains, told=cls.told)
+    build = dataclasses.replace(build, domains=cls.domains, told=cls.told, public=3 if cls.shares_public else 0)
     return method, dataclasses.replace(build, parties=MANY) if cls.one_identity else build
 
 

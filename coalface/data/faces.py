@@ -67,6 +67,22 @@ class FaceSet:
         view = self.select(np.flatnonzero((self.labels >= 0) & (renumbered[self.labels] >= 0)))
         return replace(view, labels=renumbered[view.labels], names=tuple(self.names[i] for i in chosen))
 
+    def beside(self, other: FaceSet) -> FaceSet:
+        """The images of both, this set's first; the identities of `other` are numbered after this set's.
+
+        Where they lie in two stores, both are copied into one. Files and domains are left out. Raises ValueError where
+        the images have not got one shape.
+        """
+        if other.shape != self.shape:
+            raise ValueError(f"images of {self.shape} and of {other.shape} do not go into one set: pack them alike")
+        if other.pixels is self.pixels:
+            pixels, rows = self.pixels, np.concatenate([self.rows, other.rows])
+        else:
+            pixels = np.concatenate([self.pixels[self.rows], other.pixels[other.rows]])
+            rows = np.arange(len(pixels))
+        known = np.where(other.labels < 0, -1, other.labels + len(self.names))
+        return FaceSet(pixels, rows, np.concatenate([self.labels, known]), self.names + other.names)
+
     def counts(self) -> NDArray[np.int64]:
         """(len(names),) images of each identity; those without one are not counted."""
         return np.bincount(self.labels[self.labels >= 0], minlength=len(self.names))

@@ -60,9 +60,11 @@ class Asking(Federation):
         *,
         backbone: Backbone,
         public: Any = None,
+        classifier: Tensor | None = None,
     ) -> None:
         self.method, self.rules, self.numerics, self.transport, self.folder = method, rules, numerics, transport, folder
         self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
+        self.classifier = classifier
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
         self.at = Standing({name: Tally() for name in sorted(transport.members)})
@@ -276,6 +278,14 @@ class Asking(Federation):
         role = self.method.find(models.verify)[1].role
         probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
         return self._staying(models.verify, models.common, probes)
+
+    def personal(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """Every party's own model for its own people, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.personal is None else self._staying(models.personal, models.common)
+
+    def classifiers(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """The class embeddings of a pooled party, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.classifier is None else self._staying(models.classifier, None)
 
     def labelled(self, models: Models) -> Iterator[tuple[str, Tensors]]:
         """The labels that every party has for its images, by the step that `models` names: for the lab's eyes alone."""

@@ -46,6 +46,7 @@ class World:
     roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The role of each party; `trainer` where it is not named."""
     public: FaceSet | None = None
+    """Images that the server and every party hold."""
     augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -63,6 +64,20 @@ class World:
         return {n: Member(roles[n], len(faces), len(faces.names)) for n, faces in self.data.items()}
 
 
+class Remembered:
+    """What parties of this process would each compute alike: under each name, the value of the last key."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, Any]] = {}
+
+    def __call__(self, name: str, key: str, make: Callable[[], Any]) -> Any:
+        """See `coalface.core.Once`."""
+        if name not in self._last or self._last[name][0] != key:
+            self._last.pop(name, None)  # what it replaces takes no memory beside it
+            self._last[name] = key, make()
+        return self._last[name][1]
+
+
 @dataclass(frozen=True)
 class Setup:
     """Everything that a process needs to play the parties; it can be sent to a worker."""
@@ -78,7 +93,7 @@ class Setup:
     def site(self, world: World) -> Site:
         """The desk's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
-        initial = world.backbone.shared()
+        initial, once = world.backbone.shared(), Remembered()
         computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
 
         def party(request: Request) -> Party:
@@ -95,6 +110,7 @@ class Setup:
                 pairs=world.pairs.get(request.party),
                 aside=world.aside.get(request.party),
                 public=world.public,
+                once=once,
                 device=device,
                 backbone=world.backbone,
                 initial=initial,

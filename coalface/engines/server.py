@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from coalface import wire
 from coalface.calls import check_state
 from coalface.core import (
@@ -44,10 +46,12 @@ class Server(Asking):
         *,
         backbone: Backbone,
         public: Any = None,
+        classifier: Tensor | None = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        super().__init__(method, rules, numerics, transport, folder, backbone=backbone, public=public)
+        given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
+        super().__init__(method, rules, numerics, transport, folder, **given)
         self.observers, self.report = observers, report
 
     def run(self) -> tuple[Any, Models]:

@@ -23,6 +23,18 @@ HEAD = "class_embeddings"
 """The name of the class embeddings among the trained tensors."""
 
 
+Criterion = Callable[..., Tensor]
+"""(embeddings (n, d), class embeddings, labels (n,), what is trained and given besides by keyword) -> a scalar.
+
+A `CosineLoss`, or what is built of some.
+"""
+Beside = Callable[[Tensor], Tensors]
+"""images (n, c, h, w) of a step -> what the loss is given of them besides, by keyword, without gradient.
+
+For example what another model says of the same images.
+"""
+
+
 def sgd_step(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -178,7 +190,7 @@ def train(
     party: Party,
     head: Tensor,
     batches: Sequence[NDArray[np.int64]],
-    loss: CosineLoss,
+    loss: Criterion,
     *,
     extra: Tensors | None = None,
     lr: float,
@@ -187,6 +199,7 @@ def train(
     weight_decay: float,
     velocity: Tensors | None = None,
     pull: Pull | None = None,
+    beside: Beside | None = None,
     sample_rate: float | None = None,
     fixed_head: bool = False,
 ) -> Trained:
@@ -194,15 +207,18 @@ def train(
 
     `extra` are the loss's own tensors (`CosineLoss.extra`), with the momentum (`head_momentum`; None: as the module's)
     and weight decay of the class embeddings. `velocity` carries momentum in, by name; what it lacks starts from zero.
-    `pull` gives gradients to add. With `sample_rate` a step sees, and alters, only those class embeddings that
-    `sampled_classes` draws; with `fixed_head` none is altered. Where several processes play the party, `head` and its
-    momentum are this one's block, and `pull` gets its part of the images with the labels of them all. Raises
-    FloatingPointError when the loss is not finite, and ValueError as `learn`.
+    `pull` gives gradients to add, `beside` what the loss is to know of the images besides. With `sample_rate` a
+    step sees, and alters, only those class embeddings that `sampled_classes` draws; with `fixed_head` none is
+    altered. Where several processes play the party, `head` and its momentum are this one's block, and `pull` gets
+    its part of the images with the labels of them all. Raises FloatingPointError when the loss is not finite, and
+    ValueError as `learn`.
     """
     shards, classes = party.shards, len(head)
     if shards is not None:
         if fixed_head:
             raise ValueError("fixed class embeddings are not split over processes: leave out engine.shards")
+        if beside is not None or not isinstance(loss, CosineLoss):
+            raise ValueError("several losses over one batch are not split over processes: leave out engine.shards")
         sharded.check_shardable(loss)
         classes = len(party.data.names)
     block = shards.span(classes) if shards is not None else slice(0, classes)
@@ -221,7 +237,6 @@ def train(
         (carried[name].to(p.device, copy=True) if name in carried else torch.zeros_like(p)) if rate else p.new_empty(0)
         for (name, p), rate in zip(named.items(), rates, strict=True)
     ]
-    criterion: Callable[..., Tensor] = loss
     total, images = torch.zeros((), dtype=torch.float64, device=head.device), 0
     for index in batches:
         pixels, labels = sharded.batch(party, index, party.rng)
@@ -237,8 +252,9 @@ def train(
                 whole, buffers[-1] = buffers[-1], buffers[-1][rows]
         with synchronised(module, shards, len(index)):
             embeddings = party.compute.embed(module, pixels)
-            if shards is None:
-                value = criterion(embeddings, named.get(HEAD, head), labels, **own)
+            if shards is None or not isinstance(loss, CosineLoss):
+                known = beside(pixels) if beside is not None else {}
+                value = loss(embeddings, named.get(HEAD, head), labels, **own, **known)
                 gradients = list(torch.autograd.grad(value, parameters))
             else:
                 value, gradients, by_head = sharded.gradients(

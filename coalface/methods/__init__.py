@@ -10,11 +10,14 @@ from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedavg_fv import FedAvgFV
 from coalface.methods.fedaws import FedAwS
 from coalface.methods.fedface import FedFace
+from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.methods.fedfv import FedFV
 from coalface.methods.fedprox import FedProx
 from coalface.methods.feduv import FedUV
+from coalface.methods.finetune import Finetune
 from coalface.methods.finetune_pseudo import FinetunePseudo
+from coalface.methods.kd import KD
 from coalface.methods.merge import Merge
 from coalface.methods.mime import Mime
 from coalface.methods.mimelite import MimeLite
@@ -44,6 +47,9 @@ METHODS: dict[str, type[Method]] = {
     "feduv": FedUV,
     "positive-only": PositiveOnly,
     "random-init": RandomInit,
+    "fedfr-joint": FedFRJoint,
+    "finetune": Finetune,
+    "kd": KD,
     "fedfr-uda": FedFRUDA,
     "source-only": SourceOnly,
     "target-only": TargetOnly,

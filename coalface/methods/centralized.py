@@ -69,7 +69,12 @@ class Centralized(Method):
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
+    @step(role="trainer", stays=True)
+    def classifier(self, party: Party, own: Learner | None) -> Tensors:
+        classes = len(party.data.names)
+        return {"class_embeddings": own.head} if own and self.loss.rows(classes) == classes else {}
+
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
-            return Models(shared=state.backbone)
+            return Models(shared=state.backbone, classifier=self.classifier)
         return Models(at_party=self.own_model, common=Global(backbone=state.backbone))
