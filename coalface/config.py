@@ -382,6 +382,16 @@ def _check_parts(recipe: Recipe) -> None:
     ):
         other = "domains" if recipe.data.side == "source" else "private"
         raise RecipeError(f"data.side: without data.{other} there is one side only; leave it out")
+    if recipe.judge.personalised is not None and recipe.data.test is None:
+        raise RecipeError(
+            "judge.personalised: clients are judged by images of their own people that nobody trained on: say how many "
+            "of each identity's, as data.test={images: 4}"
+        )
+    if recipe.data.side == "both" and not METHODS[recipe.method].pooled:
+        raise RecipeError(
+            "data.side: with `both` public people would be dealt to parties as well, and "
+            f"{recipe.method} has parties: it is for a pooled method, as the upper bound"
+        )
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(source.parts):

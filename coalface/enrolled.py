@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from coalface import embedded
 from coalface.core import Models
 from coalface.data.faces import FaceSet
 from coalface.engines.local import World
@@ -22,8 +22,6 @@ from coalface.report.runs import ENROLLED_BY
 
 FEATURES, OWN = ENROLLED_BY
 """What is verified by: the cosine to a template, and what parties score by themselves; only FedUV's do."""
-BATCH = 256
-"""Images that are embedded at a time."""
 
 
 def judge(server: Server, models: Models, here: World, train: FaceSet, test: FaceSet) -> dict[str, Any]:
@@ -34,13 +32,13 @@ def judge(server: Server, models: Models, here: World, train: FaceSet, test: Fac
     """
     if models.shared is None:
         return {}
-    _load(here, models)
+    embedded.load(here, models.shared)
     clients = np.flatnonzero(train.counts())
     place = np.full(len(train.names), -1, dtype=np.int64)
     place[clients] = np.arange(len(clients))
-    own, probes = _embeddings(here, train), _embeddings(here, test)
-    enrolled = templates(_unit(own), place[train.labels], len(clients))
-    by_features = verify(cosine_scores(enrolled, _unit(probes)), clients, test.labels)
+    own, probes = embedded.embeddings(here, train), embedded.embeddings(here, test)
+    enrolled = templates(embedded.unit(own), place[train.labels], len(clients))
+    by_features = verify(cosine_scores(enrolled, embedded.unit(probes)), clients, test.labels)
     found: dict[str, Any] = {FEATURES: by_features.figures()}
     about = {"clients": len(clients), "trials": _trials(by_features)}
     if models.verify is not None:
@@ -85,26 +83,3 @@ def _by_parties(
 
 def _trials(found: Verified) -> dict[str, int]:
     return {"genuine": found.genuine, "impostor": found.impostors}
-
-
-def _load(here: World, models: Models) -> None:
-    """The shared model into the backbone, with what its policy keeps at parties where the model has that."""
-    assert models.shared is not None
-    shared, kept = here.backbone.shared(), here.backbone.kept()
-    whole = models.shared
-    here.backbone.load({n: whole[n] for n in shared}, {n: whole[n] for n in kept} if kept else None)
-
-
-@torch.no_grad()
-def _embeddings(here: World, faces: FaceSet) -> Tensor:
-    """(n, d) embeddings of all images, not brought to length one."""
-    module, places = here.backbone.module.eval(), np.arange(len(faces))
-    each = [
-        here.compute.embed(module, here.compute.plain(faces.select(places[start : start + BATCH]))).cpu()
-        for start in range(0, len(faces), BATCH)
-    ]
-    return torch.cat(each)
-
-
-def _unit(embeddings: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return torch.nn.functional.normalize(embeddings.float(), dim=1).numpy()

@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from coalface import clustered, config, dry, enrolled, judging, modelfolder, pairlists, planning, world
+from coalface import clustered, config, dry, enrolled, judging, modelfolder, pairlists, personal, planning, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Tensors
@@ -150,21 +150,26 @@ def _execute(
                 f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "
                 "is as it was at the start"
             )
-        figures = judge(server, models)
-        own = enrolled.judge(server, models, here, train, test) if test is not None else {}
+        figures, summary = judge(server, models), dict[str, Any]()
+        own, wanted = {}, recipe.judge.personalised
+        if test is not None and wanted is not None:
+            clients = world.clients(recipe, train)
+            summary |= {"personalised": personal.judge(server, models, here, clients, test, wanted, first)}
+        elif test is not None:
+            own = enrolled.judge(server, models, here, train, test)
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         faults = server.check_ledgers()
         modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
-    summary = _summary(recipe, method, server, planned, judge, figures, untrained)
+    summary = _summary(recipe, method, server, planned, judge, figures, untrained) | summary
     if models.class_embeddings:
         summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
     if found:
         summary["clusters"] = found
     if own:
         summary["enrolled"] = own
-    elif test is not None:
+    elif test is not None and "personalised" not in summary:
         view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
     summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
     for fault in faults.values():
@@ -177,7 +182,9 @@ def _execute(
         page.build(out)
     if share := server.checkpoint_share():
         view.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
-    view.finish(figures | {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(own).items()}, out)
+    said = {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(own).items()}
+    said |= {f"personalised {k}": each for k, each in personal.by_kind(summary.get("personalised", {})).items()}
+    view.finish(figures | said, out)
     return out
 
 

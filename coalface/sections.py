@@ -160,6 +160,20 @@ class Validator(PairsFrom):
     """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
 
 
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Personalised(Section):
+    """How every client's own model serves the client's own identities: see `coalface.evaluate.personalised`."""
+
+    fars: tuple[Rate, ...] = (1e-6, 1e-5)
+    """1:1."""
+    fpirs: tuple[Rate, ...] = (1e-5, 1e-4)
+    """1:N."""
+    one_to_one: Literal["paper", "official"] = "paper"
+    one_to_many: Literal["standard", "legacy"] = "standard"
+
+
 class Judge(Section):
     """What is judged, and when."""
 
@@ -167,11 +181,13 @@ class Judge(Section):
     """Rounds between two judgements during the run; 0: the end only."""
     flip: bool = False
     """Add the embedding of the mirrored image."""
-    fars: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    fars: tuple[Rate, ...] = ()
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
     lists: dict[str, PairsFrom] = {}
+    personalised: Personalised | None = None
+    """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
 
 
 class Model(Section):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from coalface import config, domains
 from coalface.checking import nearest
@@ -91,9 +92,15 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
     try:
-        return hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
+        rest, test = hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
     except ValueError as error:
         raise RecipeError(f"data.test.images: {error}") from None
+    if recipe.data.side != "both" or recipe.data.private is None:
+        return rest, test
+    private = _private(faces, recipe.data.private)  # public people are nobody's clients and keep all images
+    own = private[test.labels]
+    kept = np.isin(faces.rows, test.rows[own], invert=True)
+    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(own))
 
 
 def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
@@ -157,6 +164,11 @@ def _split(recipe: Recipe, packing: Packing | None) -> _Split:
 
 def _side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
     """The images of the parties, or those of nobody's party, disjoint by identity."""
+    return faces.only(np.flatnonzero(_private(faces, private) != public))
+
+
+def _private(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
+    """(len(names),) which identities are the parties'."""
     eligible = np.flatnonzero(faces.counts() >= private.min_images)
     if len(eligible) < private.identities:
         raise RecipeError(
@@ -165,7 +177,7 @@ def _side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
         )
     chosen = np.zeros(len(faces.names), dtype=bool)
     chosen[generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]] = True
-    return faces.only(np.flatnonzero(chosen != public))
+    return chosen
 
 
 def validating(
@@ -229,6 +241,13 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
             f"{len(parties[more[0]].names)}; set data.partition.kind=one-identity"
         )
     return parties
+
+
+def clients(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """Who is served: the parties of the partition, whether or not the method pools them; public people are nobody's."""
+    if recipe.data.side == "both" and recipe.data.private is not None:
+        faces = _side(faces, recipe.data.private, public=False)
+    return silos_of(recipe, faces)
 
 
 def truth(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:

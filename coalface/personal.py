@@ -1,0 +1,101 @@
+"""How well a run serves each client's own people, by test images that were kept out of training: the lab's judge of it.
+
+Each client is judged on the test images of all clients by the model that everybody has, by its own backbone, and by its
+own backbone with its branch, as far as the run left them. A pooled run's clients are those of the recipe's partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from coalface import embedded
+from coalface.core import Models, Tensors
+from coalface.data.faces import FaceSet
+from coalface.engines.local import World
+from coalface.engines.server import Server
+from coalface.evaluate.personalised import Personalised as Judged
+from coalface.evaluate.personalised import gallery_of, judge_client, over_clients
+from coalface.sections import Personalised
+
+SHARED, OWN, BRANCH = KINDS = ("shared", "own", "branch")
+"""Everybody's model Θ_g; a client's own backbone Θ_l; its features mapped by its branch, Π(Θ_l)."""
+
+
+def judge(
+    server: Server,
+    models: Models,
+    here: World,
+    clients: Mapping[str, FaceSet],
+    test: FaceSet,
+    wanted: Personalised,
+    start: Tensors,
+) -> dict[str, Any]:
+    """What `summary.json` has below `personalised`.
+
+    `clients` are their training images by name, `test` everybody's test images, told apart by the names of identities;
+    `start` is the model that the run began with. All images are embedded unaugmented.
+    """
+    names = sorted(clients)
+    whose = {identity: n for n, name in enumerate(names) for identity in clients[name].names}
+    kept = np.flatnonzero([test.names[label] in whose for label in test.labels])
+    test = test.select(kept)
+    client = np.array([whose[test.names[label]] for label in test.labels], dtype=np.int64)
+    number = {identity: place for place, identity in enumerate(test.names)}
+    judged: dict[str, dict[str, Judged]] = {}
+
+    def take(name: str, kind: str, probes: Tensor, own: Tensor) -> None:
+        labels = np.array([number[identity] for identity in clients[name].names], dtype=np.int64)
+        gallery, identities = gallery_of(embedded.unit(own), labels[clients[name].labels])
+        judged.setdefault(kind, {})[name] = judge_client(
+            embedded.unit(probes),
+            test.labels,
+            client,
+            names.index(name),
+            gallery,
+            identities,
+            fars=wanted.fars,
+            fpirs=wanted.fpirs,
+            one_to_one=wanted.one_to_one,
+            one_to_many=wanted.one_to_many,
+        )
+
+    there = [name for n, name in enumerate(names) if (client == n).any()]
+    for kind, model in (("start", start), (SHARED, models.shared)):
+        if model is not None:
+            embedded.load(here, model)
+            probes = embedded.embeddings(here, test)
+            for name in there:
+                take(name, kind, probes, embedded.embeddings(here, clients[name]))
+    for name, model in server.personal(models):
+        if model and name in there:
+            embedded.load(here, model)
+            probes, own = embedded.embeddings(here, test), embedded.embeddings(here, clients[name])
+            take(name, OWN, probes, own)
+            if "branch.weight" in model:
+                branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
+                take(name, BRANCH, F.linear(probes, *branch), F.linear(own, *branch))
+    return _told(judged)
+
+
+def _told(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"clients": {}}
+    for kind, each in judged.items():
+        found[kind] = (over := over_clients(list(each.values()))).figures()
+        found.setdefault("trials", {})[kind] = {"clients": over.clients, "carried": over.carried}
+        for name, one in each.items():
+            found["clients"].setdefault(name, {})[kind] = one.figures()
+    some = next((one for each in judged.values() for one in each.values()), None)
+    if some is not None:
+        found["pairs"] = {"genuine": some.genuine, "impostors": some.impostors}
+        found["probes"] = {"mated": some.mated, "non-mated": some.non_mated}
+    return found
+
+
+def by_kind(personalised: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Kind of model -> figure -> percent, the mean over clients, of what `judge` gave."""
+    return {kind: personalised[kind] for kind in ("start", *KINDS) if kind in personalised}
