@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coalface import domains, pairlists, planning, sources, world
+from coalface import domains, pairlists, planning, sources, splits, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import plays
@@ -34,7 +34,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
-    train, held = world.training_faces(recipe, sources.unseen)
+    train, held = splits.training_faces(recipe, sources.unseen)
     here = world.build_world(recipe.resolved(), packing=sources.unseen)
     pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, sources.unseen)
     trouble = recipe.build_trouble()
@@ -64,7 +64,7 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
-    public = world.public_faces(recipe, sources.unseen)
+    public = splits.public_faces(recipe, sources.unseen)
     return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public)
 
 
@@ -97,7 +97,7 @@ def party_count(recipe: Recipe) -> int:
         return 1
     if recipe.data.partition.kind in ("equal", "dirichlet"):
         return recipe.data.partition.parties
-    faces, _ = world.training_faces(recipe, sources.unseen)
+    faces, _ = splits.training_faces(recipe, sources.unseen)
     return len(world.deal(recipe, faces))
 
 

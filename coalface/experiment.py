@@ -16,7 +16,18 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from coalface import clustered, config, dry, enrolled, judging, modelfolder, pairlists, personal, planning, world
+from coalface import (
+    clustered,
+    config,
+    dry,
+    enrolled,
+    judging,
+    modelfolder,
+    pairlists,
+    personal,
+    planning,
+    world,
+)
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Tensors
@@ -101,8 +112,8 @@ def _execute(
     method = recipe.build_method()
     world.check_device(recipe)
     initial, classifier = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None)
-    train, held = world.training_faces(recipe, _packing(view))
-    test = world.testing(recipe, _packing(view))
+    train, held = splits.training_faces(recipe, _packing(view))
+    test = splits.testing(recipe, _packing(view))
     build = functools.partial(world.build_world, resolved, initial)
     here = build()
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
@@ -262,7 +273,7 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
     """
     inner = recipe.pretraining()
     dry.check_leaves_shared(inner)
-    seen = hashlib.sha256(json.dumps([inner.digest(), world.content(inner, _packing(view))]).encode()).hexdigest()
+    seen = hashlib.sha256(json.dumps([inner.digest(), splits.content(inner, _packing(view))]).encode()).hexdigest()
     place = default_cache() / "pretrained" / seen[:24]
     model = place / "model" / "backbone.safetensors"
     if not model.exists():
@@ -280,13 +291,13 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
 
 def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch.Tensor | None:
     """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
-    public = world.public_faces(recipe, _packing(view))
+    public = splits.public_faces(recipe, _packing(view))
     if public is None:
         return None
     path = place / modelfolder.CLASSIFIER
     if not path.exists():  # of a run by a version that left none
         resume(place, view)
-    if not path.exists() or world.training_faces(inner, _packing(view))[0].names != public.names:
+    if not path.exists() or splits.training_faces(inner, _packing(view))[0].names != public.names:
         raise RecipeError(
             f"pretrain: {recipe.method} starts from the class embeddings of all public identities, and "
             f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "

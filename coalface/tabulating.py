@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coalface import pairlists, world
+from coalface import pairlists, splits
 from coalface.clustered import mean
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
@@ -287,7 +287,7 @@ def _compared(
     """The paired differences on each judged list. A setting is drawn again once, however often it is compared."""
     lists: dict[str, dict[str, PairIdentities]] = {}
     for recipe in recipes:
-        for chosen in pairlists.judged(recipe, *world.training_faces(recipe)):
+        for chosen in pairlists.judged(recipe, *splits.training_faces(recipe)):
             lists.setdefault(chosen.name, {})[chosen.identities.sha256] = chosen.identities
     found: dict[str, dict[tuple[str, str], dict[str, PairedDifference]]] = {}
     for name, each in lists.items():

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from coalface import config, experiment, pairlists, world
+from coalface import config, experiment, pairlists, splits, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Backbone, Method, Tensors
@@ -135,7 +135,7 @@ def build(
             f"{run} has no checkpoint yet, which says what the server accepted: go on with `coalface resume {run}`; "
             f"it has one after {recipe.engine.checkpoint} round{'s' * (recipe.engine.checkpoint > 1)}"
         )
-    train, held = world.training_faces(recipe)
+    train, held = splits.training_faces(recipe)
     trainers = world.deal(recipe, train)
     accepted = {name: c for name, c in standing.record["accepted"].items() if name in trainers}
     chosen = _chosen(tuple(sorted(accepted)), parties, len(trainers))

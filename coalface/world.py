@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from coalface import config, domains
+from coalface import config, domains, splits
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faces import FaceSet
-from coalface.data.pairs import PairList, named_identities
+from coalface.data.pairs import PairList
 from coalface.data.partition import (
     by_domain,
     by_shares,
     dirichlet,
     equal,
-    hold_out,
-    minimum_images,
     one_identity,
-    shares,
-    without,
 )
-from coalface.data.testing import hold_back
 from coalface.engines.local import World
 from coalface.engines.standing import Numerics
 from coalface.engines.trouble import Trouble
 from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
-from coalface.pairlists import SPLIT_SEED, judged, validator
-from coalface.sections import Private
-from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
+from coalface.pairlists import judged, validator
+from coalface.sources import Packing, unseen
 
 VALIDATOR = "validator"
 """The role of the parties that score models."""
@@ -50,17 +42,6 @@ POOLED = "pooled"
 """The name of the one party that holds everybody's data."""
 
 
-def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
-    """What names the images that a recipe trains on: the source's fingerprint, and the identities that are taken."""
-    source = recipe.data.source
-    if source.kind == "pack":
-        fingerprint = hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
-    else:
-        fingerprint = listed(recipe, source).fingerprint()
-    train, _ = training_faces(recipe, packing)
-    return [fingerprint, *train.names]
-
-
 def check_device(recipe: Recipe) -> None:
     """Raise RecipeError where this machine has not got the recipe's device."""
     try:
@@ -68,116 +49,6 @@ def check_device(recipe: Recipe) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise RecipeError(f"engine.device: {recipe.engine.device!r} is not there ({reason}); take cpu") from None
-
-
-def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
-    """(the identities that may be trained on, those held out for judging), disjoint by identity."""
-    split = _split(recipe, packing)
-    return _test_images(recipe, split.train)[0], split.held
-
-
-def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
-    """The test images of those who are trained on, who have the numbers that they have in training; None without.
-
-    `coalface.data.testing.by_party` tells whose they are.
-    """
-    return _test_images(recipe, _split(recipe, packing).train)[1]
-
-
-def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
-    """(those to train on, those to test on): disjoint images of the same identities."""
-    wanted = recipe.data.test
-    if wanted is None:
-        return faces, None
-    if np.count_nonzero(faces.counts()) < 2:
-        raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
-    try:
-        rest, test = hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
-    except ValueError as error:
-        raise RecipeError(f"data.test.images: {error}") from None
-    if recipe.data.side != "both" or recipe.data.private is None:
-        return rest, test
-    private = _private(faces, recipe.data.private)  # public people are nobody's clients and keep all images
-    own = private[test.labels]
-    kept = np.isin(faces.rows, test.rows[own], invert=True)
-    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(own))
-
-
-def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
-    """The images that the server and every party hold, of the identities that are nobody's; None for most methods.
-
-    They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
-    the method needs some and the recipe does not say which.
-    """
-    if not METHODS[recipe.method].shares_public:
-        return None
-    if recipe.data.private is None:
-        raise RecipeError(
-            f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
-            "identities are the parties', as `private: {identities: 150}`; all others are public"
-        )
-    public = recipe.data.model_copy(update={"side": "public", "test": None})
-    return _split(recipe.model_copy(update={"data": public}), packing).train
-
-
-@dataclass(frozen=True)
-class _Split:
-    """The identities of a recipe, disjoint."""
-
-    train: FaceSet
-    """For training, and for tests of those who are trained on."""
-    held: FaceSet
-    """Held out for judging."""
-    validators: dict[str, FaceSet]
-    """Set aside for each validator."""
-    calibration: FaceSet
-    """Of the source domain, to choose a threshold by."""
-
-
-def _split(recipe: Recipe, packing: Packing | None) -> _Split:
-    data = recipe.data
-    faces = open_source(recipe, data.source, packing)
-    faces = without(faces, _excluded(recipe))
-    faces = minimum_images(faces, data.min_images)
-    held = calibration = faces.only([])
-    if data.domains is not None:
-        faces, held, calibration = domains.apart(recipe, faces)
-    if data.hold_out:
-        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
-    aside = {}
-    for name, wanted in recipe.validators.items():
-        if wanted.identities is not None:
-            rng = generator(SPLIT_SEED, "validator", name)
-            try:
-                faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
-            except ValueError as error:
-                raise RecipeError(f"validators.{name}.identities: {error}") from None
-    if data.private is not None:
-        faces = faces if data.side == "both" else _side(faces, data.private, public=data.side == "public")
-    if data.max_identities is not None and data.max_identities < len(faces.names):
-        deal = generator(_deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
-        faces = faces.only(np.sort(deal))
-    if len(faces) == 0:
-        raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
-    return _Split(faces, held, aside, calibration)
-
-
-def _side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
-    """The images of the parties, or those of nobody's party, disjoint by identity."""
-    return faces.only(np.flatnonzero(_private(faces, private) != public))
-
-
-def _private(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
-    """(len(names),) which identities are the parties'."""
-    eligible = np.flatnonzero(faces.counts() >= private.min_images)
-    if len(eligible) < private.identities:
-        raise RecipeError(
-            f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
-            f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
-        )
-    chosen = np.zeros(len(faces.names), dtype=bool)
-    chosen[generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]] = True
-    return chosen
 
 
 def validating(
@@ -192,40 +63,8 @@ def validating(
         return {}
     if both := sorted(recipe.validators.keys() & deal(recipe, train).keys()):
         raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
-    aside, lists = _split(recipe, packing).validators, judged(recipe, train, held, packing)
+    aside, lists = splits.split(recipe, packing).validators, judged(recipe, train, held, packing)
     return {name: validator(recipe, name, aside.get(name), train, lists, packing) for name in recipe.validators}
-
-
-def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
-    """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
-    present = faces.only(np.flatnonzero(faces.counts())) if parts else faces
-    if not parts or not 0 < wanted < len(present.names):
-        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=wanted)
-    faces = present
-    belongs = np.array([parts.index(name.partition("/")[0]) for name in faces.names])
-    counts = np.bincount(belongs, minlength=len(parts))
-    chosen = np.zeros(len(faces.names), dtype=bool)
-    for number, share in enumerate(shares(counts.tolist(), wanted)):
-        rng = generator(SPLIT_SEED, "hold out", parts[number])
-        chosen[rng.permutation(np.flatnonzero(belongs == number))[:share]] = True
-    return faces.only(np.flatnonzero(~chosen)), faces.only(np.flatnonzero(chosen))
-
-
-def _excluded(recipe: Recipe) -> set[str]:
-    """The identities that `data.exclude` names, as the training source calls them."""
-    wanted = recipe.data.exclude
-    by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
-    return {
-        prefix + name
-        for prefix, paths in by_prefix.items()
-        for path in paths
-        for name in named_identities(below_root(recipe, path))
-    }
-
-
-def _deal_seed(recipe: Recipe) -> int:
-    own = recipe.data.partition.seed
-    return recipe.seed if own is None else own
 
 
 def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
@@ -246,13 +85,13 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 def clients(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """Who is served: the parties of the partition, whether or not the method pools them; public people are nobody's."""
     if recipe.data.side == "both" and recipe.data.private is not None:
-        faces = _side(faces, recipe.data.private, public=False)
+        faces = splits.side(faces, recipe.data.private, public=False)
     return silos_of(recipe, faces)
 
 
 def truth(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties of two domains with the identities of all their images, in the order in which `deal` gives them."""
-    parties = domains.deal(recipe, faces, generator(_deal_seed(recipe), "deal"))
+    parties = domains.deal(recipe, faces, generator(splits.deal_seed(recipe), "deal"))
     return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
 
 
@@ -274,7 +113,7 @@ def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
 
 def silos_of(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The silos that the recipe's partition makes, whether or not the method pools them."""
-    partition, rng = recipe.data.partition, generator(_deal_seed(recipe), "deal")
+    partition, rng = recipe.data.partition, generator(splits.deal_seed(recipe), "deal")
     if partition.kind == "equal":
         return equal(faces, partition.parties, rng)
     if partition.kind == "dirichlet":
@@ -332,7 +171,7 @@ def backbone(recipe: Recipe) -> Backbone:
 def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing: Packing | None = None) -> World:
     """The world of a resolved recipe: what each worker process makes for itself, and a dry run with unseen images."""
     recipe = config.parse(tree)
-    train, held = training_faces(recipe, packing)
+    train, held = splits.training_faces(recipe, packing)
     parties = deal(recipe, train)
     network = backbone(recipe)
     if initial is not None:
@@ -354,7 +193,7 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing
     validators = validating(recipe, train, held, packing)
     return World(
         data=parties | {name: faces for name, (faces, _) in validators.items()},
-        public=public_faces(recipe, packing),
+        public=splits.public_faces(recipe, packing),
         augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
         aside=_calibration(recipe, parties, packing),
@@ -368,7 +207,7 @@ def _calibration(recipe: Recipe, parties: Mapping[str, FaceSet], packing: Packin
     """What the source client chooses a threshold by, where it takes part and keeps some for it."""
     if domains.NAMED_SOURCE not in parties or recipe.data.domains is None or not recipe.data.domains.calibrate:
         return {}
-    return {domains.NAMED_SOURCE: _split(recipe, packing).calibration}
+    return {domains.NAMED_SOURCE: splits.split(recipe, packing).calibration}
 
 
 def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
@@ -394,6 +233,11 @@ def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
                 f"engine.shards.{party}: a batch of two domains, as {recipe.method} has it, is not split over "
                 f"{size} processes: leave engine.shards out"
             )
+        if size > 1 and method.shares_public:
+            raise RecipeError(
+                f"engine.shards.{party}: the losses of {recipe.method} over one batch are not split over {size} "
+                "processes: leave engine.shards out"
+            )
         if size > 1 and METHODS[recipe.method].one_identity:
             raise RecipeError(
                 f"engine.shards.{party}: a client of {recipe.method} has one class embedding, which cannot lie over "
@@ -414,7 +258,7 @@ def _silos_beside(recipe: Recipe, parties: Mapping[str, Any]) -> Collection[str]
     if recipe.engine.shards.keys() <= {POOLED, *recipe.validators}:
         return ()
     marked = bool(recipe.data.party_augment)  # then domains are no longer those that the partition looks at
-    return silos_of(recipe, training_faces(recipe, unseen)[0] if marked else parties[POOLED]).keys()
+    return silos_of(recipe, splits.training_faces(recipe, unseen)[0] if marked else parties[POOLED]).keys()
 
 
 def _plays(recipe: Recipe, party: str) -> bool:

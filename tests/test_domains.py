@@ -10,7 +10,7 @@ import pytest
 import tinyruns
 from tinydomains import METHODS, TREE, domains, two_domains
 
-from coalface import config, pairlists, sources, world
+from coalface import config, pairlists, sources, splits, world
 from coalface import domains as dealing
 from coalface.config import Recipe, RecipeError
 from coalface.core import generator
@@ -41,7 +41,7 @@ def whole(recipe: Recipe) -> dict[int, str]:
 
 
 def judged(recipe: Recipe) -> set[str]:
-    return set(world.training_faces(recipe)[1].names)
+    return set(splits.training_faces(recipe)[1].names)
 
 
 def test_every_method_for_domains_is_looked_at() -> None:
@@ -72,7 +72,7 @@ def test_a_split_judges_and_calibrates_on_the_same_people_whatever_the_method(me
     for clients in (1, 3):
         recipe = two_domains({"method": method}, domains(split=split, clients=clients))
         assert judged(recipe) == judged(two_domains(domains(split=split)))
-        lists = pairlists.judged(recipe, *world.training_faces(recipe))
+        lists = pairlists.judged(recipe, *splits.training_faces(recipe))
         assert people(lists[0].faces) == judged(recipe)
 
 
@@ -157,7 +157,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
     recipe = config.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
-    train, _ = world.training_faces(recipe)
+    train, _ = splits.training_faces(recipe)
     assert train.files is not None and train.domains is not None
     here = built(recipe).data
     assert all(here[name].files is None and here[name].names == () for name in ("target-00", "target-01"))
@@ -168,7 +168,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
 @every_method
 def test_the_truth_lies_in_the_order_of_what_the_parties_hold(method: str) -> None:
     recipe = two_domains({"method": method})
-    train, _ = world.training_faces(recipe)
+    train, _ = splits.training_faces(recipe)
     dealt, truth, who = world.deal(recipe, train), world.truth(recipe, train), whole(recipe)
     assert list(dealt) == list(truth) == dealing.parties(recipe)
     for name, faces in truth.items():
@@ -239,7 +239,7 @@ def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
         for clients in (1, 2, 4)
     ]
     assert len({one.digest() for one in inner}) == 1
-    assert len({str(world.content(one)) for one in (inner[0], inner[1])}) == 1
+    assert len({str(splits.content(one)) for one in (inner[0], inner[1])}) == 1
     others = [two_domains(PRETRAIN, change).pretraining() for change in ({"seed": 1}, domains(calibrate=3))]
     assert len({inner[0].digest(), *(one.digest() for one in others)}) == 3
 
@@ -337,7 +337,7 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
     same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)
     with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
-        pairlists.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *splits.training_faces(recipe))
 
 
 @pytest.mark.parametrize("method", ["dan", "dann"])

@@ -16,7 +16,7 @@ from test_cli import said
 from torch import Tensor
 from worlds import Tiny
 
-from coalface import config, enrolled, experiment, planning, sweeping, wire, world
+from coalface import config, enrolled, experiment, planning, splits, sweeping, wire, world
 from coalface.config import Recipe, RecipeError
 from coalface.core import DeclarationError, Federation, Models, Party, Probes, Tensors, step
 from coalface.data.augment import to_tensor
@@ -56,24 +56,33 @@ def rows(faces: FaceSet | None) -> set[int]:
 def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
     kind = "one-identity" if METHODS[method].one_identity else "equal"
     validators = {"judge": {"kind": "balanced", "identities": 2, "pairs": 10}}
-    made = recipe(method=method, data={"partition": {"kind": kind}}, validators=validators)
-    train, _ = world.training_faces(made)
-    test, here = world.testing(made), world.build_world(made.resolved())
-    assert test is not None and test.counts().tolist() == [2] * len(train.names) and train.counts().tolist() == [3] * 6
+    public = METHODS[method].shares_public
+    given = {"partition": {"kind": kind}} | ({"private": {"identities": 4}} if public else {})
+    made = recipe(method=method, data=given, validators=validators)
+    train, _ = splits.training_faces(made)
+    test, here = splits.testing(made), world.build_world(made.resolved())
+    assert (
+        test is not None
+        and test.counts().tolist() == [2] * len(train.names)
+        and train.counts().tolist() == [3] * len(train.names)
+    )
     held = {party: rows(faces) for party, faces in here.data.items()}
-    assert not rows(test) & set.union(*held.values()) and here.public is None
+    assert not rows(test) & set.union(*held.values()) and (here.public is not None) is public
+    if public:
+        assert here.public is not None and not {*here.public.names} & {*train.names}
+        assert not rows(here.public) & (rows(test) | rows(train))
     trainers = [held[name] for name, member in here.members().items() if member.role == "trainer"]
     assert set.union(*trainers) == rows(train) and sum(map(len, trainers)) == len(train)
 
 
 def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
-    first = rows(world.testing(recipe()))
+    first = rows(splits.testing(recipe()))
     assert len(first) == 16
     for changes in ({"seed": 5}, {"method": "centralized"}, {"data": {"partition": {"kind": "equal", "parties": 3}}}):
-        assert rows(world.testing(recipe(**changes))) == first
-    assert rows(world.testing(recipe(data={"max_identities": 5}))) < first
-    parties = world.silos_of(recipe(), world.training_faces(recipe())[0])
-    test = world.testing(recipe())
+        assert rows(splits.testing(recipe(**changes))) == first
+    assert rows(splits.testing(recipe(data={"max_identities": 5}))) < first
+    parties = world.silos_of(recipe(), splits.training_faces(recipe())[0])
+    test = splits.testing(recipe())
     assert test is not None
     for party, own in by_party(test, parties).items():
         assert own.names == parties[party].names and len(own) == 2 and not rows(own) & rows(parties[party])
@@ -82,25 +91,25 @@ def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
 def test_a_pretraining_trains_on_none_of_them() -> None:
     public = recipe(pretrain={"method": "centralized"}, data={"private": {"identities": 4}, "min_images": 2})
     inner = public.pretraining()
-    assert inner.data.test is None and len(world.training_faces(inner)[0]) == 4 * 5  # of other people, all images
+    assert inner.data.test is None and len(splits.training_faces(inner)[0]) == 4 * 5  # of other people, all images
     same = recipe(pretrain={"method": "centralized"})
-    assert rows(world.training_faces(same.pretraining())[0]) == rows(world.training_faces(same)[0])
+    assert rows(splits.training_faces(same.pretraining())[0]) == rows(splits.training_faces(same)[0])
 
 
 def test_a_recipe_without_them_keeps_its_digest() -> None:
     plain = tinyruns.tiny()
     assert plain.digest() == tinyruns.tiny(data={"test": None}).digest()
     assert tinyruns.tiny(data={"test": {"images": 1}}).digest() != plain.digest()
-    assert world.testing(plain) is None
+    assert splits.testing(plain) is None
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"data.test.images: .*greater than or equal to 1; got 0"):
         recipe(data={"test": {"images": 0}})
     with pytest.raises(RecipeError, match=r"data.test.images: nobody has more than 5 images, the most are 5"):
-        world.training_faces(recipe(data={"test": {"images": 5}}))
+        splits.training_faces(recipe(data={"test": {"images": 5}}))
     with pytest.raises(RecipeError, match="data.test: one identity alone"):
-        world.training_faces(recipe(data={"max_identities": 1}))
+        splits.training_faces(recipe(data={"max_identities": 1}))
     with pytest.raises(RecipeError, match="data.test.image is not a key of a recipe; did you mean data.test.images"):
         recipe(data={"test": {"image": 2}})
 
@@ -110,7 +119,7 @@ def test_no_test_image_is_read_before_the_training_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe(method=method, rounds=1, judge={"lists": {}}, engine={"cohorts": "auto"})
-    test = world.testing(made)
+    test = splits.testing(made)
     assert test is not None
     wanted = {image.tobytes() for image in to_tensor(test.take(np.arange(len(test)))).numpy()}
     wanted |= {image.flip(-1).numpy().tobytes() for image in to_tensor(test.take(np.arange(len(test))))}
@@ -176,7 +185,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
     """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
     made = config.load(folder / "config.yaml")
-    network, (train, _), test = world.backbone(made), world.training_faces(made), world.testing(made)
+    network, (train, _), test = world.backbone(made), splits.training_faces(made), splits.testing(made)
     network.load(load_file(folder / "model" / "backbone.safetensors"))
     last = checkpoint.load(folder / "checkpoints")
     assert last is not None and test is not None

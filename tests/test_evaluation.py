@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tinyruns import picture_folders
 
-from coalface import evaluation
+from coalface import evaluation, splits
 from coalface.data.folder import read_folder
 from coalface.data.pack import write_pack
 from coalface.data.pairs import read_pairs
@@ -131,11 +131,11 @@ def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures
 
 def test_a_run_judged_again_on_its_own_held_out_people_agrees(fedavg_run: Path, tmp_path: Path) -> None:
     """The figures of `summary.json` come out of the model file as well, on the same pairs."""
-    from coalface import config, pairlists, world
+    from coalface import config, pairlists
     from coalface.judging import Judge
 
     recipe = config.load(fedavg_run / "config.yaml")
-    lists = pairlists.judged(recipe, *world.training_faces(recipe))
+    lists = pairlists.judged(recipe, *splits.training_faces(recipe))
     backbone, _ = evaluation.read_model(fedavg_run / "model")
     figures = Judge(lists, backbone).models([backbone.shared()])
     assert figures == json.loads((fedavg_run / "summary.json").read_text())["figures"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tinyruns import Silent
 
-from coalface import config, experiment, pairlists, world
+from coalface import config, experiment, pairlists, splits, world
 from coalface.core import generator
 from coalface.data.convert import Pairs, convert
 from coalface.data.stores import open_store
@@ -76,7 +76,7 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
     """Its numbers 00000, 00001 … could be names of the training identities too."""
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
     made = recipe(root, {"kind": "rec", "path": "records"}, **lists)
-    train, held = world.training_faces(made)
+    train, held = splits.training_faces(made)
     (found,) = pairlists.judged(made, train, held)
     assert len(found.pairs) == 40 and all(name.startswith("x/") for name in found.faces.names)
     assert found.pairs.fold is not None and np.array_equal(found.pairs.fold, np.repeat(np.arange(10), 4))
@@ -86,7 +86,7 @@ def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "faces"}}}}
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(config.RecipeError, match="no .bin of pairs"):
-        pairlists.judged(made, *world.training_faces(made))
+        pairlists.judged(made, *splits.training_faces(made))
 
 
 def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
@@ -105,16 +105,16 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
     made = recipe(root, {"kind": "folder", "path": "rfw"})
     deal = world.deal(
         config.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
-        world.training_faces(made)[0],
+        splits.training_faces(made)[0],
     )
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
     lists = {"judge": {"lists": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
     judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    (found,) = pairlists.judged(judging, *world.training_faces(judging))
+    (found,) = pairlists.judged(judging, *splits.training_faces(judging))
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
     with pytest.raises(config.RecipeError, match="would be trained on as well"):
-        pairlists.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *world.training_faces(made))
+        pairlists.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *splits.training_faces(made))
     lists["judge"]["lists"]["x"].pop("list")
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(config.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
-        pairlists.judged(unnamed, *world.training_faces(unnamed))
+        pairlists.judged(unnamed, *splits.training_faces(unnamed))

@@ -13,7 +13,7 @@ import tinyruns
 from test_judging import naive_accuracy
 from tinyruns import Silent, tiny
 
-from coalface import config, pairlists, world
+from coalface import config, pairlists, splits, world
 from coalface.comparing import intervals, paired
 from coalface.config import RecipeError
 from coalface.core import Tensors
@@ -42,7 +42,7 @@ def recipe(half: str, **changes: Any) -> config.Recipe:
 
 def parts(made: config.Recipe) -> tuple[Any, Lists]:
     """(the validator's images and pairs, the list as it is judged)."""
-    train, held = world.training_faces(made)
+    train, held = splits.training_faces(made)
     (chosen,) = pairlists.judged(made, train, held)
     return world.validating(made, train, held)["v"], chosen
 
@@ -358,13 +358,13 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
     ):
         made = with_list(path=path, kind=kind)
         with pytest.raises(RecipeError, match=f"judge.lists.unseen: {said}"):
-            pairlists.judged(made, *world.training_faces(made))
+            pairlists.judged(made, *splits.training_faces(made))
 
 
 def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:
     lists = {"more": {"kind": "balanced", "pairs": 15}}
     made = recipe("first", judge={"lists": lists})
-    train, held = world.training_faces(made)
+    train, held = splits.training_faces(made)
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of judge.lists.more \(s0-"):
         world.validating(made, train, held)
     split = recipe("first", judge={"lists": lists}, validators={"w": {"half_of": "more"}})

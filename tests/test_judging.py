@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinyruns import picture_folders, tiny
 
-from coalface import pairlists, world
+from coalface import pairlists, splits, world
 from coalface.config import RecipeError
 from coalface.core import Models, Tensors
 from coalface.engines.server import Server
@@ -22,7 +22,7 @@ from coalface.pairlists import Lists
 
 def lists(**changes: Any) -> list[Lists]:
     recipe = tiny(**changes)
-    return pairlists.judged(recipe, *world.training_faces(recipe))
+    return pairlists.judged(recipe, *splits.training_faces(recipe))
 
 
 def judge(**changes: Any) -> Judge:

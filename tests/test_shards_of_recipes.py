@@ -14,7 +14,7 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
-from coalface import config, dry, experiment, world
+from coalface import config, dry, experiment, splits, world
 from coalface.config import RecipeError
 from coalface.engines.local import World
 from coalface.models import Backbone
@@ -169,10 +169,10 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
     for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
         recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}, "device": "meta"}, **V)
-        world.check_shards(recipe, world.deal(recipe, world.training_faces(recipe)[0]))
+        world.check_shards(recipe, world.deal(recipe, splits.training_faces(recipe)[0]))
     recipe = tinyruns.tiny(method="centralized", engine={"shards": {"pooled": 2}, "device": "meta"})
     with pytest.raises(RecipeError, match=r"engine.shards.pooled: 2 processes take .*'meta'"):
-        world.check_shards(recipe, world.deal(recipe, world.training_faces(recipe)[0]))
+        world.check_shards(recipe, world.deal(recipe, splits.training_faces(recipe)[0]))
 
 
 def test_a_name_that_could_be_two_parties_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tinyruns
 from tinyruns import Silent
 
-from coalface import gridding, sweeping, tabulating
+from coalface import gridding, splits, sweeping, tabulating
 from coalface.config import RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.gridding import grid
@@ -134,11 +134,11 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
 
 
 def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
-    from coalface import config, pairlists, world
+    from coalface import config, pairlists
     from coalface.comparing import bootstrap_of, paired
 
     mine = config.load(swept / "tiny.yaml")
-    (chosen,) = pairlists.judged(mine, *world.training_faces(mine))
+    (chosen,) = pairlists.judged(mine, *splits.training_faces(mine))
     sides = [
         [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
         for method in ("fedavg", "solo")

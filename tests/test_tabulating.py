@@ -15,7 +15,7 @@ from tinydomains import TREE, two_domains
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import cli, config, pairlists, wire, world
+from coalface import cli, config, pairlists, splits, wire, world
 from coalface.comparing import bootstrap_of, intervals
 from coalface.engines.commits import Commit
 from coalface.evaluate.paired import resample
@@ -79,7 +79,7 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
     points: dict[str, float] = {}
     for seed in (0, 1):
         mine = config.load(swept / "tiny.yaml", [f"seed={seed}"])
-        lists = {one.name: one for one in pairlists.judged(mine, *world.training_faces(mine))}
+        lists = {one.name: one for one in pairlists.judged(mine, *splits.training_faces(mine))}
         bootstrap = bootstrap_of(lists[name].identities)
         for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
             (evidence,) = of(swept, method)[seed]["evidence"][name]
@@ -131,7 +131,7 @@ def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
     mine = config.load(folder / "config.yaml")
-    truth = world.truth(mine, world.training_faces(mine)[0])
+    truth = world.truth(mine, splits.training_faces(mine)[0])
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
         own = wire.unpack(Commit.open(path).states()["Own"], Own)

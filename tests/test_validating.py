@@ -13,7 +13,7 @@ import tinyruns
 import torch
 from tinyruns import Silent, tiny
 
-from coalface import config, dry, experiment, pairlists, world
+from coalface import config, dry, experiment, pairlists, splits, world
 from coalface.config import RecipeError
 from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.bins import write_bin
@@ -31,7 +31,7 @@ def recipe(method: str = "fedavg-fv", **changes: Any) -> config.Recipe:
 
 
 def validating(made: config.Recipe) -> dict[str, tuple[Any, PairList]]:
-    return world.validating(made, *world.training_faces(made))
+    return world.validating(made, *splits.training_faces(made))
 
 
 def people(faces: Any) -> set[str]:
@@ -47,7 +47,7 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
     for method in ("fedavg-fv", "pfm-fv", "fedavg", "solo", "centralized"):
         for seed in (0, 1):
             made = recipe(method, seed=seed)
-            train, held = world.training_faces(made)
+            train, held = splits.training_faces(made)
             (judged,) = pairlists.judged(made, train, held)
             everybody = [set(train.names), people(judged.faces), *held_by.values()]
             assert [len(names) for names in everybody] == [9, 4, 4, 3]
@@ -57,7 +57,7 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
 
 def test_a_method_without_validators_trains_on_the_same_people_and_gives_the_same_silos() -> None:
     silos = [
-        {n: f.names for n, f in world.deal(made, world.training_faces(made)[0]).items()}
+        {n: f.names for n, f in world.deal(made, splits.training_faces(made)[0]).items()}
         for made in (recipe("fedavg-fv"), recipe("fedavg"))
     ]
     assert silos[0] == silos[1]
@@ -83,7 +83,7 @@ def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
 
 def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
     made = recipe(pretrain={"method": "centralized", "rounds": 1})
-    before, now = (set(world.training_faces(r)[0].names) for r in (made.pretraining(), made))
+    before, now = (set(splits.training_faces(r)[0].names) for r in (made.pretraining(), made))
     assert before == now and len(before) == 9
     split = {"half_split": "first", "validators": {"v": {"half_of": "unseen", "identities": None, "pairs": 3000}}}
     halves = [recipe(pretrain={"method": "fedavg"}, **split | {"half_split": h}) for h in ("first", "second")]
@@ -137,7 +137,7 @@ def test_a_validator_is_not_called_as_a_trainer(name: str) -> None:
 
 def test_more_people_than_there_are_is_said_by_name() -> None:
     with pytest.raises(RecipeError, match="validators.w.identities: holding out 12 of 12 identities leaves one side"):
-        world.training_faces(recipe(validators={"w": {"identities": 12}}))
+        splits.training_faces(recipe(validators={"w": {"identities": 12}}))
     with pytest.raises(RecipeError, match=r"validators.v: .* genuine pairs, and 100 are wanted"):
         validating(recipe(validators={"v": {"pairs": 100}}))
 

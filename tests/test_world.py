@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tinyruns import picture_folders, tiny
 
-from coalface import config, pairlists, world
+from coalface import config, pairlists, splits, world
 from coalface.config import RecipeError
 from coalface.data.folder import read_folder
 from coalface.data.pack import write_pack
@@ -41,7 +41,7 @@ def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> conf
 
 
 def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
-    train, held = world.training_faces(tiny())
+    train, held = splits.training_faces(tiny())
     assert len(train.names) == 8 and len(held.names) == 4
     assert set(train.names) | set(held.names) == set(SyntheticFaces(12, 4, 0).names)
     assert not set(train.names) & set(held.names)
@@ -51,7 +51,7 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
     shas = set()
     for seed in (0, 1):
         recipe = tiny(seed=seed)
-        train, held = world.training_faces(recipe)
+        train, held = splits.training_faces(recipe)
         (chosen,) = pairlists.judged(recipe, train, held)
         shas.add(chosen.identities.sha256)
     assert len(shas) == 1
@@ -60,7 +60,7 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
 def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
     def dealt(**changes: Any) -> dict[str, tuple[str, ...]]:
         recipe = tiny(**changes)
-        return {name: faces.names for name, faces in world.deal(recipe, world.training_faces(recipe)[0]).items()}
+        return {name: faces.names for name, faces in world.deal(recipe, splits.training_faces(recipe)[0]).items()}
 
     assert dealt() == dealt() != dealt(seed=1)
     fixed = {"partition": {"seed": 5}}
@@ -68,7 +68,7 @@ def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
 
 
 def test_max_identities_takes_so_many() -> None:
-    train, _ = world.training_faces(tiny(data={"max_identities": 3}))
+    train, _ = splits.training_faces(tiny(data={"max_identities": 3}))
     assert len(train.names) == 3
 
 
@@ -87,67 +87,67 @@ def test_max_identities_takes_so_many() -> None:
 )
 def test_the_parties_of_every_partition(changes: dict[str, Any], names: list[str]) -> None:
     recipe = tiny(**changes)
-    train, _ = world.training_faces(recipe)
+    train, _ = splits.training_faces(recipe)
     dealt = world.deal(recipe, train)
     assert sorted(dealt) == names
     assert sum(len(faces) for faces in dealt.values()) == len(train)
 
 
 def test_excluded_identities_are_not_trained_on(root: Path) -> None:
-    train, _ = world.training_faces(on_folder(root, exclude=["pairs.txt"]))
+    train, _ = splits.training_faces(on_folder(root, exclude=["pairs.txt"]))
     assert train.names == ("Cyd", "Dan", "Eve", "Fay")
 
 
 def test_identities_with_few_images_are_left_out(root: Path) -> None:
     for number in (2, 3, 4):
         (root / "people" / "Dan" / f"Dan_{number:04d}.png").unlink()
-    assert "Dan" not in world.training_faces(on_folder(root))[0].names
-    assert "Dan" in world.training_faces(on_folder(root, min_images=1))[0].names
+    assert "Dan" not in splits.training_faces(on_folder(root))[0].names
+    assert "Dan" in splits.training_faces(on_folder(root, min_images=1))[0].names
 
 
 def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
     with pytest.raises(RecipeError, match="no image is left to train on: lower data.min_images"):
-        world.training_faces(on_folder(root, min_images=5))
+        splits.training_faces(on_folder(root, min_images=5))
 
 
 def test_a_folder_needs_a_path() -> None:
     with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
-        world.training_faces(config.parse({"data": {"source": {"kind": "folder"}}}))
+        splits.training_faces(config.parse({"data": {"source": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
     write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
     recipe = on_folder(root, source={"kind": "pack", "path": "people.pack"})
-    assert world.training_faces(recipe)[0].names == tuple(PEOPLE)
+    assert splits.training_faces(recipe)[0].names == tuple(PEOPLE)
     with pytest.raises(RecipeError, match="holds images of 32×32×1, the recipe wants 64×64×1: set data.size"):
-        world.training_faces(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
+        splits.training_faces(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
 
 
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     recipe = config.parse(config.merged(tree, {"judge": {"lists": lists}}))
-    train, held = world.training_faces(recipe)
+    train, held = splits.training_faces(recipe)
     said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
     with pytest.raises(RecipeError, match=said):
         pairlists.judged(recipe, train, held)
     recipe = config.parse(config.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
-    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
     assert chosen.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:
     recipe = tiny(data={"hold_out": 0})
     with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
-        pairlists.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *splits.training_faces(recipe))
     recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
     with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
-        pairlists.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *splits.training_faces(recipe))
 
 
 def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
     recipe = joined(root, exclude={"people": ["pairs.txt"]})
-    train, _ = world.training_faces(recipe)
+    train, _ = splits.training_faces(recipe)
     dealt = world.deal(recipe, train)
     assert list(dealt) == ["made", "people"]
     assert dealt["people"].names == ("people/Cyd", "people/Dan", "people/Eve", "people/Fay")
@@ -161,12 +161,12 @@ def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
 def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
     recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
-    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     apart = config.parse(config.merged(alone, {"judge": {"lists": whole}}))
-    (same,) = pairlists.judged(apart, *world.training_faces(apart))
+    (same,) = pairlists.judged(apart, *splits.training_faces(apart))
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
 
@@ -176,7 +176,7 @@ def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
         for seed, (name, count) in enumerate(sizes.items())
     }
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
-    train, held = world.training_faces(config.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    train, held = splits.training_faces(config.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
     assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
     return [name.partition("/")[0] for name in held.names], list(held.names)
 
@@ -192,18 +192,18 @@ def test_of_a_joined_source_each_part_gives_its_share_of_the_held_out_identities
 
 
 def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:
-    _, held = world.training_faces(tiny())
+    _, held = splits.training_faces(tiny())
     assert held.names == ("s0-0000000", "s0-0000002", "s0-0000003", "s0-0000008")
 
 
 def test_held_out_identities_of_one_part(root: Path) -> None:
     lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
     recipe = joined(root, lists, hold_out=6)
-    (chosen,) = pairlists.judged(recipe, *world.training_faces(recipe))
+    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
     assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
     recipe = joined(root, lists)
     with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
-        pairlists.judged(recipe, *world.training_faces(recipe))
+        pairlists.judged(recipe, *splits.training_faces(recipe))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     picture_folders(root / "others", PEOPLE, seed=1)
     os.symlink(root / "people", root / "same")
     recipe = joined(root, {"a": {"kind": "balanced", "pairs": 10, "source": source}})
-    train, held = world.training_faces(recipe)
+    train, held = splits.training_faces(recipe)
     if shared:
         with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
             pairlists.judged(recipe, train, held)
@@ -232,11 +232,11 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
 
 
 def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -> None:
-    first = world.content(on_folder(root))
-    assert world.content(on_folder(root)) == first
-    assert world.content(on_folder(root, exclude=["pairs.txt"])) != first
+    first = splits.content(on_folder(root))
+    assert splits.content(on_folder(root)) == first
+    assert splits.content(on_folder(root, exclude=["pairs.txt"])) != first
     picture_folders(root / "elsewhere" / "people", PEOPLE, seed=9)
-    assert world.content(on_folder(root / "elsewhere")) != first
+    assert splits.content(on_folder(root / "elsewhere")) != first
 
 
 def test_the_first_weights_follow_the_seed() -> None:
@@ -258,15 +258,15 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
     data = {"hold_out": 6, "private": {"identities": 4, "min_images": 3}, "partition": {"kind": "one-identity"}}
     recipe = tiny(data=data, pretrain={"method": "centralized"})
     inner = recipe.pretraining()
-    private, held = world.training_faces(recipe)
-    public, held_too = world.training_faces(inner)
+    private, held = splits.training_faces(recipe)
+    public, held_too = splits.training_faces(inner)
     assert len(private.names) == 4 and private.counts().min() >= 3
     assert len(world.deal(recipe, private)) == 4 and set(held.names) == set(held_too.names)
-    everyone = world.training_faces(tiny(data={"hold_out": 6}))[0]
+    everyone = splits.training_faces(tiny(data={"hold_out": 6}))[0]
     assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
     reseeded = config.parse({**recipe.model_dump(mode="json"), "seed": 5})
-    assert world.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
+    assert splits.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
-        world.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
+        splits.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
     with pytest.raises(RecipeError, match=r"data.side: without data.private there is one side only"):
         tiny(data={"side": "public"})

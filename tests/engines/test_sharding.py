@@ -109,9 +109,10 @@ def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_on
     assert (moved - whole.velocity[HEAD]).abs().max() < 1e-9
 
 
-SEVERAL = [name for name, cls in METHODS.items() if not cls.one_identity and name not in ("pfm", "dan", "dann")]
-"""Methods whose parties have class embeddings to share out; `pfm` is looked at more closely above, and the batches of
-two domains of `dan` and `dann` are not split."""
+APART = ("pfm", "dan", "dann", "fedfr-joint", "finetune", "kd")
+SEVERAL = [name for name, cls in METHODS.items() if not cls.one_identity and name not in APART]
+"""Methods whose parties have class embeddings to share out; `pfm` is looked at more closely above, and neither batches
+of two domains nor several losses over one batch are split."""
 
 
 PLACES = [(name, -1) for name in SEVERAL] + [("fedfr-uda", 0)]

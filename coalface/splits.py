@@ -1,0 +1,174 @@
+"""The identities of a recipe, disjoint: trained on, held out, set aside for validators, public or private."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface import domains
+from coalface.config import Recipe, RecipeError
+from coalface.core import generator
+from coalface.data.faces import FaceSet
+from coalface.data.pairs import named_identities
+from coalface.data.partition import hold_out, minimum_images, shares, without
+from coalface.data.testing import hold_back
+from coalface.methods import METHODS
+from coalface.pairlists import SPLIT_SEED
+from coalface.sections import Private
+from coalface.sources import Packing, below_root, folder, listed, open_source
+
+
+def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
+    """What names the images that a recipe trains on: the source's fingerprint, and the identities that are taken."""
+    source = recipe.data.source
+    if source.kind == "pack":
+        fingerprint = hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
+    else:
+        fingerprint = listed(recipe, source).fingerprint()
+    train, _ = training_faces(recipe, packing)
+    return [fingerprint, *train.names]
+
+
+def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
+    """(the identities that may be trained on, those held out for judging), disjoint by identity."""
+    found = split(recipe, packing)
+    return _test_images(recipe, found.train)[0], found.held
+
+
+def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
+    """The test images of those who are trained on, who have the numbers that they have in training; None without.
+
+    `coalface.data.testing.by_party` tells whose they are.
+    """
+    return _test_images(recipe, split(recipe, packing).train)[1]
+
+
+def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
+    """(those to train on, those to test on): disjoint images of the same identities."""
+    wanted = recipe.data.test
+    if wanted is None:
+        return faces, None
+    if np.count_nonzero(faces.counts()) < 2:
+        raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
+    try:
+        rest, test = hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
+    except ValueError as error:
+        raise RecipeError(f"data.test.images: {error}") from None
+    if recipe.data.side != "both" or recipe.data.private is None:
+        return rest, test
+    private = _private(faces, recipe.data.private)  # public people are nobody's clients and keep all images
+    own = private[test.labels]
+    kept = np.isin(faces.rows, test.rows[own], invert=True)
+    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(own))
+
+
+def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
+    """The images that the server and every party hold, of the identities that are nobody's; None for most methods.
+
+    They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
+    the method needs some and the recipe does not say which.
+    """
+    if not METHODS[recipe.method].shares_public:
+        return None
+    if recipe.data.private is None:
+        raise RecipeError(
+            f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
+            "identities are the parties', as `private: {identities: 150}`; all others are public"
+        )
+    public = recipe.data.model_copy(update={"side": "public", "test": None})
+    return split(recipe.model_copy(update={"data": public}), packing).train
+
+
+@dataclass(frozen=True)
+class Split:
+    """The identities of a recipe, disjoint."""
+
+    train: FaceSet
+    """For training, and for tests of those who are trained on."""
+    held: FaceSet
+    """Held out for judging."""
+    validators: dict[str, FaceSet]
+    """Set aside for each validator."""
+    calibration: FaceSet
+    """Of the source domain, to choose a threshold by."""
+
+
+def split(recipe: Recipe, packing: Packing | None) -> Split:
+    data = recipe.data
+    faces = open_source(recipe, data.source, packing)
+    faces = without(faces, _excluded(recipe))
+    faces = minimum_images(faces, data.min_images)
+    held = calibration = faces.only([])
+    if data.domains is not None:
+        faces, held, calibration = domains.apart(recipe, faces)
+    if data.hold_out:
+        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
+    aside = {}
+    for name, wanted in recipe.validators.items():
+        if wanted.identities is not None:
+            rng = generator(SPLIT_SEED, "validator", name)
+            try:
+                faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
+            except ValueError as error:
+                raise RecipeError(f"validators.{name}.identities: {error}") from None
+    if data.private is not None:
+        faces = faces if data.side == "both" else side(faces, data.private, public=data.side == "public")
+    if data.max_identities is not None and data.max_identities < len(faces.names):
+        deal = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
+        faces = faces.only(np.sort(deal))
+    if len(faces) == 0:
+        raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
+    return Split(faces, held, aside, calibration)
+
+
+def side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
+    """The images of the parties, or those of nobody's party, disjoint by identity."""
+    return faces.only(np.flatnonzero(_private(faces, private) != public))
+
+
+def _private(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
+    """(len(names),) which identities are the parties'."""
+    eligible = np.flatnonzero(faces.counts() >= private.min_images)
+    if len(eligible) < private.identities:
+        raise RecipeError(
+            f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
+            f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
+        )
+    chosen = np.zeros(len(faces.names), dtype=bool)
+    chosen[generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]] = True
+    return chosen
+
+
+def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
+    """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
+    present = faces.only(np.flatnonzero(faces.counts())) if parts else faces
+    if not parts or not 0 < wanted < len(present.names):
+        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=wanted)
+    faces = present
+    belongs = np.array([parts.index(name.partition("/")[0]) for name in faces.names])
+    counts = np.bincount(belongs, minlength=len(parts))
+    chosen = np.zeros(len(faces.names), dtype=bool)
+    for number, share in enumerate(shares(counts.tolist(), wanted)):
+        rng = generator(SPLIT_SEED, "hold out", parts[number])
+        chosen[rng.permutation(np.flatnonzero(belongs == number))[:share]] = True
+    return faces.only(np.flatnonzero(~chosen)), faces.only(np.flatnonzero(chosen))
+
+
+def _excluded(recipe: Recipe) -> set[str]:
+    """The identities that `data.exclude` names, as the training source calls them."""
+    wanted = recipe.data.exclude
+    by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
+    return {
+        prefix + name
+        for prefix, paths in by_prefix.items()
+        for path in paths
+        for name in named_identities(below_root(recipe, path))
+    }
+
+
+def deal_seed(recipe: Recipe) -> int:
+    own = recipe.data.partition.seed
+    return recipe.seed if own is None else own
