@@ -26,6 +26,7 @@ from coalface import (
     pairlists,
     personal,
     planning,
+    splits,
     world,
 )
 from coalface.checking import nearest
