@@ -1,0 +1,106 @@
+"""MegaFace's lists and insightface's noise lists, written by hand; and what is wrong with a list, told."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coalface.data import megaface
+
+PROBES = {
+    "path": ["Alec Baldwin/Alec Baldwin_2121.png", "Adam_McKay/Adam_McKay_468.jpg", "Alec Baldwin/Alec Baldwin_7.png"],
+    "id": ["Alec Baldwin", "Adam McKay", "Alec Baldwin"],
+}
+
+
+def written(tmp_path, text, name="list"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_the_list_of_probes(tmp_path):
+    probes = megaface.read_probes(written(tmp_path, json.dumps(PROBES)))
+    assert probes.files == tuple(PROBES["path"])
+    assert probes.names == ("Adam McKay", "Alec Baldwin") and probes.identity.tolist() == [1, 0, 1]
+    # FG-NET's identities are numbers.
+    found = megaface.read_probes(written(tmp_path, json.dumps({"path": ["a", "b"], "id": [10, 9]})))
+    assert found.names == ("10", "9") and found.identity.tolist() == [0, 1]
+
+
+def test_lists_of_distractors_by_size(tmp_path):
+    for size in (1000, 10, 100):
+        for number in (1, 2):
+            paths = [f"{size}/{number}@N00/{n}.jpg" for n in range(3)]
+            written(tmp_path, json.dumps({"path": paths}), f"megaface_features_list.json_{size}_{number}")
+    written(tmp_path, "{}", "megaface_features_list.json_10_1.bak")
+    found = megaface.distractor_lists(tmp_path, 2)
+    assert list(found) == [10, 100, 1000]
+    assert megaface.read_distractors(found[100]) == tuple(f"100/2@N00/{n}.jpg" for n in range(3))
+    for folder, number in ((tmp_path, 3), (tmp_path / "none", 1)):
+        with pytest.raises(FileNotFoundError, match=f"json_SIZE_{number}: give"):
+            megaface.distractor_lists(folder, number)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is no JSON"),
+        (b"\xff\xfe{", "is no JSON"),
+        ("[" * 200_000, "is no JSON"),
+        ("[]", "has no list 'path'"),
+        ('{"path": []}', "has no list 'path'"),
+        ('{"path": "a"}', "has no list 'path'"),
+        ('{"path": ["a"]}', "has no list 'id'"),
+        ('{"path": ["a", "b"], "id": ["x"]}', "has 2 paths and 1 id: fetch"),
+        ('{"path": ["a", 2.5], "id": ["x", "y"]}', "entry 2 of 'path' is '2.5'"),
+        ('{"path": ["a", ""], "id": ["x", "y"]}', "entry 2 of 'path' is ''"),
+        ('{"path": ["a", "b"], "id": ["x", true]}', "entry 2 of 'id' is 'True'"),
+        ('{"path": ["a", "b", "a"], "id": ["x", "y", "x"]}', "entry 3, a, stands further up as well"),
+    ],
+)
+def test_what_is_no_list(tmp_path, text, says):
+    with pytest.raises(ValueError, match=says):
+        megaface.read_probes(written(tmp_path, text))
+    with pytest.raises(FileNotFoundError, match="is missing: fetch"):
+        megaface.read_distractors(tmp_path / "none")
+
+
+def test_noises_among_probes(tmp_path):
+    noises = megaface.read_facescrub_noises(
+        written(tmp_path, "#Please follow the rules\nAdam_McKay_468.png\n\nAlec_Baldwin_2121.png\nRobert_Jr._1.png\n")
+    )
+    assert noises.among(["x/Robert Jr._1.png", "Robert_Jr._1.jpg", "Robert_Jr._12.png", "Robert_Jr."]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    probes = megaface.read_probes(written(tmp_path, json.dumps(PROBES), "probes"))
+    clean, places = probes.without(noises)
+    assert clean.files == ("Alec Baldwin/Alec Baldwin_7.png",) and places.tolist() == [2]
+    assert clean.identity.tolist() == [1] and clean.names == probes.names
+
+
+def test_noises_among_distractors(tmp_path):
+    noises = megaface.read_megaface_noises(
+        written(tmp_path, "# x\n375/37531198@N00/41_0.jpg\n7\t925/92596048@N00/39_2.jpg\n375/37531198@N00/41_0.jpg\n")
+    )
+    assert len(noises.names) == 2
+    files = ["375/37531198@N00/41_0.jpg", "37531198@N00/41_0.jpg", "a/925/92596048@N00/39_2.jpg", "925/9@N00/39_2.jpg"]
+    assert noises.among(files).tolist() == [True, False, True, False]
+    assert noises.among([]).dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "says"),
+    [
+        (megaface.read_facescrub_noises, "#\nAdam McKay/Adam_McKay_468.png\n", "line 2: .* is not an image, such as"),
+        (megaface.read_facescrub_noises, "Adam_McKay\n", "line 1: 'Adam_McKay' is not"),
+        (megaface.read_megaface_noises, "a/b/c.jpg\na/b.jpg\n", "line 2: 'a/b.jpg' is not an image and the two"),
+        (megaface.read_megaface_noises, "", "is empty"),
+    ],
+)
+def test_a_line_that_is_no_image(tmp_path, reader, text, says):
+    with pytest.raises(ValueError, match=says):
+        reader(written(tmp_path, text))
