@@ -8,15 +8,24 @@ from typing import Any
 import numpy as np
 
 from coalface import pairlists, splits
-from coalface.clustered import mean
+from coalface.besides import (
+    aligned,
+    by_seed,
+    clusters,
+    cosines,
+    domain_gaps,
+    enrolled,
+    flat,
+    mean_and_spread,
+    personalised,
+)
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
-from coalface.enrolled import by_kind
 from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.paired import PairedDifference, Resampled, compare, same_pairs
 from coalface.gridding import Cell
 from coalface.methods import METHODS
-from coalface.report.runs import clean, figure_name, gaps, size, start_name
+from coalface.report.runs import clean, figure_name, size, start_name
 
 MANY = 16
 """Parties up to which a table has the final training loss of each."""
@@ -43,7 +52,7 @@ def table(
         group += [done[digest]] if (digest := cell.recipe.digest()) in done else []
         seeds[cell.setting] = seeds.get(cell.setting, 0) + 1
     there = {label: group for label, group in groups.items() if group}
-    names = list(dict.fromkeys(n for g in there.values() for n in _flat(g[0]["figures"]) if not n.endswith("_se")))
+    names = list(dict.fromkeys(n for g in there.values() for n in flat(g[0]["figures"]) if not n.endswith("_se")))
     halves = dict.fromkeys(cell.chosen["half_split"] for cell in cells if "half_split" in cell.chosen)
     rows = [["setting", "runs" if halves else "seeds", *map(figure_name, names), "down", "up", "seconds"]]
     starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
@@ -59,10 +68,13 @@ def table(
             mine = [cell for cell in group if cell["cell"].get("half_split") == half]
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves)), *_said_of_bounds(cells)]
-    lines += _gaps(cells, there)
-    lines += _clusters(there)
-    lines += _enrolled(there)
-    lines += _cosines(there)
+    lines += domain_gaps(cells, there)
+    lines += clusters(there)
+    lines += enrolled(there)
+    lines += personalised(
+        there, _bases(list(there), next(iter(baselines), None) if set(baselines) <= {*there} else None)
+    )
+    lines += cosines(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
@@ -107,111 +119,13 @@ def _said_of_bounds(cells: Sequence[Cell]) -> list[str]:
     return [f"Pooled at one party, and no federation: {'; '.join(pooled)}."] if pooled else []
 
 
-def _by_seed(cells: Sequence[Mapping[str, Any]], values: Sequence[float | None]) -> list[float]:
-    """The mean of each seed's runs, which differ in the half of the folds alone."""
-    found: dict[int, list[float]] = {}
-    for cell, value in zip(cells, values, strict=True):
-        if value is not None:
-            found.setdefault(cell["seed"], []).append(value)
-    return [float(np.mean(each)) for each in found.values()]
-
-
-def _flat(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {f"{on}/{name}": value for on, each in figures.items() for name, value in each.items()}
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """A Markdown table whose columns stand beneath each other as text too, the first `left` to the left.
-
-    >>> aligned([["method", "%"], ["solo", "81.20"]], left=1)
-    ['| method |     % |', '|--------|------:|', '| solo   | 81.20 |']
-    """
-    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*safe, strict=True)]
-    lines = []
-    for row in safe:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    rule = ["-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)]
-    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
-
-
 def _row(label: str, group: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> list[str]:
-    flat = [_flat(cell[key]) for cell in group]
-    shown = [_mean_and_spread(_by_seed(group, [f.get(name) for f in flat])) for name in names]
+    mine = [flat(cell[key]) for cell in group]
+    shown = [mean_and_spread(by_seed(group, [f.get(name) for f in mine])) for name in names]
     ran = key == "figures"
     shown += [size(float(np.mean([c["bytes"][way] for c in group]))) if ran else "" for way in ("down", "up")]
     shown.append(f"{np.mean([c['seconds']['total'] for c in group]):.0f}" if ran else "")
     return [label, str(len(group)), *shown]
-
-
-def _enrolled(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What test images say of runs' own clients: a row for every setting and what it verifies by."""
-    found = {label: [by_kind(cell.get("enrolled", {})) for cell in group] for label, group in groups.items()}
-    names = list(dict.fromkeys(n for group in found.values() for each in group for f in each.values() for n in f))
-    if not names:
-        return []
-    rows = [["setting", "by", *(figure_name(name) for name in sorted(names, key=_place))]]
-    for label, group in groups.items():
-        for kind in dict.fromkeys(kind for each in found[label] for kind in each):
-            flat = [each.get(kind, {}) for each in found[label]]
-            values = [_by_seed(group, [f.get(name) for f in flat]) for name in sorted(names, key=_place)]
-            rows.append([label, kind, *map(_mean_and_spread, values)])
-    said = "Clients verified by their own test images, in percent: mean over seeds ± standard deviation over seeds."
-    return ["", said, "", *aligned(rows, left=2)]
-
-
-def _gaps(cells: Sequence[Cell], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Of two domains, how far the target's figures lie below the source's: a row for every setting."""
-    lists = next((cell.recipe.judge.lists for cell in cells if cell.setting in groups), {})
-    domains = {name: wanted.domain for name, wanted in lists.items() if wanted.domain is not None}
-    found = {label: [gaps(_flat(cell["figures"]), domains) for cell in group] for label, group in groups.items()}
-    names = list(dict.fromkeys(name for each in found.values() for one in each for name in one))
-    if not names:
-        return []
-    start = [gaps(_flat(cell["untrained"]), domains) for cell in next(iter(groups.values()))]
-    rows = [["setting", *map(figure_name, names)]]
-    for label, each in {"(before any round)": start, **found}.items():
-        rows.append([label, *(_mean_and_spread([one[name] for one in each if name in one]) for name in names)])
-    return ["", "Gap between the domains, source less target, in percent points:", "", *aligned(rows, left=1)]
-
-
-def _clusters(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """How well the parties' clusters fit who is in their images: a row for every setting that has some."""
-    found = {label: [mean(cell.get("clusters", {})) for cell in group] for label, group in groups.items()}
-    names = list(dict.fromkeys(name for group in found.values() for each in group for name in each))
-    if not names:
-        return []
-    rows = [["setting", *(name.replace("_", " ") for name in names)]]
-    for label, group in groups.items():
-        if any(found[label]):
-            values = [_by_seed(group, [each.get(name) for each in found[label]]) for name in names]
-            rows.append([label, *map(_mean_and_spread, values)])
-    said = "Clusters of the parties' own images against who is in them: mean over parties, then over seeds, in percent;"
-    return ["", said, "clusters, identities and images are counts.", "", *aligned(rows, left=1)]
-
-
-def _cosines(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """How close the class embeddings that servers know came to each other, where cells say it."""
-    found = {label: [cell.get("class_embeddings", {}).get("mean") for cell in group] for label, group in groups.items()}
-    rows = [["setting", "cosine"]]
-    for label, group in groups.items():
-        if values := _by_seed(group, found[label]):
-            rows.append([label, _mean_and_spread(values)])
-    if len(rows) == 1:
-        return []
-    said = "Mean cosine of all pairs of class embeddings: mean over seeds ± standard deviation over seeds."
-    return ["", said, "", *aligned(rows, left=1)]
-
-
-def _place(name: str) -> int:
-    """The figures of clients' own thresholds come last."""
-    return name.startswith("accepted")
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread}" if values else ""
 
 
 def _losses(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -223,7 +137,7 @@ def _losses(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     rows = [["setting", *parties]]
     for label, group in groups.items():
         each = [[cell["losses"][party] for cell in group if party in cell.get("losses", ())] for party in parties]
-        rows.append([label, *map(_mean_and_spread, each)])
+        rows.append([label, *map(mean_and_spread, each)])
     said = "Final training loss of each party, smoothed over steps by 0.99: mean over runs ± standard deviation."
     return ["", said, "", *aligned(rows, left=1)]
 

@@ -11,11 +11,11 @@ import tinyruns
 from tinyruns import Silent
 
 from coalface import gridding, splits, sweeping, tabulating
+from coalface.besides import aligned
 from coalface.config import RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.gridding import grid
 from coalface.sweeping import read_cells, sweep
-from coalface.tabulating import aligned
 
 
 @pytest.fixture(scope="module")
