@@ -20,10 +20,12 @@ from coalface.engines.local import World
 from coalface.engines.server import Server
 from coalface.evaluate.personalised import Personalised as Judged
 from coalface.evaluate.personalised import gallery_of, judge_client, over_clients
+from coalface.report.runs import SERVED_BY
 from coalface.sections import Personalised
 
-SHARED, OWN, BRANCH = KINDS = ("shared", "own", "branch")
-"""Everybody's model Θ_g; a client's own backbone Θ_l; its features mapped by its branch, Π(Θ_l)."""
+START, SHARED, OWN, BRANCH = SERVED_BY
+"""The model before the run; everybody's Θ_g; a client's own backbone Θ_l; its features by its branch too, Π(Θ_l)."""
+KINDS = (SHARED, OWN, BRANCH)
 
 
 def judge(
@@ -65,7 +67,7 @@ def judge(
         )
 
     there = [name for n, name in enumerate(names) if (client == n).any()]
-    for kind, model in (("start", start), (SHARED, models.shared)):
+    for kind, model in ((START, start), (SHARED, models.shared)):
         if model is not None:
             embedded.load(here, model)
             probes = embedded.embeddings(here, test)
@@ -98,4 +100,4 @@ def _told(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
 
 def by_kind(personalised: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Kind of model -> figure -> percent, the mean over clients, of what `judge` gave."""
-    return {kind: personalised[kind] for kind in ("start", *KINDS) if kind in personalised}
+    return {kind: personalised[kind] for kind in SERVED_BY if kind in personalised}

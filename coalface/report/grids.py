@@ -9,6 +9,7 @@ from typing import Any
 
 from coalface.report.runs import (
     LOWER_IS_BETTER,
+    SERVED_BY,
     Run,
     duration,
     figure_name,
@@ -113,6 +114,15 @@ def enrolled(runs: Sequence[Run]) -> Grid:
         [label if len(runs) > 1 else "", kind, *(figure_text(e, name) for name in names)] for label, kind, e in found
     ]
     header = ("run", "verified by", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+
+
+def personalised(runs: Sequence[Run]) -> Grid:
+    """How each run serves its clients' own people: a row for the model that does it."""
+    found = [(run.label, SERVED_BY[kind], each) for run in runs for kind, each in run.personalised.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    rows = [[label if len(runs) > 1 else "", by, *(figure_text(e, name) for name in names)] for label, by, e in found]
+    header = ("run", "served by", *map(figure_name, names))
     return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
 
 

@@ -70,6 +70,8 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
         enrolled_of=_enrolled_of(runs),
+        personalised=grids.personalised(runs),
+        personalised_of=_personalised_of(runs),
         comparison=comparison,
         compared=grids.compared(comparison) if comparison else None,
         overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
@@ -119,6 +121,25 @@ def _enrolled_of(runs: Sequence[Run]) -> str:
         line = f"{count:,} clients, {genuine:,} genuine and {impostor:,} impostor trials"
         line += f"; {absent:,} never enrolled and verify nobody by themselves" if absent else ""
         said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
+    return " ".join(said)
+
+
+def _personalised_of(runs: Sequence[Run]) -> str:
+    """How many clients were judged, and on how many pairs and probes each."""
+    said = []
+    for run in runs:
+        found = mapping(run.summary.get("personalised"))
+        pairs, probes, count = (
+            mapping(found.get("pairs")),
+            mapping(found.get("probes")),
+            len(mapping(found.get("clients"))),
+        )
+        kinds = [whole_number(of.get(what)) for of, what in ((pairs, "genuine"), (pairs, "impostors"))]
+        kinds += [whole_number(probes.get(what)) for what in ("mated", "non-mated")]
+        if count and all(kind is not None for kind in kinds):
+            line = f"{count:,} clients; the first has {kinds[0]:,} genuine and {kinds[1]:,} impostor pairs, "
+            line += f"{kinds[2]:,} mated and {kinds[3]:,} non-mated probes"
+            said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
     return " ".join(said)
 
 

@@ -19,6 +19,15 @@ ENROLLED_BY = ("features", "codewords")
 """What clients are verified by, as the summary names it below `enrolled`."""
 
 
+SERVED_BY = {
+    "start": "the model before the run",
+    "shared": "everybody's model",
+    "own": "its own backbone",
+    "branch": "its own backbone and branch",
+}
+"""By which model a client's own people are judged, as the summary names it below `personalised`, and in words."""
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run folder holds, as read; what is missing is empty."""
@@ -69,6 +78,16 @@ class Run:
         kinds = mapping(self.summary.get("enrolled"))
         found = {kind: flat_figures({"": kinds[kind]}) for kind in ENROLLED_BY if mapping(kinds.get(kind))}
         return {kind: {name.removeprefix("/"): value for name, value in each.items()} for kind, each in found.items()}
+
+    @property
+    def personalised(self) -> dict[str, dict[str, float]]:
+        """By which model clients are served -> figure -> percent, the mean over clients."""
+        found = mapping(self.summary.get("personalised"))
+        return {
+            kind: {str(n): v for n, v in mapping(found[kind]).items() if number(v) is not None}
+            for kind in SERVED_BY
+            if mapping(found.get(kind))
+        }
 
     @property
     def start(self) -> str:
@@ -160,6 +179,8 @@ def figure_name(key: str) -> str:
     judge, _, figure = key.rpartition("/")
     if figure.startswith("tar@far="):
         figure = f"TAR at FAR {figure.removeprefix('tar@far=')}"
+    elif figure.startswith("tpir@fpir="):
+        figure = f"TPIR at FPIR {figure.removeprefix('tpir@fpir=')}"
     elif figure in LOWER_IS_BETTER:
         figure = figure.upper()
     return f"{judge} {figure}".strip()
