@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from coalface.data import ijb
 from coalface.evaluate import identification, templates, verification
 
 OPTIONS = [(norm, flip, scored) for norm in (True, False) for flip in (None, False, True) for scored in (True, False)]
@@ -345,3 +346,80 @@ def test_searches_are_checked():
     ]:
         with pytest.raises(ValueError, match=says):
             templates.search(*arguments)
+
+
+# From the lists to the figures
+
+
+def folder_of_lists(folder, rng):
+    """A made-up IJB-C of 24 templates of 10 subjects, 5 in each gallery; returns what a naive reader needs."""
+    subject = {1: 0, **{t: int(rng.integers(10)) for t in range(2, 25)}}
+    gallery = {100 + s: s for s in range(10)}
+    images = [(t, int(rng.integers(3))) for t in [*subject, *gallery] for _ in range(int(rng.integers(1, 6)))]
+    rng.shuffle(images)
+    scores = rng.uniform(0.5, 1, len(images)).round(3)
+    points = " ".join(["1"] * 10)
+    pairs = [(100 + int(rng.integers(10)), int(rng.integers(1, 25))) for _ in range(300)]
+    pairs = [(a, b, int(gallery[a] == subject[b])) for a, b in pairs]
+    header = "TEMPLATE_ID,SUBJECT_ID,FILENAME"
+    for name, lines in {
+        "face_tid_mid.txt": [f"{n}.jpg {t} {m}" for n, (t, m) in enumerate(images)],
+        "name_5pts_score.txt": [f"{n}.jpg {points} {score}" for n, score in enumerate(scores)],
+        "template_pair_label.txt": [f"{a} {b} {same}" for a, b, same in pairs],
+        "1N_gallery_G1.csv": [header, *(f"{t},{s},x.jpg" for t, s in gallery.items() if s < 5)],
+        "1N_gallery_G2.csv": [header, *(f"{t},{s},x.jpg" for t, s in gallery.items() if s >= 5)],
+        "1N_probe_mixed.csv": [header, *(f"{t},{s},x.jpg" for t, s in subject.items())],
+    }.items():
+        (folder / f"ijbc_{name}").write_text("\n".join(lines) + "\n")
+    return subject, gallery, images, scores, pairs
+
+
+@pytest.mark.parametrize(("norm", "flip", "scored"), OPTIONS)
+def test_from_the_lists_of_ijbc_to_its_figures(tmp_path, norm, flip, scored):
+    rng = np.random.default_rng(4)
+    subject, gallery, images, scores, pairs = folder_of_lists(tmp_path, rng)
+    who = np.array([(subject | gallery)[t] for t, _ in images])
+    features = (rng.normal(size=(10, 12))[who] + 1.5 * rng.normal(size=(len(images), 12))).astype(np.float32)
+
+    lists = ijb.read_ijb(tmp_path)
+    pooled = templates.template_features(
+        features,
+        lists.images.template,
+        lists.images.media,
+        norm=norm,
+        flip=flip,
+        detector=lists.faces.score if scored else None,
+    )
+    left, right = (ijb.rows_of(side, pooled.template) for side in (lists.pairs.left, lists.pairs.right))
+    tars = templates.verify_pairs(pooled.features, left, right, lists.pairs.same, (0.01, 0.1))
+    probes = pooled.features[ijb.rows_of(lists.probes.template, pooled.template)]
+    searches = [
+        templates.search(
+            probes, pooled.features[ijb.rows_of(one.template, pooled.template)], lists.probes.subject, one.subject
+        )
+        for one in lists.galleries.values()
+    ]
+
+    of, media = np.array(images).T
+    vectors = naive_pool(features, of, media, norm, flip, scores.astype(np.float32) if scored else None)
+
+    def score(a, b):
+        return sum(float(x) * float(y) for x, y in zip(vectors[a], vectors[b], strict=True))
+
+    for tar, far in zip(tars, (0.01, 0.1), strict=True):
+        genuine = [score(a, b) for a, b, same in pairs if same]
+        impostor = sorted((score(a, b) for a, b, same in pairs if not same), reverse=True)
+        limit = impostor[math.floor(far * len(impostor))]  # the best that must be rejected, with all that tie with it
+        assert tar.tar == pytest.approx(sum(s > limit + 1e-6 for s in genuine) / len(genuine))
+        assert tar.false_accepts == sum(s > limit + 1e-6 for s in impostor)
+    expected = []
+    for half in ({t: s for t, s in gallery.items() if s < 5}, {t: s for t, s in gallery.items() if s >= 5}):
+        found = {p: sorted(((score(p, t), s) for t, s in half.items()), reverse=True) for p in subject}
+        others = sorted((found[p][0][0] for p, s in subject.items() if s not in half.values()), reverse=True)
+        mated = [p for p, s in subject.items() if s in half.values()]
+        first = [p for p in mated if found[p][0][1] == subject[p]]
+        limit = others[math.floor(0.1 * len(others))]
+        expected.append((len(first) / len(mated), sum(found[p][0][0] > limit for p in first) / len(mated)))
+    for result, (rank, tpir) in zip(searches, expected, strict=True):
+        assert (result.identification.rate(), result.tpirs[1].tpir) == pytest.approx((rank, tpir))
+    assert templates.mean_figures(searches)["rank-1"] == pytest.approx(50 * (expected[0][0] + expected[1][0]))
