@@ -217,6 +217,32 @@ def test_a_mated_probe_that_is_not_first_counts_in_legacy_alone():
     assert p.judge_client(*said, fpirs=(1,), one_to_many="legacy").tpirs[0].tpir == 1
 
 
+def test_where_all_may_be_accepted_the_threshold_is_the_lowest_score_of_a_mate():
+    said = (by_angle(30, 10, 20), np.array([5, 7, 8]), np.array([0, 1, 1]), 0, by_angle(0), np.array([5]))
+    for mode in ("standard", "legacy"):
+        one = p.judge_client(*said, fpirs=(1,), one_to_many=mode).tpirs[0]
+        assert one.tpir == 1 and one.false_positives == 2
+        assert one.threshold == one_score(by_angle(30)[0], by_angle(0)[0])
+
+
+def test_the_best_of_templates_that_differ_in_the_last_digits():
+    # Their products with a probe differ by more than their scores: the largest product is seldom of the best.
+    rng = np.random.default_rng(0)
+    templates = unit(unit(rng.normal(size=(1, 512))) * (1 + 3e-7 * rng.normal(size=(150, 512))))
+    features = unit(templates[:40] + 0.05 * rng.normal(size=(40, 512)))
+    identities, clients = np.arange(40), np.arange(40) // 20
+    names = np.where(np.arange(150) < 20, np.arange(150), np.arange(150) + 100)
+    scores = np.array([[one_score(x, t) for t in templates] for x in features])
+    best = np.where(identities[:, None] == names, -2, scores).max(axis=1)
+    fpirs = np.arange(1, 20) / 20
+    both = np.concatenate([scores[range(20), range(20)], best[20:]])
+    expected = tar_at_far(both, np.arange(40) < 20, fpirs)
+    for block in (1, 16, 2048):
+        found = p.judge_client(features, identities, clients, 0, templates, names, fpirs=fpirs, block=block).tpirs
+        assert [one.threshold for one in found] == [one.threshold for one in expected]
+        assert [one.false_positives for one in found] == [one.false_accepts for one in expected]
+
+
 def test_ties_go_against_the_probe():
     # A model that gives all images one embedding recognises nobody, though all could be accepted.
     features, gallery = by_angle(*[30] * 9), by_angle(30, 30)
@@ -311,6 +337,7 @@ def test_the_papers_counts():
     assert len(dataclasses.replace(paper, within=own)) == 624_000_000 + 7_920_000
     templates = streaming.Pairs(nothing[:100], np.arange(100), nothing, identities, np.arange(160_000))
     assert len(templates) == 15_996_000
+    assert p._allowed_by_legacy(0.07, 100) == 6  # 0.07 · 100 is 7, though 7.000000000000001 in float64
     assert p._allowed_by_legacy(1e-5, 160_000) == 1 and p._allowed_by_legacy(1e-4, 160_000) == 15
 
 
@@ -380,6 +407,15 @@ def test_each_way_is_taken(monkeypatch):
         patch.setattr(streaming, "TOP", 20)
         with pytest.raises(AssertionError):
             streaming.order_statistics(pairs, [1, 50])
+    # More scores than may be held are counted instead.
+    with monkeypatch.context() as patch:
+        patch.setattr(streaming, "TOP", 0)
+        patch.setattr(streaming, "_Bins", refuse)
+        streaming.order_statistics(pairs, [50])
+        patch.setattr(streaming, "KEEP", 6)
+        patch.setattr(streaming, "BINS", 2)
+        with pytest.raises(AssertionError):
+            streaming.order_statistics(pairs, [50])
     # What waits is dropped as the bound rises: it is neither kept nor given up.
     pairs, ordered = some_pairs(0, "plain")
     monkeypatch.setattr(streaming, "ROOM", 10)
