@@ -220,6 +220,38 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
+    party: Annotated[str, typer.Option(help="The client, for example silo-00.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("own-model"),
+) -> None:
+    """Write a client's own model by itself: backbone, branch, the gallery of its people, and thresholds."""
+    from coalface import export as exporting
+
+    typer.echo(f"wrote {exporting.export(run_folder, party, out)}; it is the client's own: keep it there")
+
+
+@app.command()
+def identify(
+    model: Annotated[Path, typer.Argument(help="A folder that `coalface export` has made.")],
+    images: Annotated[Path, typer.Argument(help="Identity folders of images, or a pack.")],
+    fpir: Annotated[float, typer.Option(help="The share of strangers that may be taken for somebody.")] = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Tell who of a client's people is in images, or that it is a stranger."""
+    import dataclasses
+    import json
+
+    from coalface import export as exporting
+
+    found = [dataclasses.asdict(one) for one in exporting.identify(model, images, fpir)]
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    _table([{**one, "cosine": f"{one['cosine']:.3f}", "accepted": "yes" if one["accepted"] else "no"} for one in found])
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are to the first.")],
     page: Annotated[Path | None, typer.Option(help="Also write a report page of them all.")] = None,

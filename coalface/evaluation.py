@@ -18,7 +18,7 @@ from coalface.data.stores import open_store
 from coalface.data.words import several
 from coalface.evaluate.features import embed, images_needed
 from coalface.evaluate.verification import judge, roc, score_pairs, two_list_accuracy
-from coalface.models import Backbone, build
+from coalface.models import Backbone, branched, build
 
 FARS = (0.1, 0.01, 0.001)
 
@@ -43,9 +43,10 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
         embedding_size=about["embedding_size"],
         generator=generator(0, "replaced by the weights"),
     )
-    backbone = Backbone(module)
-    backbone.load(load_file(path))
-    return backbone, about
+    backbone, tensors = Backbone(module), load_file(path)
+    branch = {name: tensors.pop(name) for name in branched.NAMES if name in tensors}
+    backbone.load(tensors)
+    return Backbone(branched.Branched(module, branch)) if branch else backbone, about
 
 
 def read_faces(place: Path, about: dict[str, Any]) -> FaceSet:

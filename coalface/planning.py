@@ -60,6 +60,8 @@ class Plan:
     stages: tuple[PlannedStage, ...]
     leaves_shared: bool
     """Whether a run leaves a global model, and not only one at each party."""
+    personal: str | None = None
+    """The step that makes a party's own model for its own people."""
 
     @property
     def parties(self) -> dict[str, int]:
@@ -103,7 +105,8 @@ def plan(
     sent = tuple(fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
-    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None)
+    personal = method.find(models.personal)[0] if models.personal is not None else None
+    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, personal)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:

@@ -1,0 +1,135 @@
+"""A client's own model by itself: what is written, that it is the client's, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from test_cli import said
+from tinyruns import Silent, tiny
+from torch.nn import functional as F
+
+from coalface import config, experiment, world
+from coalface.config import Recipe, RecipeError
+from coalface.data.augment import to_tensor
+from coalface.data.faces import FaceSet
+from coalface.engines.commits import Commit
+from coalface.evaluation import read_model
+from coalface.export import export, identify
+from coalface.methods.fedfr_joint import Own
+from coalface.wire import unpack
+
+
+def recipe(**changes: Any) -> Recipe:
+    """Two silos of two people of eight, four of whom are public."""
+    tree = {"method": "fedfr-joint", "data": {"private": {"identities": 4}, "partition": {"parties": 2}}}
+    return config.parse(config.merged(config.merged(tiny().model_dump(mode="json"), tree), changes))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    return experiment.run(recipe(), tmp_path_factory.mktemp("export") / "run", Silent(), report=False)
+
+
+def own_state(run: Path, party: str) -> Own:
+    (commit,) = (run / "parties" / party).glob("*.commit")
+    stored = Commit.open(commit).read("Own")
+    assert stored is not None
+    return unpack(stored, Own)
+
+
+def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.ndarray[Any, Any]:
+    """Unit features by the tensors of a model, made by hand."""
+    backbone = world.backbone(config.load(run / "config.yaml"))
+    backbone.load({name: model[name] for name in backbone.shared()})
+    with torch.no_grad():
+        embedded = backbone.module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
+        return F.normalize(F.linear(embedded, model["branch.weight"], model["branch.bias"])).numpy()
+
+
+def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(ran: Path, tmp_path: Path) -> None:
+    place = export(ran, "silo-01", tmp_path / "own")
+    own, written = own_state(ran, "silo-01"), load_file(place / "backbone.safetensors")
+    assert torch.equal(written["branch.weight"], own.branch["turn"]) and not torch.equal(
+        own.branch["turn"], torch.eye(len(own.branch["turn"]))
+    )
+    assert all(torch.equal(written[name], tensor) for name, tensor in own.model.items())
+    assert not set(map(str, written)) & {"own", "bias", "classes"}
+    faces = world.build_world(recipe().resolved()).data["silo-01"]
+    found = features(ran, written, faces)
+    about = json.loads((place / "model.json").read_text())
+    assert about["identities"] == list(faces.names) and about["party"] == "silo-01"
+    templates = load_file(place / "gallery.safetensors")["templates"].numpy()
+    for number in range(len(faces.names)):
+        mean = found[faces.labels == number].mean(axis=0)
+        np.testing.assert_allclose(templates[number], mean / np.linalg.norm(mean), atol=1e-5)
+
+
+def test_thresholds_admit_as_many_strangers_as_they_say(ran: Path, tmp_path: Path) -> None:
+    place = export(ran, "silo-00", tmp_path / "own")
+    about, public = json.loads((place / "model.json").read_text()), world.build_world(recipe().resolved()).public
+    assert public is not None and about["strangers"] == len(public) > 10
+    scores = features(ran, load_file(place / "backbone.safetensors"), public)
+    best = (scores @ load_file(place / "gallery.safetensors")["templates"].numpy().T).max(axis=1)
+    assert list(about["thresholds"]) == ["0.1"]  # too few strangers for one in a hundred
+    assert (best >= about["thresholds"]["0.1"] + 1e-6).sum() <= len(public) // 10
+    assert (best >= about["thresholds"]["0.1"] - 1e-3).sum() >= len(public) // 10
+
+
+def test_it_is_read_as_a_model_and_looks_people_up(ran: Path, tmp_path: Path) -> None:
+    place = export(ran, "silo-00", tmp_path / "own")
+    faces = world.build_world(recipe().resolved()).data["silo-00"]
+    folder = tmp_path / "images"
+    for number in range(len(faces)):
+        who = folder / faces.names[faces.labels[number]]
+        who.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(faces.take(np.array([number]))[0, :, :, 0]).save(who / f"{number}.png")
+    with torch.no_grad():
+        by_model = F.normalize(read_model(place)[0].module.eval()(to_tensor(faces.take(np.arange(len(faces))))))
+    np.testing.assert_allclose(
+        by_model.numpy(), features(ran, load_file(place / "backbone.safetensors"), faces), atol=1e-5
+    )
+    found = {Path(one.file).stem: one for one in identify(place, folder, fpir=0.1)}
+    assert len(found) == len(faces)
+    threshold = json.loads((place / "model.json").read_text())["thresholds"]["0.1"]
+    templates = load_file(place / "gallery.safetensors")["templates"].numpy()
+    for number in range(len(faces)):
+        cosines = templates @ by_model[number].numpy()
+        one = found[str(number)]
+        assert one.nearest == faces.names[int(cosines.argmax())] and abs(one.cosine - cosines.max()) < 1e-5
+        assert one.accepted == (one.cosine >= threshold)
+    assert len(json.loads(said("identify", place, folder, "--fpir", "0.1", "--json"))) == len(faces)
+    assert "nearest" in said("identify", place, folder, "--fpir", "0.1")
+    with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001; it has 0\.1"):
+        identify(place, folder, fpir=0.001)
+    with pytest.raises(ValueError, match="is no exported model of a client: `coalface export RUN --party NAME`"):
+        identify(ran, folder)
+
+
+def test_the_command_says_what_it_wrote(ran: Path, tmp_path: Path) -> None:
+    assert said("export", ran, "--party", "silo-00", "--out", tmp_path / "own").startswith(f"wrote {tmp_path / 'own'};")
+
+
+@pytest.mark.parametrize(
+    ("party", "message"), [("silo-7", "--party: 'silo-7' is not known"), ("silo-00", "is there already, and is left")]
+)
+def test_what_it_cannot_write_it_refuses(ran: Path, tmp_path: Path, party: str, message: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("kept")
+    out = tmp_path / ("full" if party == "silo-00" else "own")
+    with pytest.raises(RecipeError, match=message):
+        export(ran, party, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert (tmp_path / "full" / "mine").read_text() == "kept"
+
+
+def test_a_run_without_own_models_has_none_to_export(fedavg_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="fedavg leaves no model of a client's own; take one such as fedfr-joint"):
+        export(fedavg_run, "silo-00", tmp_path / "own")
