@@ -175,6 +175,23 @@ def test_the_highest_are_few_however_many_come():
     np.testing.assert_array_equal(top.values[:50], np.sort(np.concatenate(all_values))[::-1][:50])
 
 
+@pytest.mark.parametrize("crowd", [0, 8, 10**9])
+def test_the_nearest_is_found_whatever_the_products_err(monkeypatch, crowd):
+    # Products that are as far from T as they may be, among distractors that are hardly further from each other.
+    monkeypatch.setattr(megaface, "CROWDED", crowd)
+    rng = np.random.default_rng(0)
+    probes = coarse(rng, 20)
+    nearest, seen = megaface._Nearest(probes, 1e-3), []
+    for _ in range(30):
+        distractors = unit(probes[rng.integers(20, size=10)] + 0.01 * rng.normal(size=(10, 8)))
+        exact = probes.astype(np.float64) @ distractors.astype(np.float64).T
+        products = (exact + rng.choice([-0.99e-3, 0.99e-3], size=exact.shape)).astype(np.float32)
+        for at in (slice(0, 12), slice(12, 20)):
+            nearest.meet(at, products[at], products[at].max(axis=1), distractors)
+        seen.append(exact)
+        np.testing.assert_allclose(nearest.score, np.concatenate(seen, axis=1).max(axis=1), atol=1e-13)
+
+
 def test_what_does_not_fit():
     probes, identities, distractors = drawn(spread, 0)
     bad = distractors.copy()
