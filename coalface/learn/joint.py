@@ -73,8 +73,10 @@ class JointLoss:
             if isinstance(self.branch, SphereFace2):
                 total = total + self.weight * self.branch(turned, own, mine, **bias)
             elif (inside := mine >= 0).any():
-                share = inside.sum() / len(mine)  # so that the mean is over the batch here too
+                share = int(inside.sum()) / len(mine)  # so that the mean is over the batch here too
                 total = total + self.weight * share * self.branch(turned[inside], own, mine[inside], **bias)
+            else:  # public images alone: the branch has a gradient all the same, of zeros
+                total = total + 0 * (turned.sum() + own.sum())
         return total
 
 
@@ -97,7 +99,7 @@ class Distilled:
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor, *, anchor: Tensor) -> Tensor:
         """A scalar; `anchor` (n, d) are the other model's embeddings of the same images."""
         factor = self.classes.scale / self.temperature
-        wanted = F.log_softmax(factor * self.classes.cosines(anchor, self.head), dim=1)
+        wanted = F.log_softmax(factor * self.classes.cosines(anchor, self.head.to(anchor.device)), dim=1)
         found = F.log_softmax(factor * self.classes.cosines(embeddings, weights), dim=1)
         apart = F.kl_div(found, wanted, reduction="batchmean", log_target=True)
         alone = self.classes(embeddings, weights, labels)
@@ -119,6 +121,7 @@ def frozen(party: Party, models: dict[str, Tensors]) -> Beside:
     Each in evaluation mode; `models` have all its parameters and float buffers.
     """
     module = party.backbone.module
+    models = {name: {n: t.to(party.device) for n, t in tensors.items()} for name, tensors in models.items()}
 
     def answers(images: Tensor) -> Tensors:
         training = module.training
@@ -141,11 +144,17 @@ def _with(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
 
 
 def untrained(party: Party, rng: np.random.Generator) -> Tensors:
-    """A network like the party's with fresh weights, each layer's own way of drawing them."""
-    module = copy.deepcopy(party.backbone.module)
+    """A network like the party's with fresh weights, each layer's own way of drawing them; the same on every device.
+
+    Weights of no layer, such as the positions of a transformer, are drawn from N(0, 0.02²).
+    """
+    module = copy.deepcopy(party.backbone.module).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**62)))
         for layer in module.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
+            else:
+                for bare in layer.parameters(recurse=False):
+                    nn.init.normal_(bare, std=0.02)
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items() if tensor.is_floating_point()}

@@ -158,10 +158,22 @@ class FedFRJoint(Method):
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; give a number above 0, such as 0.5")
         epochs, after = self.detail("epochs"), self.detail("decay_after")
-        if min(epochs, default=1) < 1 or len(after) not in (0, len(epochs)):
-            raise ValueError(f"epochs are 1 or more, and decay_after has as many or none; got {epochs} and {after}")
+        if min((*epochs, *after), default=1) < 1 or len(after) not in (0, len(epochs)):
+            raise ValueError(
+                f"epochs and decay_after are 1 or more, as many of the one as of the other, or decay_after is []; got "
+                f"epochs={list(epochs)} and decay_after={list(after)}"
+            )
         if epochs and self.local.iterations is not None:
-            raise ValueError("local.iterations takes the place of epochs: leave it, or `epochs` of the preset, out")
+            raise ValueError(
+                "local.iterations takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
+            )
+        if (self.local.sample_rate or 1) < 1:
+            raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; leave it out")
+        if self.loss.rows(2) != 2 or self.loss.extra(2):
+            raise ValueError(
+                f"{type(self.loss).__name__} trains more than one class embedding for each identity, which [Φ ; W] has "
+                "no place for: take a loss such as cosface"
+            )
 
     def detail(self, name: str) -> Any:
         """A setting that the preset gives where it is left out."""
@@ -262,7 +274,8 @@ class FedFRJoint(Method):
             }
         if self.branch == "binary":
             each = self.detail("bias") == "each"
-            bias = torch.zeros(len(classes)) if each else torch.tensor(self.binary.start(len(classes)))
+            start = torch.tensor(self.binary.start(len(classes)), dtype=torch.float64)
+            bias = torch.zeros(len(classes)) if each else start
             branch["bias"] = bias.to(classes)
         party.backbone.load(common.backbone)
         model, kept = common.backbone, party.backbone.kept()
@@ -306,7 +319,10 @@ class FedFRJoint(Method):
         return replace(done, loss=total / max(1, steps)), cursor
 
     def _full(self, batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
-        full = [one for one in batches if len(one) >= size] if self.detail("drop_last") else batches
+        if not self.detail("drop_last") or self.local.iterations is not None:
+            return batches
+        # An image that alone was left over has joined the batch before it, and is left out too.
+        full = [one[:size] for one in batches if len(one) >= size]
         return full or batches  # a client with fewer images than a batch trains on what it has
 
     @step(role="trainer", stays=True)

@@ -1,0 +1,333 @@
+"""FedFR with shared data: whole rounds against `jointly`, its parts and presets one by one, what leaves a client."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import pytest
+import torch
+import worlds
+from clients import heard_run, metrics
+from jointly import EXACT, WORK, followed, joint, same_as_kept
+from typer.testing import CliRunner
+from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
+
+from coalface import wire
+from coalface.cli import app
+from coalface.learn.sgd import Learner
+from coalface.learn.sphereface2 import SphereFace2
+from coalface.learn.subcenter import SubCenterArcFace
+from coalface.learn.work import LocalWork
+from coalface.methods.fedavg import FedAvg
+from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
+
+OFF: dict[str, Any] = {"public": "none", "contrastive": 0.0, "branch": "none"}
+
+
+# --- whole rounds -----------------------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "all public": {"public": "all", "branch": "softmax", "phi_update": "none", "schedule": "cosine"},
+    "no public": {"public": "none", "previous": "random", "weights": "trained"},
+    "partly asked": {"sample": 2, "rounds": 4, "previous": "random", "weights": "trained"},
+    "not through": {"through": False, "bias": "each", "branch_start": "classes", "schedule": "step"},
+    "official": {"preset": "official", "epochs": (3, 2), "decay_after": (1, 2), "rounds": 3},
+    "no contrast": {"contrastive": 0.0, "branch": "softmax", "epochs": (1, 3), "decay_after": (1, 1), "norm": True},
+}
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dict(VARIANTS[name])
+    build = replace(EXACT, norm=settings.pop("norm", False))
+    local = replace(WORK, schedule=settings.pop("schedule", "constant"))
+    ran, members, theta, phi = followed(joint(local=local, **settings), tmp_path, monkeypatch, build)
+    assert naive.furthest(theta, build().backbone.shared()) > 1e-3
+    for party, client in members.items():
+        if client.classes is None:
+            assert naive.kept(tmp_path, party, Own) is None
+            continue
+        same_as_kept(client, naive.kept(tmp_path, party, Own))
+        near = {len(client.party.public)} if name == "all public" else set(client.near)
+        assert settings.get("public") == "none" or near == set(client.near)
+    if settings.get("public") is None:  # hard negatives were some, and not the same in all rounds
+        counts = [count for client in members.values() for count in client.near]
+        assert 0 < min(counts) < 18 and len(set(counts)) > 1
+    if name == "partly asked":  # somebody sat out a round between two of hers
+        came = [[line["round"] for line in metrics(tmp_path) if party in line["losses"]] for party in members]
+        assert any(rounds and set(range(rounds[0], rounds[-1])) - set(rounds) for rounds in came), came
+
+
+# --- switches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build", [Tiny(public=3), Tiny(public=3, norm=True), Tiny(public=3, norm=True, policy="local")]
+)
+def test_without_its_parts_it_is_fedavg_bit_for_bit(build: Tiny, tmp_path: Path) -> None:
+    settings = {"rounds": 3, "local": worlds.WORK, "loss": LOSS, "sample": 2}
+    mine = run(FedFRJoint(**settings, **OFF), tmp_path / "joint", build)  # type: ignore[arg-type]
+    plain = run(FedAvg(**settings), tmp_path / "fedavg", build)  # type: ignore[arg-type]
+    assert raw(mine.state.backbone) == raw(plain.state.backbone) and mine.state.classifier.shape == (0, 8)
+    for one, other in zip(metrics(tmp_path / "joint"), metrics(tmp_path / "fedavg"), strict=True):
+        assert {**one, "bytes_down": 0, "bytes_up": 0} == {**other, "bytes_down": 0, "bytes_up": 0}
+    for party in build().data:
+        own, learner = (naive.kept(tmp_path / f, party, c) for f, c in (("joint", Own), ("fedavg", Learner)))
+        assert own.classes.equal(learner.head) and raw(own.kept) == raw(learner.kept)
+        assert vars(own.cursor) == vars(learner.cursor)
+
+
+def once(folder: Path, **changes: Any) -> tuple[Ran, dict[str, Own], float]:
+    """One round in float64: the run, what its clients keep, and its loss."""
+    name = "-".join(f"{key}={str(value)[:20]}" for key, value in changes.items()).replace("/", "") or "plain"
+    ran = run(joint(**{"rounds": 1, **changes}), folder / name, EXACT)
+    return ran, {p: naive.kept(folder / name, p, Own) for p in EXACT().data}, metrics(folder / name)[-1]["loss"]
+
+
+def apart(one: Ran, other: Ran) -> tuple[float, float]:
+    """How far two runs' Θ_g and Φ_g lie apart."""
+    return naive.furthest(one.state.backbone, other.state.backbone), naive.furthest(
+        {"Φ": one.state.classifier}, {"Φ": other.state.classifier}
+    )
+
+
+def test_the_contrastive_term_has_no_gradient_in_the_first_round(tmp_path: Path) -> None:
+    (on, _, loss), (off, _, alone) = once(tmp_path), once(tmp_path, contrastive=0.0)
+    assert max(apart(on, off)) < 1e-12 and loss - alone == pytest.approx(5 * math.log(2))
+    random, _, other = once(tmp_path, previous="random")
+    assert min(apart(random, off)) > 1e-5 and abs(other - loss) > 1e-3
+    assert min(apart(once(tmp_path, rounds=2)[0], once(tmp_path, rounds=2, contrastive=0.0)[0])) > 1e-5
+    warm, cold = (once(tmp_path, previous="random", temperature=t)[0] for t in (0.5, 0.1))
+    assert min(apart(warm, cold)) > 1e-5
+
+
+def test_a_branch_that_does_not_go_through_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
+    none, own, alone = once(tmp_path, branch="none", rounds=2)
+    for branch in ("binary", "softmax"):
+        ran, mine, loss = once(tmp_path, branch=branch, through=False, rounds=2)
+        assert max(apart(ran, none)) < 1e-14 and loss > alone + 0.1
+        for party, kept in mine.items():
+            assert naive.furthest({"W": kept.classes}, {"W": own[party].classes}) < 1e-14
+            assert naive.furthest(kept.model, own[party].model) < 1e-14
+            turn = kept.branch["turn"] - torch.eye(8, dtype=torch.float64)
+            assert turn.abs().max() > 1e-4 and kept.branch["shift"].any() and not own[party].branch
+            assert ("bias" in kept.branch) == (branch == "binary")
+        assert min(apart(once(tmp_path, branch=branch, rounds=2)[0], none)) > 1e-5
+
+
+def test_which_public_images_are_trained_on(tmp_path: Path) -> None:
+    every, _, _ = once(tmp_path, public="all")
+    # All cosines are above −1: every public image is near.
+    assert apart(once(tmp_path, threshold=-1.0)[0], every) == (0, 0)
+    near, far, none = once(tmp_path)[0], once(tmp_path, threshold=1.0)[0], once(tmp_path, public="none")[0]
+    assert min(apart(near, every)) > 1e-5 and min(apart(far, near)) > 1e-5
+    # Without a near one Φ is among the negatives all the same: balanced CosFace on the client's own images.
+    assert far.state.classifier.shape == (3, 8) and none.state.classifier.shape == (0, 8)
+    assert naive.furthest(far.state.backbone, none.state.backbone) > 1e-5
+
+
+def test_phi_stays_or_goes_on(tmp_path: Path) -> None:
+    ran, own, _ = once(tmp_path, phi_update="none")
+    plain, same, _ = once(tmp_path)
+    first = once(tmp_path, phi_update="none", rounds=2)[0].state.classifier
+    assert ran.state.classifier.equal(first) and apart(ran, plain)[0] == 0 and apart(ran, plain)[1] > 1e-5
+    assert all(own[p].classes.equal(same[p].classes) for p in own)
+
+
+def test_a_clients_weight(tmp_path: Path) -> None:
+    for weights in ("images", "trained"):
+        _, heard = heard_run(joint(rounds=1, weights=weights, contrastive=0.0), tmp_path / weights, EXACT)
+        sent = {h.request.party: wire.unpack(bytearray(h.data), Update) for h in heard}
+        assert {p: u.images for p, u in sent.items()} == (
+            {"silo-0": 12, "silo-1": 11, "silo-2": 10}
+            if weights == "images"
+            else {"silo-0": 12 + 5, "silo-1": 11 + 6, "silo-2": 10 + 6}
+        )
+
+
+def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 images in batches of 4: 4 and 5, or with `drop_last` 4 and 4; a client with 3 trains on them."""
+    from coalface.methods import fedfr_joint
+
+    seen: list[tuple[int, float, list[int]]] = []
+    plain = fedfr_joint.train
+
+    def noted(party: Any, head: Any, batches: Any, loss: Any, **rest: Any) -> Any:
+        seen.append((party.round, rest["lr"], [len(batch) for batch in batches]))
+        return plain(party, head, batches, loss, **rest)
+
+    monkeypatch.setattr(fedfr_joint, "train", noted)
+
+    def told(images: int, **changes: Any) -> list[tuple[int, float, list[int]]]:
+        seen.clear()
+        world = Tiny(parties=1, public=3)()
+        world = replace(world, data={"one": world.data["silo-0"].select(range(images))})  # type: ignore[arg-type]
+        local = LocalWork(epochs=1, batch=4, lr=0.02)
+        method = joint(**{"public": "none", "local": local, **changes})
+        run(method, tmp_path / str(len(list(tmp_path.iterdir()))), lambda: world)
+        return list(seen)
+
+    assert told(9) == [(1, 0.02, [4, 5]), (2, 0.02, [4, 5])]
+    assert told(9, drop_last=True, rounds=1) == [(1, 0.02, [4, 4])]
+    assert told(11, drop_last=True, rounds=1) == [(1, 0.02, [4, 4])]
+    assert told(12, drop_last=True, rounds=1) == [(1, 0.02, [4, 4, 4])]
+    assert told(3, drop_last=True, rounds=1) == [(1, 0.02, [3])]
+    by_steps = LocalWork(iterations=3, batch=4, lr=0.02)
+    assert told(9, drop_last=True, rounds=1, local=by_steps) == [(1, 0.02, [4, 4, 4])]
+    tenth = pytest.approx(0.002)
+    found = told(8, epochs=(3, 2), decay_after=(1, 2), rounds=3)
+    assert found == [(1, 0.02, [4, 4]), (1, tenth, [4] * 4), (2, 0.02, [4] * 4), (3, 0.02, [4] * 4)]
+    assert [(r, len(b)) for r, _, b in told(4, preset="official", rounds=5)] == [
+        (1, 8), (1, 2), (2, 6), (2, 2), (3, 4), (3, 2), (4, 3), (4, 1), (5, 3), (5, 1),
+    ]  # fmt: skip
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_presets_differ_in_all_that_the_specification_names() -> None:
+    paper, official = FedFRJoint(), FedFRJoint(preset="official")
+    expected = {
+        "phi_update": ("average", "none"),
+        "weights": ("images", "trained"),
+        "previous": ("global", "random"),
+        "branch_start": ("random", "classes"),
+        "bias": ("one", "each"),
+        "epochs": ((), (10, 8, 6, 4)),
+        "decay_after": ((), (8, 6, 4, 3)),
+        "drop_last": (False, True),
+    }
+    assert {n: (paper.detail(n), official.detail(n)) for n in expected} == expected
+    assert expected.keys() == PRESETS["paper"].keys() == PRESETS["official"].keys()
+    # What both say: the paper's own numbers.
+    loss, binary, local = paper.loss, paper.binary, paper.local
+    assert (paper.rounds, local.epochs, local.lr, local.weight_decay, local.momentum) == (30, 4, 0.001, 5e-4, 0.9)
+    assert (loss.scale, loss.margin, paper.threshold) == (30, 0.4, 0.4)  # type: ignore[attr-defined]
+    assert (paper.contrastive, paper.temperature, paper.branch_weight, paper.through) == (5, 0.5, 10, True)
+    assert (binary.scale, binary.margin, binary.power, binary.balance) == (30, 0.4, 3, 0.7)
+
+
+OTHERS: dict[str, Any] = {
+    "phi_update": "average", "weights": "images", "previous": "global", "branch_start": "random", "bias": "one",
+    "epochs": (3, 2, 2, 1), "decay_after": (1, 1, 1, 1), "drop_last": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_a_setting_beside_the_preset_wins(name: str) -> None:
+    method = FedFRJoint(preset="official", **{name: OTHERS[name]})
+    assert method.detail(name) == OTHERS[name] != FedFRJoint(preset="official").detail(name)
+    assert all(method.detail(n) == value for n, value in PRESETS["official"].items() if n != name)
+
+
+def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
+    """Seen after a step that moves nothing."""
+    still = LocalWork(epochs=1, batch=100, lr=1e-300, momentum=0.0, weight_decay=0.0)
+    for start in ("random", "classes"):
+        for bias in ("one", "each"):
+            _, own, _ = once(tmp_path, local=still, branch_start=start, bias=bias)
+            for kept in own.values():
+                eye = torch.eye(8, dtype=torch.float64)
+                assert max((kept.branch["turn"] - eye).abs().max(), kept.branch["shift"].abs().max()) < 1e-200
+                off = float((kept.branch["own"] - kept.classes).abs().max())
+                assert off < 1e-200 if start == "classes" else off > 1e-3
+                assert 0.005 < float(kept.branch["own"].std()) < 0.02
+                wanted = torch.zeros(2) if bias == "each" else torch.tensor(SphereFace2().start(2))
+                torch.testing.assert_close(kept.branch["bias"], wanted.double(), atol=1e-5, rtol=0)
+
+
+def test_the_bias_of_a_client_of_one_identity_starts_at_zero(tmp_path: Path) -> None:
+    build = replace(EXACT, one_identity=True)
+    run(joint(local=replace(WORK, lr=1e-300)), tmp_path, build)
+    for party in build().data:
+        bias = naive.kept(tmp_path, party, Own).branch["bias"]
+        assert bias.shape == () and abs(float(bias)) < 1e-200
+
+
+# --- what leaves, and what stays --------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_leaves_a_client() -> None:
+    found = CliRunner().invoke(app, ["wire", "fedfr-joint", "--json"])
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.output)
+    up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
+    assert up == {"backbone", "classifier", "images", "loss"} and down == {"backbone", "classifier"}
+    assert set(told["stays"]) == {
+        "Own.classes", "Own.branch", "Own.model", "Own.kept", "Own.cursor.epoch", "Own.cursor.offset",
+    }  # fmt: skip
+
+
+def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
+    """Neither W, nor Π, Ω and b, nor the model of a round before: their bytes are in no reply, after any round."""
+    assert [field.name for field in fields(Update)] == ["backbone", "classifier", "images", "loss"]
+    before: dict[str, list[bytes]] = {}
+    for rounds in (1, 2):
+        _, heard = heard_run(joint(rounds=rounds, contrastive=0.0), tmp_path / str(rounds), EXACT)
+        for party in EXACT().data:
+            own = naive.kept(tmp_path / str(rounds), party, Own)
+            private = [own.classes, *own.classes, *own.branch.values(), *own.branch["own"], *own.branch["turn"]]
+            secrets = before.get(party, []) + [t.numpy().tobytes() for t in private]
+            replies = [h for h in heard if h.request.party == party and h.request.round == rounds]
+            assert len(replies) == 1 and len(wire.unpack(bytearray(replies[0].data), Update).classifier) == 3
+            assert not any(secret in replies[0].data for secret in secrets)
+            assert all(t.numpy().tobytes() in replies[0].data for t in own.model.values())  # Θ_l: what is sent
+            before[party] = [t.numpy().tobytes() for t in own.model.values()]
+
+
+def test_a_client_that_sits_out_keeps_what_it_had(tmp_path: Path) -> None:
+    held: dict[int, dict[str, bytes]] = {}
+    for rounds in (1, 2, 3, 4):
+        run(joint(rounds=rounds, sample=1), tmp_path / str(rounds), EXACT)
+        kept = {p: naive.kept(tmp_path / str(rounds), p, Own) for p in EXACT().data}
+        held[rounds] = {p: bytes(wire.pack(own).data) for p, own in kept.items() if own is not None}
+    came = [next(iter(line["losses"])) for line in metrics(tmp_path / "4")]
+    assert len(set(came)) > 1
+    for rounds in (2, 3, 4):
+        for party, own in held[rounds - 1].items():
+            assert (held[rounds][party] == own) == (party != came[rounds - 1])
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_what_stays_survives_a_stop(after: int, tmp_path: Path) -> None:
+    method = joint(rounds=3, sample=2, previous="random")
+    whole = run(method, tmp_path / "whole", EXACT)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "stopped", EXACT, transport=stopping(after))
+    assert run(method, tmp_path / "stopped", EXACT).bytes() == whole.bytes()
+
+
+# --- settings that cannot be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"threshold": 1.5}, "threshold is 1.5; give a number from -1 to 1"),
+        ({"contrastive": -1.0}, "contrastive is -1.0; give a number from 0 to 1e"),
+        ({"branch_weight": math.nan}, "branch_weight is nan; give a number from 0 to 1e"),
+        ({"temperature": 0.0}, "temperature is 0.0; give a number above 0, such as 0.5"),
+        ({"epochs": (2, 0)}, r"epochs and decay_after are 1 or more, .* got epochs=\[2, 0\] and decay_after=\[\]"),
+        ({"epochs": (2, 1), "decay_after": (1,)}, r"as many of the one as of the other, or decay_after is \[\]"),
+        ({"epochs": (2,), "decay_after": (0,)}, r"1 or more, .* decay_after=\[0\]"),
+        ({"preset": "official", "epochs": ()}, r"got epochs=\[\] and decay_after=\[8, 6, 4, 3\]"),
+        ({"preset": "official", "local": LocalWork(iterations=3)}, r"leave it out, or set epochs=\[\] and decay_after"),
+        ({"local": LocalWork(sample_rate=0.5)}, r"local.sample_rate: all rows of \[Φ ; W\] are trained in every step"),
+        ({"loss": SphereFace2()}, "SphereFace2 trains more than one class embedding .* take a loss such as cosface"),
+        ({"loss": SubCenterArcFace()}, "SubCenterArcFace trains more than one class embedding .* such as cosface"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        FedFRJoint(**settings)
+
+
+def test_a_sample_of_more_clients_than_there_are_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot sample 9 of 3 parties"):
+        run(joint(sample=9), tmp_path, EXACT)
