@@ -26,10 +26,7 @@ class Distilling(FedFRJoint):
     softness: float
 
     def criterion(self, known: int, head: Tensor) -> Criterion:
-        if not isinstance(self.loss, MarginSoftmax):
-            raise ValueError(
-                f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: take one such as cosface"
-            )
+        assert isinstance(self.loss, MarginSoftmax)  # `KD` looks at it before anybody trains
         return Distilled(self.loss, head, self.weight, self.softness)
 
     def others(self, common: Global, before: Own) -> dict[str, Tensors]:
@@ -51,6 +48,10 @@ class KD(Finetune):
         super().__post_init__()
         if not 0 <= self.weight <= 1 or not self.softness > 0:
             raise ValueError(f"weight is from 0 to 1 and softness above 0; got {self.weight} and {self.softness}")
+        if not isinstance(self.loss, MarginSoftmax):
+            raise ValueError(
+                f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: take one such as cosface"
+            )
 
     def tuner(self) -> FedFRJoint:
         return Distilling(weight=self.weight, softness=self.softness, **self.second())

@@ -1,0 +1,100 @@
+"""The two baselines of personalisation: a stage that each client spends alone, or taught by everybody's model."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import naive
+import pytest
+from clients import metrics
+from jointly import COSFACE, EXACT, WORK, followed, joint, same_as_kept
+from worlds import Stop, run, stopping
+
+from coalface.learn.hinges import PositiveHinge
+from coalface.learn.sphereface import SphereFace
+from coalface.methods.fedfr_joint import FedFRJoint, Own
+from coalface.methods.finetune import Finetune, Progress
+from coalface.methods.kd import KD
+
+TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning": 2}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Finetune(**TUNED),
+        Finetune(
+            **{**TUNED, "sample": 2, "phi_update": "none", "drop_last": True, "epochs": (3,), "decay_after": (1,)}
+        ),
+        KD(**TUNED, weight=0.3, softness=2.0),
+        KD(**{**TUNED, "public": "none", "sample": 1}),
+    ],
+    ids=["finetune", "finetune of a few", "kd", "kd alone"],
+)
+def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_classes(
+    method: Finetune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, members, theta, phi = followed(method, tmp_path, monkeypatch, stage="federate")
+    assert naive.furthest(ran.state.backbone, theta) < 1e-10
+    total, images, late = 0.0, 0, [name for name, client in members.items() if client.classes is None]
+    personal = dict(ran.server.personal(ran.models))
+    for name, client in members.items():
+        # FedFR without a branch and a contrastive term, for `tuning` epochs at the first learning rate.
+        client.method = FedFRJoint(
+            local=WORK, loss=COSFACE, threshold=method.threshold, public=method.public, contrastive=0.0, branch="none",
+            drop_last=method.drop_last,
+        )  # fmt: skip
+        client.enter("tune")
+        client.teaching = (method.weight, method.softness) if isinstance(method, KD) else None
+        model, _, _ = client.train(1, theta, phi)
+        same_as_kept(client, naive.kept(tmp_path, name, Own))
+        assert naive.furthest(personal[name], model) < 1e-10 and naive.furthest(model, theta) > 1e-4
+        total, images = total + client.loss * len(client.party.data), images + len(client.party.data)
+    line = metrics(tmp_path)[-1]
+    assert line["stage"] == "tune" and line["loss"] == pytest.approx(total / images, abs=1e-10)
+    assert bool(late) == (method.sample == 1)  # one that was never asked in the first stage takes part in the second
+
+
+def test_nothing_of_the_second_stage_leaves_but_numbers() -> None:
+    assert [(field.name, field.type) for field in fields(Progress)] == [("images", "int"), ("loss", "float")]
+    for method in (Finetune(), KD()):
+        replies = {name: declared.reply for name, (_, declared) in method.steps.items()}
+        assert replies["tune"] is Progress and replies["personal"] is None
+        assert [(stage.name, stage.rounds) for stage in method.stages()] == [("federate", 30), ("tune", 1)]
+
+
+def test_with_a_weight_of_0_the_teacher_says_nothing(tmp_path: Path) -> None:
+    plain = run(Finetune(**TUNED), tmp_path / "plain", EXACT)
+    untaught = run(KD(**TUNED, weight=0.0), tmp_path / "untaught", EXACT)
+    taught = run(KD(**TUNED, weight=0.5), tmp_path / "taught", EXACT)
+    models = [dict(ran.server.personal(ran.models)) for ran in (plain, untaught, taught)]
+    for party in EXACT().data:
+        assert naive.furthest(models[1][party], models[0][party]) < 1e-13
+        assert naive.furthest(models[2][party], models[0][party]) > 1e-5
+    assert naive.furthest(taught.state.backbone, plain.state.backbone) == 0
+
+
+def test_a_stop_between_the_stages(tmp_path: Path) -> None:
+    method = KD(**{**TUNED, "rounds": 1})
+    whole = run(method, tmp_path / "whole", EXACT)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "stopped", EXACT, transport=stopping(4))
+    assert run(method, tmp_path / "stopped", EXACT).bytes() == whole.bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Finetune(branch="binary"), "it has no branch .* for a branch take fedfr-joint"),
+        (lambda: Finetune(tuning=0), "tunes for 1 epoch or more; got branch=none and tuning=0"),
+        (lambda: KD(weight=1.5), "weight is from 0 to 1 and softness above 0; got 1.5 and 4.0"),
+        (lambda: KD(softness=0.0), "got 0.5 and 0.0"),
+        (lambda: KD(loss=SphereFace()), "kd distils the logits of a softmax, and SphereFace has none: take one such"),
+        (lambda: KD(loss=PositiveHinge()), "kd distils the logits of a softmax, and PositiveHinge has none"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
