@@ -199,6 +199,7 @@ def test_metadata_and_comparisons_of_ijba(tmp_path):
     for text, says in [
         ("3,9\n3 4\n", "line 2: '3 4' is not two templates with a comma"),
         ("3,9\n3 4,\n", "line 2: '3 4,' is not"),
+        ("3,9\n,3 4\n", "line 2: ',3 4' is not"),
         ("3,9,4\n", "line 1: '3,9,4' is not"),
         ("3,9\n3,5\n", "template 5 has no subject"),
     ]:

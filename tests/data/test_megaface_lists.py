@@ -89,6 +89,7 @@ def test_noises_among_distractors(tmp_path):
     assert len(noises.names) == 2
     files = ["375/37531198@N00/41_0.jpg", "37531198@N00/41_0.jpg", "a/925/92596048@N00/39_2.jpg", "925/9@N00/39_2.jpg"]
     assert noises.among(files).tolist() == [True, False, True, False]
+    assert noises.among([r"C:\375\37531198@N00\41_0.jpg"]).tolist() == [True]
     assert noises.among([]).dtype == np.bool_
 
 
