@@ -71,9 +71,8 @@ def table(
     lines += domain_gaps(cells, there)
     lines += clusters(there)
     lines += enrolled(there)
-    lines += personalised(
-        there, _bases(list(there), next(iter(baselines), None) if set(baselines) <= {*there} else None)
-    )
+    bases = _bases(list(groups if baselines else there), next(iter(baselines), None)) if there else {}
+    lines += personalised(there, {label: base for label, base in bases.items() if base in there})
     lines += cosines(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
@@ -150,6 +149,8 @@ def baseline_of(settings: Sequence[str], wanted: str | None) -> str:
 def _having(settings: Sequence[str], wanted: str | None) -> list[str]:
     if wanted is None:
         return list(settings[:1])
+    if wanted in settings:  # a whole setting, and not what others have in common with it
+        return [wanted]
     found = [setting for setting in settings if wanted in (setting, *setting.split(", "))]
     if not found:
         known = "; ".join(dict.fromkeys(settings))
@@ -192,7 +193,11 @@ def _differences(
     if not every:
         return []
     found = _compared(recipes, groups, every)
-    return _in_columns(groups, pairs, found) if len(to) > 1 else _in_rows(next(iter(pairs.values())), found)
+    lines = _in_columns(groups, pairs, found) if len(to) > 1 else _in_rows(next(iter(pairs.values())), found)
+    seeds = {label: {cell["seed"] for cell in group} for label, group in groups.items()}
+    if any(seeds[label] != seeds[base] and seeds[label] & seeds[base] for label, base in every):
+        lines += ["", "Settings with other seeds than what they are compared with: over the seeds that both have."]
+    return lines
 
 
 def _compared(
@@ -206,22 +211,32 @@ def _compared(
     found: dict[str, dict[tuple[str, str], dict[str, PairedDifference]]] = {}
     for name, each in lists.items():
         bootstraps = [bootstrap_of(identities) for identities in each.values()]
-        drawn: dict[str, dict[str, list[Resampled]]] = {}
+        drawn: dict[str, dict[int, dict[str, list[Resampled]]]] = {}  # setting -> seed -> figure
         for label, group in groups.items():
             if any(label in pair for pair in pairs):
-                models = [model for cell in group for model in cell["evidence"].get(name, ())]
                 drawn[label] = {}
-                for bootstrap in bootstraps:
-                    for figure, runs in resampled(models, bootstrap).items():
-                        drawn[label].setdefault(figure, []).extend(runs)
-        found[name] = {
-            (label, base): {
-                figure: compare(mine, drawn[base][figure])
-                for figure, mine in drawn[label].items()
-                if figure in drawn[base] and same_pairs(mine, drawn[base][figure])
-            }
-            for label, base in pairs
-        }
+                for cell in group:
+                    of_seed = drawn[label].setdefault(cell["seed"], {})
+                    for bootstrap in bootstraps:
+                        for figure, runs in resampled(cell["evidence"].get(name, ()), bootstrap).items():
+                            of_seed.setdefault(figure, []).extend(runs)
+        found[name] = {(label, base): _apart(drawn[label], drawn[base]) for label, base in pairs}
+    return found
+
+
+def _apart(
+    mine: Mapping[int, Mapping[str, list[Resampled]]], base: Mapping[int, Mapping[str, list[Resampled]]]
+) -> dict[str, PairedDifference]:
+    """Figure -> the difference over the seeds that both have, or over all where they have none in common."""
+    seeds = mine.keys() & base.keys()
+    first, second = (
+        [each for seed, each in sorted(side.items()) if seed in seeds or not seeds] for side in (mine, base)
+    )
+    found = {}
+    for figure in dict.fromkeys(figure for each in first for figure in each):
+        sides = [[run for each in side for run in each.get(figure, ())] for side in (first, second)]
+        if sides[1] and same_pairs(sides[0], sides[1]):
+            found[figure] = compare(sides[0], sides[1])
     return found
 
 

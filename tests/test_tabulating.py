@@ -15,7 +15,7 @@ from tinydomains import TREE, two_domains
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import cli, config, pairlists, splits, wire, world
+from coalface import cli, config, pairlists, splits, tabulating, wire, world
 from coalface.comparing import bootstrap_of, intervals
 from coalface.engines.commits import Commit
 from coalface.evaluate.paired import resample
@@ -144,14 +144,29 @@ def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept
         assert figures["pairwise_f"] == pytest.approx(100 * f)
 
 
-def test_a_setting_that_lacks_a_seed_is_compared_on_the_lists_that_both_have(swept: Path) -> None:
-    """The source's list is the same for both seeds; of the target's the second is missing on one side."""
+def test_a_setting_that_lacks_a_seed_is_compared_over_the_seeds_that_both_have(swept: Path) -> None:
+    """On both lists, that which is the same for both seeds and that of which the second is missing on one side."""
     missing = of(swept, "fedfr-uda")[1]["hash"]
     text, whole = table(cells(swept), {key: cell for key, cell in done(swept).items() if key != missing})
     assert whole and "method=fedfr-uda, seed=1" not in text
     found = [row for row in rows(text) if row[0] == "method=fedfr-uda" and len(row) == 5]
-    assert [row[1:] for row in found if row[1].startswith("street")] == [["street", "", "", "judged on other pairs"]]
     assert [row[1] for row in found if row[1].startswith("studio")] == [f"studio {name}" for name in FIGURES[:3]]
+    mine, base = (of(swept, method)[0]["figures"] for method in ("fedfr-uda", "source-only"))
+    apart = {f"{on} accuracy": mine[on]["accuracy"] - base[on]["accuracy"] for on in ("studio", "street")}
+    assert {row[1]: row[2] for row in found if row[1].endswith("accuracy")} == {
+        name: f"{value:+.2f}" for name, value in apart.items()
+    }
+    said = "Settings with other seeds than what they are compared with: over the seeds that both have."
+    assert said in text and said not in table(cells(swept), done(swept))[0]
+
+
+def test_a_baseline_that_is_a_whole_setting_is_not_what_others_have_in_common_with_it() -> None:
+    settings = ["method=a", "method=a, methods.a.k=2", "method=b"]
+    assert tabulating._bases(settings, "method=a") == dict.fromkeys(settings, "method=a")
+    assert tabulating._bases(settings[1:], "method=a") == {
+        "method=a, methods.a.k=2": "method=a, methods.a.k=2",
+        "method=b": "method=a, methods.a.k=2",
+    }
 
 
 def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_alike(swept: Path) -> None:
