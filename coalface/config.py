@@ -392,6 +392,11 @@ def _check_parts(recipe: Recipe) -> None:
             "data.side: with `both` public people would be dealt to parties as well, and "
             f"{recipe.method} has parties: it is for a pooled method, as the upper bound"
         )
+    if recipe.data.side == "public" and METHODS[recipe.method].shares_public:
+        raise RecipeError(
+            f"data.side: in {recipe.method} all parties hold the public images, so its clients are the private people: "
+            "leave it out; a pre-training on the public ones is by a method such as centralized"
+        )
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(source.parts):

@@ -132,6 +132,8 @@ def _execute(
     first = {**here.backbone.shared(), **here.backbone.kept()}
     if recipe.pretrain is None and (wrong := method.untrained()):
         view.note(f"{recipe.name}: {wrong}")
+    if test is not None and recipe.judge.personalised is not None:
+        _check_served(personal.tested(world.clients(recipe, train), test))
     planned = _planned(recipe, method, here)  # what cannot be run is found before anything is written
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
@@ -210,6 +212,15 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)
     return planning.plan(method, by_role, here.backbone, here.public)
+
+
+def _check_served(clients: list[str]) -> None:
+    """Raise RecipeError where no client could be told from others, which would be found when all have trained."""
+    if len(clients) < 2:
+        raise RecipeError(
+            f"judge.personalised: a client's people are told from those of others, and {len(clients)} of the clients "
+            "of data.partition has test images: deal to two or more, or take a smaller data.test.images"
+        )
 
 
 @contextlib.contextmanager

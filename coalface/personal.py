@@ -28,6 +28,12 @@ START, SHARED, OWN, BRANCH = SERVED_BY
 KINDS = (SHARED, OWN, BRANCH)
 
 
+def tested(clients: Mapping[str, FaceSet], test: FaceSet) -> list[str]:
+    """The clients that have test images, sorted: those that `judge` judges. It takes two of them at least."""
+    shown = {test.names[label] for label in np.unique(test.labels)}
+    return [name for name in sorted(clients) if shown.intersection(clients[name].names)]
+
+
 def judge(
     server: Server,
     models: Models,
@@ -66,7 +72,7 @@ def judge(
             one_to_many=wanted.one_to_many,
         )
 
-    there = [name for n, name in enumerate(names) if (client == n).any()]
+    there = tested(clients, test)
     for kind, model in ((START, start), (SHARED, models.shared)):
         if model is not None:
             embedded.load(here, model)

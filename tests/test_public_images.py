@@ -1,0 +1,199 @@
+"""Recipes whose parties share public images: who is public, and the class embeddings that a pre-training hands on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+from safetensors.torch import load_file
+from tinyruns import Silent
+
+from coalface import config, experiment, modelfolder, splits, world
+from coalface.config import Recipe, RecipeError
+from coalface.core import Federation
+from coalface.data.faces import FaceSet
+from coalface.data.pack import default_cache
+from coalface.methods.fedfr_joint import FedFRJoint, State
+
+SHARED: dict[str, Any] = {
+    "method": "fedfr-joint",
+    "methods": {"fedfr-joint": {"threshold": 0.5}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 16, "lr": 0.05}},
+    "rounds": 1,
+    "local": {"epochs": 1},
+    "data": {
+        "source": {"images": 5},
+        "hold_out": 2,
+        "private": {"identities": 6},
+        "partition": {"kind": "equal", "parties": 3},
+    },
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
+    tree = config.merged(config.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
+    return config.parse(config.merged(tree, changes))
+
+
+def rows(faces: FaceSet | None) -> list[int]:
+    assert faces is not None
+    return faces.rows.tolist()
+
+
+def handed_on(made: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[State, Silent]:
+    """What a run begins with."""
+    found: list[State] = []
+    plain = FedFRJoint.init
+
+    def noted(self: FedFRJoint, fed: Federation) -> State:
+        found.append(plain(self, fed))
+        return found[-1]
+
+    view = Silent()
+    with monkeypatch.context() as patch:
+        patch.setattr(FedFRJoint, "init", noted)
+        experiment.run(made, out, view, report=False)
+    return found[-1], view
+
+
+def kept() -> Path:
+    """The pre-training in the cache that has class embeddings."""
+    (place,) = {path.parent for path in (default_cache() / "pretrained").glob(f"*/{modelfolder.CLASSIFIER}")}
+    return place
+
+
+@pytest.fixture(autouse=True)
+def own_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache for this file."""
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path_factory.getbasetemp() / "public-images"))
+
+
+# --- who is public ----------------------------------------------------------------------------------------------------
+
+
+def test_public_private_and_judged_people_are_apart() -> None:
+    made = recipe(data={"test": {"images": 2}})
+    here, (train, held) = world.build_world(made.resolved()), splits.training_faces(made)
+    public, test = here.public, splits.testing(made)
+    assert public is not None and test is not None
+    names = [set(public.names), set(train.names), set(held.names)]
+    assert [len(each) for each in names] == [6, 6, 2] and len(set.union(*names)) == 14
+    assert public.counts().tolist() == [5] * 6 and train.counts().tolist() == [3] * 6  # public people keep all images
+    assert set(test.names) == set(train.names) and not set(rows(test)) & set(rows(train))
+    assert sorted(name for own in here.data.values() for name in own.names) == sorted(train.names)
+
+
+def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:
+    for made in (recipe(), recipe(seed=3), recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4})):
+        public, inner = splits.public_faces(made), splits.training_faces(made.pretraining())[0]
+        assert public is not None and public.names == inner.names
+        assert rows(public) == rows(inner) and public.labels.tolist() == inner.labels.tolist()
+    assert rows(splits.public_faces(recipe(seed=3))) == rows(splits.public_faces(recipe()))  # whatever the seed
+
+
+def test_other_methods_hold_none() -> None:
+    made = recipe(method="fedavg")
+    assert splits.public_faces(made) is None and world.build_world(made.resolved()).public is None
+
+
+def test_a_pooled_upper_bound_has_the_same_test_images() -> None:
+    """Public people are nobody's clients: all their images are trained on, and none of them is a test image."""
+    test = {"test": {"images": 2}}
+    apart, both = recipe(data=test), recipe(method="centralized", pretrain=None, data={**test, "side": "both"})
+    private, bound = splits.testing(apart), splits.testing(both)
+    assert sorted(rows(private)) == sorted(rows(bound))
+    assert private is not None and bound is not None
+    shown = [{faces.names[label] for label in faces.labels} for faces in (private, bound)]
+    assert shown[0] == shown[1] and len(shown[0]) == 6
+    train, public = splits.training_faces(both)[0], splits.public_faces(apart)
+    assert sorted(rows(train)) == sorted(rows(splits.training_faces(apart)[0]) + rows(public))
+    clients = {name: sorted(faces.names) for name, faces in world.clients(both, train).items()}
+    assert clients == {name: sorted(f.names) for name, f in world.build_world(apart.resolved()).data.items()}
+
+
+# --- what the pre-training hands on -----------------------------------------------------------------------------------
+
+
+def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, view = handed_on(recipe(), tmp_path / "one", monkeypatch)
+    found = load_file(kept() / modelfolder.CLASSIFIER)
+    assert list(found) == ["class_embeddings"] and found["class_embeddings"].equal(state.classifier)
+    assert state.classifier.shape[0] == 6 and float(state.classifier.std()) > 0.011  # trained, from 0.01 on
+    model = load_file(kept() / "model" / "backbone.safetensors")
+    assert all(state.backbone[name].equal(tensor) for name, tensor in model.items()) and model.keys() == {
+        *state.backbone
+    }
+    assert any("pre-training" in note for note in view.notes)
+    # Class embeddings are no part of the model that is given on, and a run whose parties are private leaves none.
+    assert not (tmp_path / "one" / modelfolder.CLASSIFIER).exists()
+    assert not (kept() / "model" / modelfolder.CLASSIFIER).exists()
+
+    # A pre-training by a version that left none goes on from its checkpoint, and leaves them.
+    data = (kept() / modelfolder.CLASSIFIER).read_bytes()
+    place = kept()
+    (place / modelfolder.CLASSIFIER).unlink()
+    again, later = handed_on(recipe(), tmp_path / "two", monkeypatch)
+    assert (place / modelfolder.CLASSIFIER).read_bytes() == data and again.classifier.equal(state.classifier)
+    assert tinyruns.model_bytes(tmp_path / "one") == tinyruns.model_bytes(tmp_path / "two")
+    assert not any("pre-training in" in note for note in later.notes)
+
+
+def test_other_people_are_another_pretraining() -> None:
+    """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
+    made = [recipe(), recipe(data={"private": {"identities": 5}})]
+    assert splits.content(made[0].pretraining()) != splits.content(made[1].pretraining())
+
+
+def test_without_a_pretraining_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, _ = handed_on(recipe(pretrain=None, rounds=1), tmp_path / "run", monkeypatch)
+    assert state.classifier.shape[0] == 6 and 0.008 < float(state.classifier.std()) < 0.012
+
+
+NONE = "starts from the class embeddings of all public identities, and {} leaves none, or trains on others: take centr"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pretrain": {"method": "fedavg", "rounds": 1}}, NONE.format("'fedavg'")),
+        ({"pretrain": {"rounds": 1, "loss": {"name": "subcenter-arcface"}}}, NONE.format("'centralized'")),
+        (
+            {"data": {"private": None}},
+            "data.private: in fedfr-joint all parties hold the public images .* `private: .identities: 150",
+        ),
+        ({"data": {"private": {"identities": 12}}}, "no image is left to train on"),
+        ({"data": {"side": "both"}}, "data.side: with `both` public people would be dealt to parties as well"),
+        (
+            {"data": {"side": "public"}, "pretrain": None},
+            "data.side: in fedfr-joint all parties hold the public images, so its clients",
+        ),
+        ({"engine": {"shards": {"silo-00": 2}}}, "engine.shards.silo-00: the losses of fedfr-joint over one batch"),
+        (
+            {"data": {"test": {"images": 2}, "partition": {"parties": 1}}, "judge": {"personalised": {}}},
+            "judge.personalised: a client's people are told from those of others, and 1 of the clients",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_anybody_trains(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=says):
+        experiment.run(recipe(**changes), tmp_path / "run", Silent(), report=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_counts_the_class_embeddings(tmp_path: Path) -> None:
+    """Φ goes down and up with the backbone: 6 rows of float32."""
+    out = tmp_path / "run"
+    experiment.run(recipe(), out, Silent(), report=False)
+    told = json.loads((out / "summary.json").read_text())
+    size = world.backbone(recipe()).embedding_size
+    sent = {(m["field"], m["direction"]): m["bytes"] for m in told["messages"]}
+    assert sent["classifier", "down"] == sent["classifier", "up"] == 6 * size * 4
+    assert {m["field"] for m in told["messages"] if m["direction"] == "up"} == {
+        "header", "backbone", "classifier", "images", "loss",
+    }  # fmt: skip
