@@ -1,0 +1,57 @@
+"""Two sets of images as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coalface.data.faces import FaceSet
+
+STORE = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
+OTHER = np.arange(10, 14, dtype=np.uint8).reshape(4, 1, 1, 1)
+A = FaceSet(STORE, np.array([4, 0, 2]), np.array([1, 0, 1]), ("ann", "bob"), files=["f"] * 6, domains=np.zeros(3, int))
+B = FaceSet(STORE, np.array([5, 1]), np.array([0, -1]), ("cid",))
+C = FaceSet(OTHER, np.array([3, 1]), np.array([1, 0]), ("dan", "eve"))
+
+
+def pixels(faces: FaceSet) -> list[int]:
+    return faces.take(np.arange(len(faces))).ravel().tolist()
+
+
+def test_sets_of_one_store_share_it() -> None:
+    both = A.beside(B)
+    assert both.pixels is STORE and both.rows.tolist() == [4, 0, 2, 5, 1]
+    assert both.labels.tolist() == [1, 0, 1, 2, -1] and both.names == ("ann", "bob", "cid")
+    assert both.files is None and both.domains is None
+    assert A.rows.tolist() == [4, 0, 2] and B.labels.tolist() == [0, -1]  # neither is changed
+
+
+def test_sets_of_two_stores_are_copied_into_one() -> None:
+    both = A.beside(C)
+    assert pixels(both) == [4, 0, 2, 13, 11] == both.pixels.ravel().tolist()
+    assert both.labels.tolist() == [1, 0, 1, 3, 2] and both.names == ("ann", "bob", "dan", "eve")
+    assert pixels(C.beside(A)) == [13, 11, 4, 0, 2] and C.beside(A).labels.tolist() == [1, 0, 3, 2, 3]
+    assert pixels(A.beside(C).beside(B)) == [4, 0, 2, 13, 11, 5, 1]
+
+
+def test_an_empty_set_on_either_side() -> None:
+    none = A.select(np.empty(0, dtype=np.int64))
+    assert pixels(none.beside(B)) == [5, 1] and none.beside(B).labels.tolist() == [2, -1]  # its identities stay
+    assert pixels(B.beside(none)) == [5, 1] and B.beside(none).names == ("cid", "ann", "bob")
+    assert pixels(none.beside(C)) == [13, 11] and pixels(C.beside(none)) == [13, 11]
+    assert A.beside(B).rows.dtype == none.beside(C).rows.dtype == none.beside(C).labels.dtype == np.int64
+
+
+def test_a_part_of_both_keeps_its_rows() -> None:
+    """As a client selects its hard negatives of the public images and then puts its own beside them."""
+    near = C.select(np.array([1]))
+    both = near.beside(A)
+    assert pixels(both) == [11, 4, 0, 2] and both.labels.tolist() == [0, 3, 2, 3] and len(both.names) == 4
+
+
+def test_images_of_two_shapes_are_refused() -> None:
+    wide = replace(C, pixels=np.zeros((4, 1, 2, 1), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"images of \(1, 1, 1\) and of \(1, 2, 1\) do not go into one set: pack them"):
+        A.beside(wide)
