@@ -191,7 +191,7 @@ def test_the_source_is_asked_where_a_threshold_is_wanted_and_not_given(settings:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, or auto; got 0.0"),
+        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, auto or auto-share; got 0.0"),
         ({"threshold": 2.1}, "got 2.1"),
         ({"threshold": math.nan}, "got nan"),
         ({"algorithm": "k-means"}, "k-means has to be told how many clusters there are: give `clusters`"),
