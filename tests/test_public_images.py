@@ -85,6 +85,8 @@ def test_public_private_and_judged_people_are_apart() -> None:
     assert public.counts().tolist() == [5] * 6 and train.counts().tolist() == [3] * 6  # public people keep all images
     assert set(test.names) == set(train.names) and not set(rows(test)) & set(rows(train))
     assert sorted(name for own in here.data.values() for name in own.names) == sorted(train.names)
+    for own in here.data.values():  # no image is copied where public ones are trained on beside a client's own
+        assert public.beside(own).pixels is public.pixels
 
 
 def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from mmap import mmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class FaceSet:
         """
         if other.shape != self.shape:
             raise ValueError(f"images of {self.shape} and of {other.shape} do not go into one set: pack them alike")
-        if other.pixels is self.pixels:
+        if _one_store(self.pixels, other.pixels):
             pixels, rows = self.pixels, np.concatenate([self.rows, other.rows])
         else:
             pixels = np.concatenate([self.pixels[self.rows], other.pixels[other.rows]])
@@ -98,3 +99,17 @@ class FaceSet:
         numbers, labels = np.unique(clusters[inside], return_inverse=True)
         names = tuple(f"cluster-{number}" for number in numbers)
         return replace(self.select(inside), labels=labels.astype(np.int64), names=names)
+
+
+def _one_store(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+    """Whether two stores are one: the same array, or two maps of the same part of one file."""
+    if one is other:
+        return True
+    # A slice of a map says that it begins where the map does: only whole maps are told by their place in the file.
+    if isinstance(one, np.memmap) and isinstance(other, np.memmap) and isinstance(one.base, mmap):
+        return isinstance(other.base, mmap) and (one.filename, one.offset, one.shape) == (
+            other.filename,
+            other.offset,
+            other.shape,
+        )
+    return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +36,26 @@ def test_sets_of_two_stores_are_copied_into_one() -> None:
     assert both.labels.tolist() == [1, 0, 1, 3, 2] and both.names == ("ann", "bob", "dan", "eve")
     assert pixels(C.beside(A)) == [13, 11, 4, 0, 2] and C.beside(A).labels.tolist() == [1, 0, 3, 2, 3]
     assert pixels(A.beside(C).beside(B)) == [4, 0, 2, 13, 11, 5, 1]
+
+
+def test_two_maps_of_one_file_are_one_store(tmp_path: Path) -> None:
+    """As each opening of a pack makes a map of its own: a million images are not copied to put two sets together."""
+    for name in ("pack", "other"):
+        STORE.tofile(tmp_path / name)
+
+    def mapped(name: str, offset: int = 0) -> np.memmap[Any, np.dtype[np.uint8]]:
+        return np.memmap(tmp_path / name, dtype=np.uint8, mode="r", offset=offset, shape=(6 - offset, 1, 1, 1))
+
+    first = replace(A, pixels=mapped("pack"))
+    same = first.beside(replace(B, pixels=mapped("pack")))
+    assert same.pixels is first.pixels and same.rows.tolist() == [4, 0, 2, 5, 1]
+    for others in (mapped("other"), STORE):
+        assert first.beside(replace(B, pixels=others)).rows.tolist() == [0, 1, 2, 3, 4]
+    later = first.beside(replace(B, pixels=mapped("pack", offset=1), rows=np.array([4, 0])))
+    assert pixels(later) == pixels(same) and later.rows.tolist() == [0, 1, 2, 3, 4]
+    whole = mapped("pack")
+    parts = replace(A, pixels=whole[:5]).beside(replace(B, pixels=whole[1:], rows=np.array([4, 0])))
+    assert pixels(parts) == pixels(same)
 
 
 def test_an_empty_set_on_either_side() -> None:
