@@ -316,10 +316,23 @@ def test_frozen_models_go_to_the_partys_device() -> None:
     assert found["anchor"].shape == (len(party.data), 8) and found["anchor"].device.type == "meta"
 
 
-@pytest.mark.parametrize("name", ["cnn-small", "vit-tiny"])
-def test_an_untrained_network_has_fresh_weights_throughout(name: str) -> None:
+class Positions(nn.Module):
+    """A layer of the project's network with a weight of no layer, as the positions of a transformer are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding_size = 8
+        self.cnn = build("cnn-small", size=32, channels=1, embedding_size=8, generator=generator(0, "backbone"))
+        self.positions = nn.Parameter(torch.arange(8.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        embeddings: Tensor = self.cnn(images) + self.positions
+        return embeddings
+
+
+def test_an_untrained_network_has_fresh_weights_throughout() -> None:
     """It follows from its generator alone, and takes nothing from the model that the party holds, nor from torch's."""
-    made = build(name, size=32, channels=1, embedding_size=8, generator=generator(0, "backbone"))
+    made = Positions()
     party = replace(naive.party("silo-0", Tiny()), backbone=Backbone(made))
     first = untrained(party, np.random.default_rng(0))
     drawn = {n for n, p in made.named_parameters() if p.unique().numel() > 1}

@@ -173,11 +173,16 @@ def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path)
     assert not passes  # nobody looks for hard negatives
 
 
-@pytest.mark.usefixtures("quick_workers")
 def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = run(method(), tmp_path / "shared", BUILD).bytes()
-    assert run(method(), tmp_path / "workers", BUILD, transport=worlds.workers(2, window=3)).bytes() == shared
     monkeypatch.setattr(local, "Remembered", lambda: anew)
     passes: list[int] = []
     assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
     assert of_public(passes) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
+def test_two_processes_that_each_share_give_the_same_bits(tmp_path: Path) -> None:
+    shared = run(method(), tmp_path / "shared", BUILD).bytes()
+    assert run(method(), tmp_path / "workers", BUILD, transport=worlds.workers(2, window=3)).bytes() == shared
