@@ -165,32 +165,6 @@ def auto_threshold(
 
 
 @torch.no_grad()
-def share_within(features: Tensor | NDArray[np.floating], threshold: float) -> float:
-    """The share of (N, d) features whose first neighbour lies nearer than τ: those that C-FINCH's first level links."""
-    return float((_distances(features) < threshold).mean())
-
-
-@torch.no_grad()
-def threshold_within(features: Tensor | NDArray[np.floating], share: float) -> float:
-    """The τ within which the first neighbours of the nearest ⌊share · N⌋ of (N, d) features lie, of equals all.
-
-    It is `share_within` turned round: features whose first neighbours lie nearer, or farther, get another τ.
-    Raises ValueError unless the share lies between 0 and 1.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"a share lies between 0 and 1; got {share}")
-    found = np.sort(_distances(features))
-    count = math.floor(share * len(found) + 1e-9)
-    return float(np.nextafter(found[count - 1], math.inf)) if count else 0.0
-
-
-def _distances(features: Tensor | NDArray[np.floating]) -> NDArray[np.float64]:
-    """(N,) cosine distance of every point to its first neighbour; infinite where there is no other."""
-    cosine: NDArray[np.float64] = first_neighbours(unit_features(features)).cosine.cpu().numpy()
-    return np.maximum(1 - cosine, 0)
-
-
-@torch.no_grad()
 def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
     """(N, d) features at length one; those that have it to 4 eps as they are. Errors as above."""
     rows = torch.as_tensor(features)

@@ -50,7 +50,7 @@ class ToLabel:
 
     backbone: Tensors
     threshold: float
-    """τ, or the share of first neighbours that shall lie within it."""
+    """τ."""
 
 
 @message
@@ -181,7 +181,7 @@ class FedFRUDA(Method):
             answer = fed.ask(self.choose, common=Global(backbone=state.backbone))
             (threshold,) = answer.each["threshold"].values()
         elif threshold is None:
-            threshold = 0.0 if isinstance(self.labelling.threshold, str) else self.labelling.threshold
+            threshold = 0.0 if self.labelling.threshold == "auto" else self.labelling.threshold
         missing = [name for name in fed.parties("trainer/target") if name not in state.labelled]
         common = ToLabel(backbone=state.backbone, threshold=threshold)
         answer = fed.collect(fed.post(self.label, to=missing, common=common), optional=True)

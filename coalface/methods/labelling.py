@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.evaluate.clusterings import judge_clusters
-from coalface.learn.cluster import (
-    Partitions,
-    auto_threshold,
-    cfinch,
-    drop_small,
-    refine,
-    share_within,
-    threshold_within,
-)
+from coalface.learn.cluster import Partitions, auto_threshold, cfinch, drop_small, refine
 
 Algorithm = Literal["c-finch", "finch", "k-means", "dbscan"]
 BY_THRESHOLD = ("c-finch", "dbscan")
@@ -36,10 +28,9 @@ class Labelling:
     """The clusters of a client's features, as pseudo labels."""
 
     algorithm: Algorithm = "c-finch"
-    threshold: float | Literal["auto", "auto-share"] = "auto"
+    threshold: float | Literal["auto"] = "auto"
     """τ: the cosine distance below which C-FINCH joins first neighbours, or within which DBSCAN looks for neighbours.
-    `auto`: the one with the best pairwise F on the source client's own labelled images. `auto-share`: at each target
-    the one within which as large a share of its first neighbours lies as within that one at the source."""
+    `auto`: the one with the best pairwise F on the source client's own labelled images."""
     clusters: int | None = None
     """How many clusters there shall be: K-means needs to be told, FINCH takes its level that is nearest to it (without:
     the last with more than one cluster), C-FINCH is refined to it. No party knows it; it is for comparisons."""
@@ -49,13 +40,10 @@ class Labelling:
     """DBSCAN: neighbours, itself included, that make an image the core of a cluster."""
 
     def __post_init__(self) -> None:
-        given = not isinstance(self.threshold, str)
         if self.threshold != "auto" and not self.by_threshold:
             raise ValueError(f"{self.algorithm} has no use for a threshold: leave `threshold` out")
-        if given and not 0 < self.threshold <= 2:  # type: ignore[operator]
-            raise ValueError(
-                f"threshold is a cosine distance above 0 and up to 2, auto or auto-share; got {self.threshold}"
-            )
+        if self.threshold != "auto" and not 0 < self.threshold <= 2:
+            raise ValueError(f"threshold is a cosine distance above 0 and up to 2, or auto; got {self.threshold}")
         if self.algorithm == "k-means" and self.clusters is None:
             raise ValueError("k-means has to be told how many clusters there are: give `clusters`")
         if self.clusters is not None and self.clusters < 1:
@@ -72,26 +60,20 @@ class Labelling:
 
     @property
     def asks(self) -> bool:
-        """Whether the source client is asked for τ, or for the share of first neighbours within it."""
-        return isinstance(self.threshold, str) and self.by_threshold
+        """Whether the source client is asked for τ."""
+        return self.threshold == "auto" and self.by_threshold
 
     def choose(self, features: Tensor, labels: NDArray[np.int64]) -> float:
-        """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F; or its share."""
+        """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F."""
 
         def score(known: NDArray[np.int64], found: NDArray[np.int64]) -> float:
             return judge_clusters(known, found).pairwise_f
 
         by = self._dbscan if self.algorithm == "dbscan" else None
-        found = auto_threshold(features, labels, score, cluster=by)
-        return share_within(features, found) if self.threshold == "auto-share" else found
+        return auto_threshold(features, labels, score, cluster=by)
 
     def __call__(self, features: Tensor, threshold: float, rng: np.random.Generator) -> NDArray[np.int64]:
-        """(n,) the cluster of each of (n, d) unit features, −1 where it was dropped or lies in none.
-
-        `threshold` is what `choose` gives, or what is set.
-        """
-        if self.threshold == "auto-share":
-            threshold = threshold_within(features, threshold)
+        """(n,) the cluster of each of (n, d) unit features, −1 where it was dropped or lies in none."""
         if self.algorithm == "k-means":
             found = self._k_means(features, rng)
         elif self.algorithm == "dbscan":

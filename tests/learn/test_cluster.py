@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from coalface.learn import cluster
-from coalface.learn.cluster import (
-    Partitions,
-    auto_threshold,
-    cfinch,
-    drop_small,
-    refine,
-    share_within,
-    threshold_within,
-    unit_features,
-)
+from coalface.learn.cluster import Partitions, auto_threshold, cfinch, drop_small, refine, unit_features
 
 Features = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -256,31 +247,6 @@ def test_a_mean_that_is_rounding_alone_points_nowhere(apart: float, found: list[
     labels = np.array([0, 0, 1, 2])
     index, _ = cluster._first_of_clusters(unit_features(features), labels, unit_features(features), labels)
     assert index.tolist() == found
-
-
-def test_the_share_within_a_threshold_and_the_threshold_of_a_share() -> None:
-    angles = np.radians([0.0, 1.0, 10.0, 13.0, 60.0])  # first neighbours 1, 1, 3, 3 and 47 degrees away
-    features = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    apart = 1 - np.cos(np.radians([1.0, 3.0, 47.0]))
-    shares = [share_within(features, tau) for tau in (0.0, apart[0] / 2, 2 * apart[0], 2 * apart[1], 2.0)]
-    assert shares == [0, 0, 0.4, 0.8, 1]
-    found = [threshold_within(features, share) for share in (0, 0.2, 0.4, 0.5, 0.8, 0.9, 1)]
-    assert found[0] == 0.0
-    np.testing.assert_allclose(found[1:], apart[[0, 0, 0, 1, 1, 2]], rtol=1e-9)
-    assert share_within(features, threshold_within(features, 0.2)) == 0.4  # the second lies as near, and is within too
-    with pytest.raises(ValueError, match=r"a share lies between 0 and 1; got 1\.2"):
-        threshold_within(features, 1.2)
-
-
-def test_one_share_gives_denser_points_a_nearer_threshold_and_the_same_first_level() -> None:
-    wide = unit_features(random(41, 120, 6)).double()
-    centre = torch.nn.functional.normalize(torch.ones(6, dtype=torch.float64), dim=0)
-    tau = threshold_within(wide, 0.6)
-    dense = unit_features(wide + 4 * centre)
-    nearer = threshold_within(dense, share_within(wide, tau))
-    assert nearer < tau / 5
-    linked = share_within(dense, nearer)
-    assert abs(linked - 0.6) < 0.02 and share_within(dense, tau) == 1
 
 
 def test_what_is_wrong_is_said() -> None:

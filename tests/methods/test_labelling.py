@@ -15,7 +15,7 @@ from unlabelled import in_order, naive_cfinch
 
 from coalface.data.faces import FaceSet
 from coalface.evaluate.clusterings import judge_clusters
-from coalface.learn.cluster import GRID, cfinch, share_within
+from coalface.learn.cluster import GRID, cfinch
 from coalface.methods.labelling import Labelling
 
 
@@ -156,29 +156,11 @@ def test_the_choice_looks_at_all_clusters_the_small_ones_as_well() -> None:
     assert Labelling(smallest=50).choose(features, labels) == Labelling().choose(features, labels)
 
 
-@pytest.mark.parametrize("algorithm", ["c-finch", "dbscan"])
-def test_a_share_fits_people_who_lie_closer_together_than_the_sources(algorithm: Any) -> None:
-    """The target is the source's geometry, drawn together around one direction: one τ for both would join everybody."""
-    features, labels = groups(30, 6, 0.1)
-    towards = torch.nn.functional.normalize(torch.ones(1, 8, dtype=torch.float64))
-    closer = torch.nn.functional.normalize(features + 3 * towards)
-    share, plain = (
-        Labelling(algorithm=algorithm, threshold="auto-share", core=2),
-        Labelling(algorithm=algorithm, core=2),
-    )
-    told, tau = share.choose(features, labels), plain.choose(features, labels)
-    assert 0.5 < told <= 1 and told == share_within(features, tau)
-    assert judge_clusters(labels, share(features, told, rng())).pairwise_f > 0.9
-    assert judge_clusters(labels, plain(closer, tau, rng())).pairwise_f < 0.3
-    assert judge_clusters(labels, share(closer, told, rng())).pairwise_f > 0.7
-
-
 @pytest.mark.parametrize(
     ("settings", "asks"),
     [
         ({}, True),
         ({"algorithm": "dbscan"}, True),
-        ({"threshold": "auto-share"}, True),
         ({"threshold": 0.3}, False),
         ({"algorithm": "finch"}, False),
         ({"algorithm": "k-means", "clusters": 4}, False),
@@ -191,7 +173,7 @@ def test_the_source_is_asked_where_a_threshold_is_wanted_and_not_given(settings:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, auto or auto-share; got 0.0"),
+        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, or auto; got 0.0"),
         ({"threshold": 2.1}, "got 2.1"),
         ({"threshold": math.nan}, "got nan"),
         ({"algorithm": "k-means"}, "k-means has to be told how many clusters there are: give `clusters`"),
