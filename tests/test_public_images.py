@@ -165,6 +165,7 @@ NONE = "starts from the class embeddings of all public identities, and {} leaves
     [
         ({"pretrain": {"method": "fedavg", "rounds": 1}}, NONE.format("'fedavg'")),
         ({"pretrain": {"rounds": 1, "loss": {"name": "subcenter-arcface"}}}, NONE.format("'centralized'")),
+        ({"pretrain": {"data": {"max_identities": 4}}}, NONE.format("'centralized'")),
         (
             {"data": {"private": None}},
             "data.private: in fedfr-joint all parties hold the public images .* `private: .identities: 150",
