@@ -1,26 +1,48 @@
-"""What changes on a CUDA device: nothing but rounding. Run with `pytest -m gpu`."""
+"""Every method on a CUDA device: a run ends near the same run on the CPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tinyruns
 import torch
 from safetensors.torch import load_file
+from tinydomains import two_domains
+from tinyruns import Silent, tiny
 
+from coalface import config, dry, experiment
+from coalface.config import Recipe
 from coalface.methods import METHODS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+
+def fitting(name: str, **engine: Any) -> Recipe:
+    """A tiny recipe for the method."""
+    cls = METHODS[name]
+    if cls.domains:
+        return two_domains({"method": name, "engine": engine})
+    data: dict[str, Any] = {"partition": {"kind": "one-identity"}} if cls.one_identity else {}
+    if cls.shares_public:
+        data = {"private": {"identities": 4}, "partition": {"parties": 2}}
+    own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
+    validators = {"judge": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
+    changes = {"method": name, "data": data, "methods": {name: own}, "validators": validators, "engine": engine}
+    return config.parse(config.merged(tiny().model_dump(mode="json"), changes))
 
 
 @pytest.mark.parametrize("name", list(METHODS))
+def test_there_is_a_recipe_for_every_method(name: str) -> None:
+    assert dry.check(fitting(name))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", list(METHODS))
 def test_a_run_on_the_device_ends_near_the_run_on_the_cpu(name: str, tmp_path: Path) -> None:
-    here = tinyruns.run(tmp_path / "cpu", method=name)
-    there = tinyruns.run(tmp_path / "cuda", method=name, engine={"device": "cuda"})
+    here, there = (
+        experiment.run(fitting(name, device=device), tmp_path / device, Silent(), report=False)
+        for device in ("cpu", "cuda")
+    )
     weights = sorted((here / "model").rglob("*.safetensors"))
     assert weights
     for path in weights:
