@@ -72,6 +72,8 @@ def stand_in(method: str) -> list[str]:
     """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
     if method in METHODS and METHODS[method].shares_public:
         return ["data.private={identities: 80}"]
+    if method in METHODS and METHODS[method].one_identity:
+        return ["data.partition.kind=one-identity"]
     if method not in METHODS or not METHODS[method].domains:
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"

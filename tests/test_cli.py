@@ -73,6 +73,11 @@ def test_the_wire_as_text_and_as_json() -> None:
     assert "1,243,072" in text and "stays at the party: Learner.head" in text
 
 
+@pytest.mark.parametrize("method", [row["method"] for row in json.loads(said("methods", "--json"))])
+def test_the_wire_of_every_method_is_shown_without_a_recipe(method: str) -> None:
+    assert re.search(r"^one .+, both ways: ", said("wire", method), re.MULTILINE)
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     path = tinyruns.write(tmp_path / "tiny.yaml")
     text = said("run", path, "method=fedprox", "--workers", "2", "--dry-run", "--out", tmp_path / "out")
