@@ -18,7 +18,7 @@ from worlds import Tiny, run
 
 from coalface.core import Tensors
 from coalface.learn.sgd import HEAD
-from coalface.learn.work import LocalWork
+from coalface.learn.work import Cursor, LocalWork
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
 
@@ -44,8 +44,9 @@ class Loop:
         source.head = (torch.from_numpy(drawn) * 0.01).double()
         for t in range(self.pretrain):
             w = source.train("pretrain", w, LR * (1 + math.cos(math.pi * t / self.pretrain)) / 2, 0.0, keep=True)
-        source.velocity = {}
-        if not self.pretrain:
+        if self.pretrain:  # the next stage has orders of its own
+            source.velocity, source.cursor = {}, Cursor(epoch=source.cursor.epoch + 1)
+        else:
             source.head = source.means(w)
         for t in range(self.rounds):
             if t == 0 or (self.relabel and t % self.relabel == 0):
