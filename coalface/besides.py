@@ -109,6 +109,29 @@ def cosines(groups: Mapping[str, Group]) -> list[str]:
     return ["", said, "", *aligned(rows, left=1)]
 
 
+def public_images(groups: Mapping[str, Group]) -> list[str]:
+    """Which share of the public images clients trained on, where cells say it: hard negatives are some of them."""
+    found = {label: [_shares(cell.get("public_images")) for cell in group] for label, group in groups.items()}
+    names = ("first round", "last round", "all rounds")
+    rows = [["setting", *names]]
+    for label, group in groups.items():
+        if any(found[label]):
+            values = [by_seed(group, [each.get(name) for each in found[label]]) for name in names]
+            rows.append([label, *map(mean_and_spread, values)])
+    if len(rows) == 1:
+        return []
+    said = "Share of the public images that clients trained on in a round, in percent: mean over clients,"
+    return ["", said, "then over seeds ± standard deviation.", "", *aligned(rows, left=1)]
+
+
+def _shares(said: Mapping[str, Any] | None) -> dict[str, float]:
+    each = [100 * np.array(rounds) / said["held"] for rounds in said["used"].values() if rounds] if said else []
+    if not each:
+        return {}
+    ends = {"first round": [one[0] for one in each], "last round": [one[-1] for one in each]}
+    return {name: float(np.mean(of)) for name, of in {**ends, "all rounds": [one.mean() for one in each]}.items()}
+
+
 def _place(name: str) -> int:
     """The figures of clients' own thresholds come last."""
     return name.startswith("accepted")

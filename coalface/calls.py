@@ -106,6 +106,7 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
     looked_at = {
         "labels": (models.labels, None, "who is in an image"),
         "classifier": (models.classifier, None, "a class embedding of its own"),
+        "public_used": (models.public_used, None, "which public images are near its people"),
         "personal": (models.personal, models.common, "its model for its own people"),
     }
     for what, (step, common, stays) in looked_at.items():

@@ -193,6 +193,9 @@ class Models:
     labels: Callable[..., Any] | None = None
     """A step with `stays=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
     where it has none. The lab alone asks for it."""
+    public_used: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives how many public `images` (rounds,) a party trained on in each round that it
+    took part in; nothing where in none. The lab alone asks for it."""
 
     def __post_init__(self) -> None:
         if self.shared is None and self.at_party is None:

@@ -172,6 +172,7 @@ def _execute(
         elif test is not None:
             own = enrolled.judge(server, models, here, train, test)
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
+        used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
         faults = server.check_ledgers()
         modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
@@ -181,6 +182,8 @@ def _execute(
         summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
     if found:
         summary["clusters"] = found
+    if used and here.public is not None:
+        summary["public_images"] = {"held": len(here.public), "used": used}
     if own:
         summary["enrolled"] = own
     elif test is not None and "personalised" not in summary:

@@ -156,7 +156,7 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
     line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in kept}}
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
-    line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised") if key in summary}
+    line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised", "public_images") if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
         line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
     return {**line, "lists": lists, "evidence": evidence}

@@ -18,6 +18,7 @@ from coalface.besides import (
     flat,
     mean_and_spread,
     personalised,
+    public_images,
 )
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
@@ -73,6 +74,7 @@ def table(
     lines += enrolled(there)
     bases = _bases(list(groups if baselines else there), next(iter(baselines), None)) if there else {}
     lines += personalised(there, {label: base for label, base in bases.items() if base in there})
+    lines += public_images(there)
     lines += cosines(there)
     whole = True
     if missing := [cell for cell in cells if cell.recipe.digest() not in done]:

@@ -291,6 +291,10 @@ class Asking(Federation):
         """The labels that every party has for its images, by the step that `models` names: for the lab's eyes alone."""
         return iter(()) if models.labels is None else self._staying(models.labels, None)
 
+    def used_public(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """How many public images each party trained on, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.public_used is None else self._staying(models.public_used, None)
+
     def _staying(
         self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[str, Tensors]]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from coalface.evaluate.identification import Identification, identify
 from coalface.evaluate.verification import TarAtFar, allowed
-from coalface.learn.neighbours import inner
+from coalface.learn.inner import inner
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Those of the field's tables of IJB-B and IJB-C; of IJB-A it is 1e-3."""

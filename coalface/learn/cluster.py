@@ -36,7 +36,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.learn.neighbours import FirstNeighbours, first_neighbours, inner
+from coalface.learn.inner import inner
+from coalface.learn.neighbours import FirstNeighbours, first_neighbours
 
 Labels = NDArray[np.int64]
 

@@ -38,10 +38,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coalface.learn.identical import Groups, identical
+from coalface.learn.inner import CHUNK, few, inner_of, slices
+
 Precision = Literal["auto", "bfloat16", "float32"]
 
-BLOCK = {"cpu": 2048, "cuda": 8192}
-"""Rows of a block; a multiple of `SEGMENT`."""
+BLOCK = {"cpu": (2048, 4096), "cuda": (8192, 8192)}
+"""Rows of a block, of few rows and of `MANY`; multiples of `SEGMENT`."""
+MANY = 65536
+"""From so many rows on a larger block is small beside them, and has less to do between products."""
 SEGMENT = 64
 """Of so many cosines only the largest is looked at, as long as it is not that of a candidate."""
 CROWDED = 8
@@ -52,8 +57,6 @@ FEW = 4096
 """Up to so many rows float32 is as fast as bfloat16."""
 PROBES = 128
 """Rows whose neighbourhood is looked at before a precision is chosen."""
-CHUNK = 2**18
-"""Numbers that are widened to float64 at a time."""
 
 NOT = -4.0
 """Stands for the product of a row with itself, and of rows that are not there; below all others."""
@@ -82,7 +85,7 @@ def first_neighbours(rows: Tensor, *, precision: Precision = "auto", block: int 
 
     Raises ValueError unless all rows are finite and of length one to 1e-3, and names those that are not.
     """
-    block = block or BLOCK.get(rows.device.type, 2048)
+    block = block or BLOCK.get(rows.device.type, BLOCK["cpu"])[len(rows) >= MANY]
     if precision not in ("auto", "bfloat16", "float32") or block < 1:
         raise ValueError(f"precision is auto, bfloat16 or float32, a block a row at least; got {precision}, {block}")
     if rows.dtype not in (torch.float32, torch.float64):
@@ -90,7 +93,7 @@ def first_neighbours(rows: Tensor, *, precision: Precision = "auto", block: int 
     _check(rows)
     block = -(-min(block, max(1, len(rows))) // SEGMENT) * SEGMENT
     with _as_it_is(rows.device):
-        groups = _identical(rows)
+        groups = identical(rows)
         if groups is None:
             search = _Search(rows, None, block, precision)
             search.run()
@@ -98,32 +101,6 @@ def first_neighbours(rows: Tensor, *, precision: Precision = "auto", block: int 
         search = _Search(rows, groups.lowest, block, precision)
         search.run()
         return _with_identical(rows, groups, search)
-
-
-def inner(left: Tensor, right: Tensor) -> Tensor:
-    """(n,) T of the n pairs of rows of (n, d) `left` and `right`, or of every row and the only one of `right`."""
-    count, d = left.shape
-    found = left.new_empty(count, dtype=torch.float64)
-    width = 1 << max(0, d - 1).bit_length()
-    for part in _slices(count, max(1, CHUNK // width)):
-        products = left[part].double() * (right[part] if len(right) > 1 else right).double()
-        if not d:
-            products = products.new_zeros(len(products), 1)
-        while products.shape[1] > 1:
-            half = 1 << (products.shape[1] - 1).bit_length() - 1
-            # The missing entries up to a power of two are zeros, which alter nothing: they are not added.
-            products, rest = products[:, :half].contiguous(), products[:, half:]
-            products[:, : rest.shape[1]] += rest
-        found[part] = products[:, 0]
-    return found
-
-
-def inner_of(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """(n,) T of the pairs of rows that `left` and `right`, (n,) each, name."""
-    found = rows.new_empty(len(left), dtype=torch.float64)
-    for part in _slices(len(left), _few(rows)):
-        found[part] = inner(rows[left[part]], rows[right[part]])
-    return found
 
 
 class _Search:
@@ -148,7 +125,7 @@ class _Search:
         self.low = self._rounded(precision)
 
     def run(self) -> None:
-        blocks = list(_slices(self.count, self.block))
+        blocks = list(slices(self.count, self.block))
         memory = self.rows.new_empty(self.block * self.block, dtype=self.low.dtype)
         for one in blocks:  # neighbours often lie close in the order as well: then these settle most
             self._meet(one, one, memory)
@@ -177,7 +154,7 @@ class _Search:
         whole = self.at is None and self.rows.dtype == dtype
         low = self.rows if whole else self.rows.new_empty(self.count, self.d, dtype=dtype)
         longest = widest = error = 0.0
-        for part in _slices(self.count, max(1, CHUNK // max(1, self.d))):
+        for part in slices(self.count, max(1, CHUNK // max(1, self.d))):
             exact = self._take(part).double()
             longest = max(longest, _longest(exact))
             if not whole:
@@ -198,7 +175,7 @@ class _Search:
         step = max(1, self.count // PROBES)
         some = self._take(torch.arange(0, self.count, step, device=self.rows.device)).float()
         kept = some.new_full((len(some), CROWDED + 2), -math.inf)  # with the row itself
-        for part in _slices(self.count, 8 * self.block):
+        for part in slices(self.count, 8 * self.block):
             found = some @ self._take(part).float().T
             kept = torch.cat([kept, found], dim=1).topk(CROWDED + 2, dim=1).values
         width = 2 * (self.bound + self.relative * kept[:, 1].abs())
@@ -312,58 +289,7 @@ class _Search:
         torch.maximum(self.floor, self.best, out=self.floor)
 
 
-# Identical rows
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Rows that are bit for bit the same, but for the sign of zeros."""
-
-    lowest: Tensor
-    """(G,) the lowest row of each group, ascending."""
-    second: Tensor
-    """(G,) the next one, −1 where there is none."""
-    of: Tensor
-    """(N,) the group of each row."""
-
-
-def _identical(rows: Tensor) -> _Groups | None:
-    """The groups of identical rows; None where no two are. Groups may be too many: T then finds rows equally near."""
-    hashes = rows.new_empty(len(rows), dtype=torch.int64)
-    for part in _slices(len(rows), _few(rows)):
-        hashes[part] = _hash(rows[part])
-    hashes, order = hashes.sort(stable=True)
-    again = (hashes[1:] == hashes[:-1]).nonzero().view(-1) + 1
-    for part in _slices(len(again), _few(rows)):
-        places = again[part]
-        same = (rows[order[places]] == rows[order[places - 1]]).all(dim=1)
-        again[part] = torch.where(same, places, 0)
-    again = again[again > 0]
-    if not len(again):
-        return None
-    first = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    first[again] = False
-    starts = first.nonzero().view(-1)
-    lowest, rank = order[starts].sort()
-    following = (starts + 1).clamp_(max=len(rows) - 1)
-    second = torch.where(first[following], -1, order[following])[rank]
-    place = torch.empty_like(rank)
-    place[rank] = torch.arange(len(rank), device=rows.device)
-    of = torch.empty_like(order)
-    of[order] = place[first.cumsum(0) - 1]
-    return _Groups(lowest=lowest, second=second, of=of)
-
-
-def _hash(rows: Tensor) -> Tensor:
-    """(n,) int64 Σ_k b_k m_k modulo 2⁶⁴, b_k the mixed bits of the entries, m_k odd; rarely that of another row."""
-    bits = (rows + 0.0).view(torch.int32 if rows.dtype == torch.float32 else torch.int64).long()  # −0 becomes 0
-    # Weyl's sequence by the golden ratio, 2⁶⁴ (√5 − 1) / 2, made odd.
-    factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * -7046029254386353131 | 1
-    bits ^= bits >> 15
-    return (bits * factors).sum(dim=1)
-
-
-def _with_identical(rows: Tensor, groups: _Groups, search: _Search) -> FirstNeighbours:
+def _with_identical(rows: Tensor, groups: Groups, search: _Search) -> FirstNeighbours:
     """The neighbours of all rows from those of the lowest of each group."""
     best, place = search.best, torch.where(search.place < 0, -1, groups.lowest[search.place])
     twin = inner_of(rows, groups.lowest, groups.lowest).masked_fill_(groups.second < 0, -math.inf)
@@ -375,14 +301,11 @@ def _with_identical(rows: Tensor, groups: _Groups, search: _Search) -> FirstNeig
     return FirstNeighbours(index=torch.where(mine, other, place), cosine=torch.where(mine, twin, best))
 
 
-# Helpers
-
-
 def _check(rows: Tensor) -> None:
     if rows.ndim != 2:
         raise ValueError(f"rows have the shape (N, d); got {tuple(rows.shape)}")
     off = rows.new_empty(len(rows), dtype=torch.float64)
-    for part in _slices(len(rows), _few(rows)):
+    for part in slices(len(rows), few(rows)):
         off[part] = _lengths(rows[part])
     bad = (~((off - 1).abs() <= 1e-3)).nonzero().view(-1).tolist()  # a length that is no number is not near 1
     if bad:
@@ -418,19 +341,9 @@ def _says(place: object) -> bool:
     return hasattr(place, "fp32_precision")
 
 
-def _few(rows: Tensor) -> int:
-    """How many rows are widened at a time."""
-    return max(1, CHUNK // max(1, rows.shape[1]))
-
-
 def _lengths(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
 
 
 def _longest(rows: Tensor) -> float:
     return float(_lengths(rows).max()) if rows.numel() else 0.0
-
-
-def _slices(count: int, step: int) -> Iterator[slice]:
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))

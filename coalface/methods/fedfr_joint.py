@@ -62,6 +62,8 @@ class Own:
     kept: Tensors
     """What the BatchNorm policy keeps from the wire."""
     cursor: Cursor
+    used: tuple[int, ...] = ()
+    """How many public images it trained on, in each of its rounds."""
 
 
 @state
@@ -230,6 +232,7 @@ class FedFRJoint(Method):
             model=party.backbone.shared(),
             kept=party.backbone.kept(),
             cursor=cursor,
+            used=(*before.used, len(data) - len(party.data)),
         )
         return trained.loss, len(data), trained, kept
 
@@ -338,8 +341,15 @@ class FedFRJoint(Method):
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
+    @step(role="trainer", stays=True)
+    def near_images(self, party: Party, own: Own | None) -> Tensors:
+        """How many public images the party trained on in each of its rounds."""
+        return {} if own is None else {"images": torch.tensor(own.used, dtype=torch.int64)}
+
     def models(self, fed: Federation, state: State) -> Models:
+        used = self.near_images if self.public != "none" else None
         if fed.policy == "average":
-            return Models(shared=state.backbone, personal=self.personal)
+            return Models(shared=state.backbone, personal=self.personal, public_used=used)
         common = Global(backbone=state.backbone, classifier=state.classifier)
-        return Models(at_party=self.generic, personal=self.personal, common=common)  # BatchNorm differs by party
+        # BatchNorm differs by party
+        return Models(at_party=self.generic, personal=self.personal, public_used=used, common=common)

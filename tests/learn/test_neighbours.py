@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.learn import neighbours
-from coalface.learn.neighbours import Precision, _Search, first_neighbours, inner
+from coalface.learn.inner import inner
+from coalface.learn.neighbours import Precision, _Search, first_neighbours
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "auto")
 

@@ -258,7 +258,7 @@ def test_the_command_says_what_leaves_a_client() -> None:
     up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
     assert up == {"backbone", "classifier", "images", "loss"} and down == {"backbone", "classifier"}
     assert set(told["stays"]) == {
-        "Own.classes", "Own.branch", "Own.model", "Own.kept", "Own.cursor.epoch", "Own.cursor.offset",
+        "Own.classes", "Own.branch", "Own.model", "Own.kept", "Own.cursor.epoch", "Own.cursor.offset", "Own.used",
     }  # fmt: skip
 
 
