@@ -68,6 +68,8 @@ class Private(Section):
     """So many of them, drawn by a fixed seed."""
     min_images: int = 1
     """From those with so many images or more."""
+    dealt: int | None = Field(None, ge=1)
+    """The parties hold only so many of them, and nobody the rest; None: all."""
 
 
 class Testing(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from coalface.data.testing import hold_back
 from coalface.methods import METHODS
 from coalface.pairlists import SPLIT_SEED
 from coalface.sections import Private
-from coalface.sources import Packing, below_root, folder, listed, open_source
+from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
 
 
 def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
@@ -59,10 +60,15 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
         raise RecipeError(f"data.test.images: {error}") from None
     if recipe.data.side != "both" or recipe.data.private is None:
         return rest, test
-    private = _private(faces, recipe.data.private)  # public people are nobody's clients and keep all images
-    own = private[test.labels]
-    kept = np.isin(faces.rows, test.rows[own], invert=True)
-    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(own))
+    whose = of_the_parties(recipe, test.names)[test.labels]  # public people are nobody's clients and keep all images
+    kept = np.isin(faces.rows, test.rows[whose], invert=True)
+    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(whose))
+
+
+def of_the_parties(recipe: Recipe, names: Sequence[str]) -> NDArray[np.bool_]:
+    """(n,) which of some identities the parties hold, and which are public."""
+    private = recipe.data.model_copy(update={"side": None, "test": None})
+    return np.isin(names, split(recipe.model_copy(update={"data": private}), unseen).train.names)
 
 
 def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
@@ -115,7 +121,8 @@ def split(recipe: Recipe, packing: Packing | None) -> Split:
             except ValueError as error:
                 raise RecipeError(f"validators.{name}.identities: {error}") from None
     if data.private is not None:
-        faces = faces if data.side == "both" else side(faces, data.private, public=data.side == "public")
+        public, dealt = _public(faces, data.private), _dealt(faces, data.private)
+        faces = faces.only(np.flatnonzero({"public": public, "both": public | dealt}.get(data.side or "", dealt)))
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
@@ -124,22 +131,30 @@ def split(recipe: Recipe, packing: Packing | None) -> Split:
     return Split(faces, held, aside, calibration)
 
 
-def side(faces: FaceSet, private: Private, *, public: bool) -> FaceSet:
-    """The images of the parties, or those of nobody's party, disjoint by identity."""
-    return faces.only(np.flatnonzero(_private(faces, private) != public))
+def _public(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
+    """(len(names),) which identities are nobody's."""
+    found = np.ones(len(faces.names), dtype=bool)
+    found[_drawn(faces, private)] = False
+    return found
 
 
-def _private(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
-    """(len(names),) which identities are the parties'."""
+def _dealt(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
+    """(len(names),) which identities the parties hold; those for fewer are among those for more."""
+    found = np.zeros(len(faces.names), dtype=bool)
+    found[_drawn(faces, private)[: private.dealt]] = True
+    return found
+
+
+def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
     eligible = np.flatnonzero(faces.counts() >= private.min_images)
     if len(eligible) < private.identities:
         raise RecipeError(
             f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
             f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
         )
-    chosen = np.zeros(len(faces.names), dtype=bool)
-    chosen[generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]] = True
-    return chosen
+    if (private.dealt or 0) > private.identities:
+        raise RecipeError(f"data.private.dealt: {private.dealt:,} of {private.identities:,} identities; give fewer")
+    return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]
 
 
 def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:

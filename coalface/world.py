@@ -85,7 +85,7 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 def clients(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """Who is served: the parties of the partition, whether or not the method pools them; public people are nobody's."""
     if recipe.data.side == "both" and recipe.data.private is not None:
-        faces = splits.side(faces, recipe.data.private, public=False)
+        faces = faces.only(np.flatnonzero(splits.of_the_parties(recipe, faces.names)))
     return silos_of(recipe, faces)
 
 

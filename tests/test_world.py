@@ -270,3 +270,21 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
         splits.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
     with pytest.raises(RecipeError, match=r"data.side: without data.private there is one side only"):
         tiny(data={"side": "public"})
+
+
+def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None:
+    private = {"identities": 4, "min_images": 3}
+    data = {"hold_out": 6, "private": private, "partition": {"kind": "one-identity"}, "test": {"images": 1}}
+    few = {**data, "private": {**private, "dealt": 2}}
+    whole, part = (splits.training_faces(tiny(data=of))[0] for of in (data, few))
+    assert len(part.names) == 2 and set(part.names) < set(whole.names)
+    sides = [splits.training_faces(tiny(data={**of, "side": "public", "test": None}))[0].names for of in (data, few)]
+    assert sides[0] == sides[1] and not set(sides[0]) & set(whole.names)
+    for of, names in ((data, whole.names), (few, part.names)):  # pooled: the same clients, though test images are gone
+        both = tiny(method="centralized", data={**of, "side": "both"})
+        train, test = splits.training_faces(both)[0], splits.testing(both)
+        assert set(train.names) == set(sides[0]) | set(names) and test is not None
+        assert {name for own in world.clients(both, train).values() for name in own.names} == set(names)
+        assert {test.names[label] for label in test.labels} == set(names)
+    with pytest.raises(RecipeError, match=r"data.private.dealt: 5 of 4 identities; give fewer"):
+        splits.training_faces(tiny(data={**data, "private": {**private, "dealt": 5}}))
