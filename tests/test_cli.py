@@ -17,7 +17,7 @@ from coalface import cli, config, experiment
 from coalface.data.pack import read_pack
 
 COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
-COMMANDS += ["models", "import-config", "data convert", "data inspect", "data align"]
+COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
 
 
 def said(*arguments: object) -> str:
@@ -54,7 +54,7 @@ def test_the_methods_as_a_table_and_as_json() -> None:
     rows = json.loads(said("methods", "--json"))
     assert [row["method"] for row in rows if not row["method"].endswith("-fv") or row["method"] == "fedfv"] == [
         *("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "fedface", "fedaws", "fedfv", "feduv"),
-        *("positive-only", "random-init", "fedfr-joint", "finetune", "kd"),
+        *("positive-only", "random-init", "fedfr-joint", "finetune", "kd", "fedface-multi"),
         *("fedfr-uda", "source-only", "target-only", "merge", "finetune-pseudo", "dan", "dann", "solo", "centralized"),
     ]
     by_name = {row["method"]: row for row in rows}

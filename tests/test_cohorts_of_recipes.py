@@ -39,6 +39,7 @@ def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) 
 
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {}, "the method has no batched form"),
+    ("fedface-multi", {}, "clients of several identities have a softmax of their own each"),
     ("fedface", {"model": {"name": "mobilefacenet"}}, "the backbone has BatchNorm, whose statistics are of a party's"),
     ("fedface", {"local": {"epochs": 2}}, "a party of 4 images takes 2 local steps a round"),
     ("fedfv", {"local": {"batch": 2}}, "a party of 4 images takes 2 local steps.*local.epochs=1 and local.batch=4"),

@@ -73,11 +73,12 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
 def variants(name: str) -> tuple[Method, Tiny]:
     """The method with BatchNorm and, where it can, partly asked.
 
-    BatchNorm is kept at the parties, but not where validators need it, nor where clients of one identity keep nothing.
+    BatchNorm is kept at the parties, but not where validators need it, nor where clients keep nothing.
     """
     fields = {f.name for f in METHODS[name].__dataclass_fields__.values()}  # type: ignore[attr-defined]
     method, build = recipe(name, **({"sample": 2} if "sample" in fields else {}))
-    shared = build.validators or METHODS[name].one_identity
+    stateless = METHODS[name].one_identity or not any(d.keeps for d in METHODS[name].own_steps.values())
+    shared = build.validators or stateless
     return method, replace(build, norm=True, policy="average" if shared else "local")
 
 

@@ -10,6 +10,7 @@ from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedavg_fv import FedAvgFV
 from coalface.methods.fedaws import FedAwS
 from coalface.methods.fedface import FedFace
+from coalface.methods.fedface_multi import FedFaceMulti
 from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.methods.fedfv import FedFV
@@ -50,6 +51,7 @@ METHODS: dict[str, type[Method]] = {
     "fedfr-joint": FedFRJoint,
     "finetune": Finetune,
     "kd": KD,
+    "fedface-multi": FedFaceMulti,
     "fedfr-uda": FedFRUDA,
     "source-only": SourceOnly,
     "target-only": TargetOnly,

@@ -1,0 +1,128 @@
+"""FedFace with several identities a client, as C.-T. Liu et al. 2022 (FedFR, Figure 4) take it to compare with.
+
+FedFace is for one identity a client. Where a client holds more, CosFace over its own class embeddings takes the place
+of the squared hinge; the server keeps the class embeddings of all clients apart, as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coalface.core import Backbone, Federation, Mean, Party, Tensors, free, message, step
+from coalface.learn.cosines import unit
+from coalface.learn.hinges import PositiveHinge
+from coalface.learn.margins import CosFace, CosineLoss
+from coalface.learn.one_identity import batches, first_centres
+from coalface.learn.sgd import train
+from coalface.learn.spreadout import mean_cosine
+from coalface.methods.fedface import Centre, FedFace, Global, State
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i."""
+    centre: Tensor = free()
+    """(k, d) the class embeddings of all identities of the client, each at length one: the server learns them."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFaceMulti(FedFace):
+    """`fedface` whose messages carry (k, d) class embeddings, k the identities of a client; with k = 1 it is `fedface`.
+
+    A client that was sent (1, d) zeros starts each class embedding from the mean feature of its identity, and thereby
+    says how many it has. What it sends in another shape later, or with a row of zeros, leaves what it had.
+    """
+
+    title: ClassVar[str] = "fedface for clients of several identities: CosFace at the client, spreadout at the server"
+    paper: ClassVar[str] = "C.-T. Liu et al. 2022, Figure 4"
+    setting: ClassVar[str] = "cross-silo"
+    one_identity: ClassVar[bool] = False
+
+    start: Literal["mean"] = "mean"
+    loss: CosineLoss = CosFace(scale=30.0, margin=0.4)
+    """Of clients with two identities or more; of the others it is the squared hinge."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start != "mean":
+            raise ValueError("start: the server does not know how many identities a client has; leave it out")
+        if self.loss.rows(2) != 2 or self.loss.extra(2):
+            raise ValueError(
+                f"{type(self.loss).__name__} trains more than one class embedding for each identity, or something "
+                "beside them, which the messages have no place for: take a loss such as cosface"
+            )
+
+    def init(self, fed: Federation) -> State:
+        if fed.policy != "average":
+            raise ValueError(
+                f"clients of fedface-multi keep nothing between rounds, and with model.batchnorm={fed.policy} they "
+                "would keep BatchNorm's tensors: set model.batchnorm=average"
+            )
+        return State(backbone=fed.initial, centres={})
+
+    def round(self, fed: Federation, state: State) -> State:
+        chosen = fed.sample("trainer", self.sample) if self.sample is not None else fed.parties("trainer")
+        none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
+        before = {client: state.centres.get(client, none) for client in chosen}
+        answer = fed.ask(
+            self.train,
+            common=Global(backbone=state.backbone),
+            each={client: Centre(centre=centre) for client, centre in before.items()},
+            folds=[Mean("backbone", by="images")],
+        )
+        came = {client: w for client, w in answer.each["centre"].items() if _fits(w, before[client])}
+        centres = state.centres | came
+        if centres:
+            names = sorted(centres)
+            matrix = self.spread(torch.cat([centres[client] for client in names]))
+            centres = dict(zip(names, matrix.split([len(centres[client]) for client in names]), strict=True))
+            fed.log(**({"cosine": mean_cosine(matrix)} if len(matrix) > 1 else {}))
+        fed.log(loss=answer.mean("loss", by="images"))
+        return State(backbone=answer.folded["backbone"], centres=centres)
+
+    @step(role="trainer")
+    def train(self, party: Party, common: Global, each: Centre) -> Update:
+        if party.shards is not None:
+            raise ValueError("class embeddings that are sent are not split over processes: leave out engine.shards")
+        several = len(party.data.names) > 1
+        centres = each.centre if each.centre.any() else _means(party, common.backbone, each.centre)
+        party.backbone.load(common.backbone)
+        trained = train(
+            party,
+            centres,
+            batches(party, self.local),
+            self.loss if several else PositiveHinge(self.wanted),
+            lr=self.local.lr_at(party.round, party.rounds),
+            momentum=self.local.momentum,
+            weight_decay=self.local.weight_decay,
+            sample_rate=self.local.sample_rate if several else None,
+            fixed_head=self.fixed,
+        )
+        images = len(party.data)
+        return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        return "clients of several identities have a softmax of their own each"
+
+
+def _fits(sent: Tensor, before: Tensor) -> bool:
+    """Whether the server can take what a client sent in the place of its class embeddings, zeros where it had none."""
+    alike = sent.ndim == 2 and sent.shape[1] == before.shape[1] and sent.dtype == before.dtype
+    counts = alike and len(sent) > 0 and (len(sent) == len(before) or not before.any())
+    return counts and bool(sent.any(1).all())
+
+
+def _means(party: Party, backbone: Tensors, none: Tensor) -> Tensor:
+    """(k, d) mean features of the party's identities, each as `fedface` has it for a client of that one alone."""
+    each = [replace(party, data=party.data.only([number])) for number in range(len(party.data.names))]
+    return torch.cat([first_centres([one], backbone, [none])[0] for one in each])

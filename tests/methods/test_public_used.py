@@ -1,0 +1,214 @@
+"""How many public images clients trained on: what a run's summary says, and the table of a sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from clients import heard_run
+from jointly import EXACT, followed, joint
+from safetensors.torch import load_file
+from test_public_images import recipe
+from tinyruns import Silent
+from worlds import Stop, run, stopping
+
+from coalface import besides, experiment, splits, wire, world
+from coalface.config import Recipe
+from coalface.core import Party, Tensors
+from coalface.data.augment import to_tensor
+from coalface.data.faces import FaceSet
+from coalface.methods.fedfr_joint import FedFRJoint, Own, Update
+
+CLIENTS = ["silo-00", "silo-01", "silo-02"]
+HELD = 30
+"""Six public people of five images."""
+NEAR = 0.9
+"""Above this cosine some public images are near an untrained network's features of a client, and others are not."""
+
+
+def shared(rounds: int = 2, **joint: Any) -> Recipe:
+    own = {"threshold": NEAR, "contrastive": 0.0, "branch": "none", **joint}
+    return recipe(pretrain=None, rounds=rounds, local={"lr": 0.002}, methods={"fedfr-joint": own})
+
+
+def said(made: Recipe, out: Path) -> Any:
+    """What the summary has of it; None where it has nothing."""
+    experiment.run(made, out, Silent(), report=False)
+    return json.loads((out / "summary.json").read_text()).get("public_images")
+
+
+def by_hand(made: Recipe, model: Tensors) -> dict[str, int]:
+    """How many public images have a cosine above the threshold to any of a client's, by two loops."""
+    module = world.backbone(made).module
+    module.load_state_dict({**module.state_dict(), **model})
+
+    def features(faces: FaceSet) -> torch.Tensor:
+        with torch.no_grad():
+            rows = module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
+        return rows / rows.norm(dim=1, keepdim=True)
+
+    public = splits.public_faces(made)
+    assert public is not None and len(public) == HELD
+    others, found = features(public), {}
+    for party, faces in world.build_world(made.resolved()).data.items():
+        mine = features(faces)
+        found[party] = sum(any(float(one @ other) > NEAR for one in mine) for other in others)
+    return found
+
+
+def test_a_summary_has_the_public_images_held_and_those_of_every_client_and_round(tmp_path: Path) -> None:
+    """As a double loop over the features by the model of the round before it says."""
+    made = shared()
+    found = said(made, tmp_path / "two")
+    said(shared(rounds=1), tmp_path / "one")
+    before = [world.backbone(made).shared(), load_file(tmp_path / "one" / "model" / "backbone.safetensors")]
+    each = [by_hand(made, model) for model in before]
+    assert found == {"held": HELD, "used": {party: [one[party] for one in each] for party in CLIENTS}}
+    counts = [count for rounds in found["used"].values() for count in rounds]
+    assert 0 < min(counts) < max(counts) and len(set(counts)) > 2 and min(counts) < HELD
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        ({"threshold": -1.0}, [HELD, HELD]),
+        ({"public": "all"}, [HELD, HELD]),
+        ({"threshold": 1.0}, [0, 0]),
+        ({"public": "none"}, None),
+    ],
+)
+def test_all_of_them_or_none(settings: dict[str, Any], each: list[int] | None, tmp_path: Path) -> None:
+    expected = {"held": HELD, "used": dict.fromkeys(CLIENTS, each)} if each is not None else None
+    assert said(shared(**settings), tmp_path / "run") == expected
+
+
+def test_a_client_has_a_count_for_each_round_that_it_took_part_in(tmp_path: Path) -> None:
+    found = said(shared(rounds=3, sample=1), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    came = [party for line in lines for party in line["losses"]]
+    assert len(came) == 3 and {p: len(counts) for p, counts in found["used"].items()} == {
+        p: came.count(p) for p in sorted(set(came))
+    }
+
+
+def test_the_round_alone_of_fine_tuning_counts_too(tmp_path: Path) -> None:
+    own = {"threshold": NEAR, "contrastive": 0.0, "tuning": 1}
+    found = said(recipe(method="finetune", pretrain=None, rounds=1, methods={"finetune": own}), tmp_path / "run")
+    assert [len(found["used"][party]) for party in CLIENTS] == [2, 2, 2]
+
+
+def test_they_are_what_the_plain_loop_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, members, _, _ = followed(joint(sample=2, rounds=4), tmp_path, monkeypatch, EXACT)
+    found = {party: given["images"].tolist() for party, given in ran.server.used_public(ran.models) if given}
+    assert found == {party: client.near for party, client in members.items() if client.near}
+    assert sum(map(len, found.values())) == 8
+
+
+# --- stopped and resumed ----------------------------------------------------------------------------------------------
+
+
+class Breaks(Silent):
+    def round(self, record: dict[str, Any]) -> None:
+        raise Stop
+
+
+def test_a_run_that_broke_off_says_the_same(tmp_path: Path) -> None:
+    whole = said(shared(), tmp_path / "whole")
+    with pytest.raises(Stop):
+        experiment.run(shared(), tmp_path / "broken", Breaks(), report=False)
+    experiment.resume(tmp_path / "broken", Silent())
+    summary = json.loads((tmp_path / "broken" / "summary.json").read_text())
+    assert summary["public_images"] == whole and all(len(counts) == 2 for counts in whole["used"].values())
+    experiment.resume(tmp_path / "broken", Silent())  # and a finished one that is judged again
+    assert json.loads((tmp_path / "broken" / "summary.json").read_text())["public_images"] == whole
+
+
+@pytest.mark.parametrize("after", range(0, 9, 2))
+def test_wherever_it_is_stopped_no_round_counts_twice(after: int, tmp_path: Path) -> None:
+    method = joint(rounds=3, contrastive=0.0, branch="none")
+    whole = run(method, tmp_path / "whole", EXACT)
+    with pytest.raises(Stop):
+        run(method, tmp_path / "stopped", EXACT, checkpoint=2, transport=stopping(after))
+    again = run(method, tmp_path / "stopped", EXACT, checkpoint=2)
+    found, expected = (
+        {party: given["images"].tolist() for party, given in ran.server.used_public(ran.models)}
+        for ran in (again, whole)
+    )
+    assert found == expected and [len(counts) for counts in found.values()] == [3, 3, 3]
+
+
+# --- nothing of it on the wire ----------------------------------------------------------------------------------------
+
+
+def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that keeps other counts sends the same bytes, and to ask for them leaves no trace."""
+    method = joint(rounds=3, weights="images")
+    ran, heard = heard_run(method, tmp_path / "true", EXACT)
+    before = ran.bytes()
+    given = {party: one["images"].tolist() for party, one in ran.server.used_public(ran.models)}
+    assert all(counts and max(counts) > 0 for counts in given.values())
+    assert ran.bytes() == before and {h.request.step for h in heard} == {"train"}
+    own = {p: len(faces) for p, faces in EXACT().data.items()}
+    assert all(wire.unpack(bytearray(h.data), Update).images == own[h.request.party] for h in heard)
+
+    plain = FedFRJoint.work
+
+    def other(self: FedFRJoint, party: Party, kept: Own | None, common: Any) -> Any:
+        loss, images, trained, after = plain(self, party, kept, common)
+        # As many digits: the tensors that lie behind them in the file start where they did, and round as they did.
+        wrong = 99 if after.used[-1] > 9 else 9 - (after.used[-1] == 9)
+        return loss, images, trained, Own(**{**vars(after), "used": (*after.used[:-1], wrong)})
+
+    monkeypatch.setattr(FedFRJoint, "work", other)
+    lies, told = heard_run(method, tmp_path / "other", EXACT)
+    kept = {party: one["images"].tolist() for party, one in lies.server.used_public(lies.models)}
+    assert all(set(kept[party]) <= {99, 9, 8} and kept[party] != counts for party, counts in given.items())
+    assert [h.data for h in told] == [h.data for h in heard]
+    assert [wire.encode(h.common).data for h in told] == [wire.encode(h.common).data for h in heard]
+
+
+def test_a_weight_of_all_that_was_trained_on_tells_the_server_of_it(tmp_path: Path) -> None:
+    """With `weights: trained`, which `official` is, the number of images that a client sends has them in it."""
+    ran, heard = heard_run(joint(rounds=2, weights="trained", contrastive=0.0), tmp_path, EXACT)
+    own = {p: len(faces) for p, faces in EXACT().data.items()}
+    used = {party: one["images"].tolist() for party, one in ran.server.used_public(ran.models)}
+    for h in heard:
+        public = used[h.request.party][h.request.round - 1]
+        assert wire.unpack(bytearray(h.data), Update).images == own[h.request.party] + public
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def cell(seed: int, held: int = 0, **used: list[int]) -> dict[str, Any]:
+    return {"seed": seed, **({"public_images": {"held": held, "used": used}} if used else {})}
+
+
+def test_the_table_is_the_one_by_hand() -> None:
+    """Of seed 0 clients of 5 and 0, then 10 and 5 of 10 images; of seed 1 one client of 2, 4, 6 of 20."""
+    groups = {
+        "a": [cell(0, 10, x=[5, 10], y=[0, 5]), cell(1, 20, x=[2, 4, 6], y=[])],
+        "two halves of a seed": [cell(0, 10, x=[1]), cell(0, 10, x=[3])],
+        "without": [cell(0), cell(1)],
+        "in one seed of two": [cell(0, 8, x=[1, 2, 6]), cell(1)],
+    }
+    assert besides.public_images(groups) == [
+        "",
+        "Share of the public images that clients trained on in a round, in percent: mean over clients,",
+        "then over seeds ± standard deviation.",
+        "",
+        "| setting              |   first round |    last round |    all rounds |",
+        "|----------------------|--------------:|--------------:|--------------:|",
+        "| a                    | 17.50 ± 10.61 | 52.50 ± 31.82 | 35.00 ± 21.21 |",
+        "| two halves of a seed |         20.00 |         20.00 |         20.00 |",
+        "| in one seed of two   |         12.50 |         75.00 |         37.50 |",
+    ]
+
+
+def test_without_cells_that_say_it_there_is_no_table() -> None:
+    assert besides.public_images({"a": [cell(0)], "b": []}) == []
+    assert besides.public_images({"a": [cell(0, 10, x=[])]}) == []
