@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from coalface.data import ijb
 from coalface.evaluate import megaface
-from coalface.evaluate.templates import mean_figures, search, template_features, verify_pairs
+from coalface.evaluate.open_set import mean_figures, search
+from coalface.evaluate.templates import template_features, verify_pairs
 
 D, GALLERY, PROBES, PAIRS, GENUINE, IMAGES = 512, 3531, 19593, 15_658_489, 19_557, 469_375
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from coalface import field_commands
 from coalface.data_commands import AsJson, Quiet, data
+from coalface.report.console import print_table, print_wide
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(data, name="data")
@@ -96,7 +97,7 @@ def methods(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    _table(rows)
+    print_table(rows)
 
 
 @app.command()
@@ -157,7 +158,7 @@ def models(
             row["training/s"] = f"{entry['speed']['training']:.3g}"
         rows.append(row)
     keys = max(rows, key=len)
-    _table([{key: row.get(key, "") for key in keys} for row in rows], numbers=set(keys) - {"model", "BatchNorm"})
+    print_table([{key: row.get(key, "") for key in keys} for row in rows], numbers=set(keys) - {"model", "BatchNorm"})
     for said in cannot:
         typer.echo(said)
     typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
@@ -187,14 +188,22 @@ def wire(
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
-    on: Annotated[Path, typer.Option("--on", help="A pair list (with --images), a .bin, a pack, or identity folders.")],
+    on: Annotated[
+        Path, typer.Option("--on", help="A pair list (with --images), a .bin, a pack, or folders of images.")
+    ],
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
     party: Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")] = None,
     threshold_from: Annotated[
         Path | None, typer.Option(help="A second list that the threshold is chosen on (View 1).")
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image.")] = False,
-    pairs: Annotated[int, typer.Option(help="Genuine pairs drawn where --on is a pack or folders.")] = 3000,
+    pairs: Annotated[
+        int | None,
+        typer.Option(help="Draw so many genuine pairs; 3000 where --on is a pack or folders without a list."),
+    ] = None,
+    own: Annotated[
+        str | None, typer.Option("--list", help="One of the pair lists that --on, a layout such as RFW, brings along.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER."""
@@ -202,21 +211,28 @@ def evaluate(
 
     from coalface.evaluation import judge_model
 
-    figures = judge_model(model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs)
+    figures = judge_model(
+        model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs, own=own
+    )
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
-    if shared := figures.get("people_in_both_lists"):
-        typer.echo(
-            f"warning: {shared:,} people are in both lists, so the threshold has seen people that are judged", err=True
-        )
-    for name, value in figures.items():
-        if name == "roc":  # points for a drawing
-            continue
-        if isinstance(value, float):  # thresholds are cosines, all other figures percent
-            typer.echo(f"{name:24} {value:.6f}" if name.startswith("threshold") else f"{name:24} {value:.2f} %")
-        else:
-            typer.echo(f"{name:24} {value}")
+    lists = figures.pop("lists", {})
+    for name, each in [("", figures), *lists.items()]:
+        if shared := each.get("people_in_both_lists"):
+            typer.echo(
+                f"warning: {shared:,} people are in both lists, so the threshold has seen people that are judged",
+                err=True,
+            )
+        if name:
+            typer.echo(f"\n{name}")
+        for key, value in each.items():
+            if key != "roc":  # points for a drawing
+                typer.echo(f"{key:24} {field_commands.said(key, value)}")
+
+
+app.command()(field_commands.ijb)
+app.command()(field_commands.megaface)
 
 
 @app.command()
@@ -248,7 +264,9 @@ def identify(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    _table([{**one, "cosine": f"{one['cosine']:.3f}", "accepted": "yes" if one["accepted"] else "no"} for one in found])
+    print_table(
+        [{**one, "cosine": f"{one['cosine']:.3f}", "accepted": "yes" if one["accepted"] else "no"} for one in found]
+    )
 
 
 @app.command()
@@ -269,7 +287,7 @@ def compare(
     if as_json:
         typer.echo(table.as_json(compared))
         return
-    _print(table.rendered(compared))
+    print_wide(table.rendered(compared))
 
 
 @app.command()
@@ -348,26 +366,8 @@ def weighting_grid(
         return
     table = weightings.table(found)
     typer.echo("\n".join([*weightings.said(found), ""]))
-    _table([dict(zip(table.header, row, strict=True)) for row in table.rows], numbers=set(table.header[1:]))
+    print_table([dict(zip(table.header, row, strict=True)) for row in table.rows], numbers=set(table.header[1:]))
     typer.echo(f"\nwrote {run_folder / grids.NAME}.html, .json and .csv")
-
-
-def _table(rows: list[dict[str, Any]], numbers: Collection[str] = ()) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for key in rows[0]:
-        table.add_column(key, overflow="fold", justify="right" if key in numbers else "left")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    _print(table)
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    Console(highlight=False, width=console.width if console.is_terminal else 160).print(renderable)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from coalface.core import generator
 from coalface.data.faces import FaceSet
+from coalface.data.layouts import has_lists, read_list, read_lists
 from coalface.data.pack import cached_pack, read_pack
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.stores import open_store
@@ -21,6 +22,8 @@ from coalface.evaluate.verification import judge, roc, score_pairs, two_list_acc
 from coalface.models import Backbone, branched, build
 
 FARS = (0.1, 0.01, 0.001)
+PAIRS = 3000
+"""Genuine pairs that are drawn, and as many impostor pairs."""
 
 
 def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
@@ -71,31 +74,64 @@ def judge_model(
     party: str | None = None,
     threshold_from: Path | None = None,
     flip: bool = False,
-    pairs: int = 3000,
+    pairs: int | None = None,
+    own: str | None = None,
 ) -> dict[str, Any]:
     """Figures of a model on a pair list over `images`, or on pairs drawn from a pack or from identity folders.
+
+    Where `on` is a folder in one of the field's layouts that brings pair lists (`coalface.data.layouts`), the figures
+    are those of each of its lists by name, in `lists`, or of the one that `own` names. `pairs`, if given, asks for so
+    many drawn pairs nevertheless.
 
     Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1),
     and `people_in_both_lists` says how many people the two share: where it is not 0, the figure flatters the model.
     `roc` holds points of the curve as `far` and `tar` from 0 to 1, all other figures are in percent.
-    Raises ValueError where the second list holds pairs of the first.
+    Raises ValueError where the second list holds pairs of the first, and for `own` where there is no such list.
     """
     backbone, about = read_model(model, party)
     if not on.exists():
         raise FileNotFoundError(f"{on} is not there: give a pair list, a .bin, a pack, or identity folders")
-    if on.suffix == ".bin" and (packed := open_store(on)).pairs is not None:
-        faces, chosen = read_faces(on, about), packed.pairs
-    elif on.is_dir() or on.suffix == ".rec":
+    if own is not None and pairs is not None:
+        raise ValueError("--list takes a list of the data set, and --pairs draws pairs: leave one of them out")
+    faces, chosen = _chosen(on, images, about, pairs, own)
+    figures: dict[str, Any] = {"model": str(model), "on": str(on)}
+    if isinstance(chosen, PairList):
+        return figures | _judged(backbone, faces, chosen, on, threshold_from, flip)
+    lists = {name: _judged(backbone, faces, each, on, threshold_from, flip) for name, each in chosen.items()}
+    return figures | {"lists": lists}
+
+
+def _chosen(
+    on: Path, images: Path | None, about: dict[str, Any], pairs: int | None, own: str | None
+) -> tuple[FaceSet, PairList | dict[str, PairList]]:
+    """The images, and the pairs: one list, or those that a data set in one of the field's layouts brings, by name."""
+    store = open_store(on) if on.suffix == ".bin" or (on.is_dir() and not (on / "meta.json").exists()) else None
+    layout = store.layout if store is not None else ""
+    if own is not None and not layout:
+        raise ValueError(f"{on} is no data set with pair lists of its own: leave --list out")
+    if layout and pairs is None:
         faces = read_faces(on, about)
-        chosen = balanced_pairs(faces, pairs=pairs, rng=generator(2048, "pairs"), title=on.name)
-    elif images is None:
+        if own is not None:
+            return faces, {own: read_list(on, faces, layout=layout, name=own)}
+        if has_lists(on, faces, layout=layout):
+            return faces, read_lists(on, faces, layout=layout)
+    if store is not None and store.pairs is not None:
+        return read_faces(on, about), store.pairs
+    if on.is_dir() or on.suffix == ".rec":
+        faces, rng = read_faces(on, about), generator(2048, "pairs")
+        return faces, balanced_pairs(faces, pairs=PAIRS if pairs is None else pairs, rng=rng, title=on.name)
+    if images is None:
         raise ValueError(f"{on} names pairs of images: say where these lie with --images FOLDER (or a pack)")
-    else:
-        faces = read_faces(images, about)
-        chosen = read_pairs(on, faces)
+    faces = read_faces(images, about)
+    return faces, read_pairs(on, faces)
+
+
+def _judged(
+    backbone: Backbone, faces: FaceSet, chosen: PairList, on: Path, threshold_from: Path | None, flip: bool
+) -> dict[str, Any]:
     features, left, right = _features(backbone, faces, chosen, flip)
     judged = judge(features, left, right, chosen.same, chosen.fold, chosen.headline, FARS)
-    figures: dict[str, Any] = {"model": str(model), "on": str(on), "pairs": len(chosen), **judged.figures()}
+    figures: dict[str, Any] = {"pairs": len(chosen), **judged.figures()}
     figures |= {f"threshold@far={tar.far:g}": tar.threshold for tar in judged.tars if tar.carried}
     scores = score_pairs(features, left, right)
     if threshold_from is not None:

@@ -173,3 +173,80 @@ def test_a_pack_of_another_size_says_how_to_make_one_that_fits(fedavg_run: Path,
     write_pack(SyntheticFaces(4, 3, 0), tmp_path / "pack", size=40, grey=True)
     with pytest.raises(ValueError, match="`coalface data pack FOLDER PACK --size 32 --grey` makes a pack that fits"):
         evaluation.judge_model(fedavg_run, tmp_path / "pack")
+
+
+# --- data sets that bring their own lists -----------------------------------------------------------------------------
+
+
+def rfw(root: Path) -> Path:
+    """Two races of four people with four pictures each, and a list of 20 pairs of either."""
+    for seed, race in enumerate(("African", "Asian")):
+        picture_folders(root / "data" / race, [f"m.{i}" for i in range(4)], seed=seed)
+        lines = [
+            line
+            for i in range(10)
+            for line in (f"m.{i % 4}\t1\t{2 + i % 3}", f"m.{i % 4}\t{1 + i % 3}\tm.{(i + 1) % 4}\t{1 + i // 4}")
+        ]
+        (root / "txts" / race).mkdir(parents=True)
+        (root / "txts" / race / f"{race}_pairs.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path, tmp_path: Path) -> None:
+    from coalface import config, pairlists
+    from coalface.judging import Judge
+
+    on = rfw(tmp_path / "rfw")
+    found = evaluation.judge_model(fedavg_run, on, flip=True)
+    assert list(found) == ["model", "on", "lists"] and list(found["lists"]) == ["rfw-african", "rfw-asian"]
+    wanted = {name: {"kind": "layout", "path": str(on), "list": name} for name in found["lists"]}
+    recipe = config.load(fedavg_run / "config.yaml")
+    recipe = config.parse(config.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
+    backbone, _ = evaluation.read_model(fedavg_run / "model")
+    lists = [one for one in pairlists.judged(recipe, *splits.training_faces(recipe)) if one.name in wanted]
+    figures = Judge(lists, backbone, flip=True, fars=evaluation.FARS).models([backbone.shared()])
+    for name, expected in figures.items():
+        mine = found["lists"][name]
+        assert mine["pairs"] == 20 and "tar@far=0.1" in expected
+        assert {key: mine[key] for key in expected} == expected
+        assert evaluation.judge_model(fedavg_run, on, flip=True, own=name) == found | {"lists": {name: mine}}
+    assert figures["rfw-african"] != figures["rfw-asian"]
+
+
+def test_pairs_are_drawn_where_a_data_set_has_no_list_or_where_they_are_asked_for(
+    fedavg_run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "PAIRS", 24)
+    bupt, on = tmp_path / "bupt", rfw(tmp_path / "rfw")
+    (on / "data").rename(bupt)
+    assert evaluation.judge_model(fedavg_run, bupt)["pairs"] == 48
+    with pytest.raises(ValueError, match="has no pair list of its own"):
+        evaluation.judge_model(fedavg_run, bupt, own="rfw-asian")
+    bupt.rename(on / "data")
+    assert evaluation.judge_model(fedavg_run, on, pairs=20)["pairs"] == 40
+    with pytest.raises(ValueError, match="has no pair list 'lfw': choose one by --list rfw-african, --list rfw-asian"):
+        evaluation.judge_model(fedavg_run, on, own="lfw")
+    with pytest.raises(ValueError, match="--pairs draws pairs: leave one of them out"):
+        evaluation.judge_model(fedavg_run, on, own="rfw-asian", pairs=20)
+    with pytest.raises(ValueError, match="is no data set with pair lists of its own: leave --list out"):
+        evaluation.judge_model(fedavg_run, pictures, own="rfw-asian")
+    with pytest.raises(ValueError, match=r"pairs\.txt is no data set with pair lists of its own"):
+        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, own="rfw-asian")
+
+
+def test_the_command_prints_a_block_for_each_list(fedavg_run: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from coalface import cli
+
+    on = rfw(tmp_path / "rfw")
+    found = evaluation.judge_model(fedavg_run, on)
+    for arguments, names in (([], list(found["lists"])), (["--list", "rfw-asian"], ["rfw-asian"])):
+        command = ["evaluate", str(fedavg_run), "--on", str(on), *arguments]
+        printed = CliRunner().invoke(cli.app, command, catch_exceptions=False).stdout
+        head, *blocks = printed.split("\n\n")
+        assert head.split() == ["model", str(fedavg_run), "on", str(on)]
+        assert [block.splitlines()[0] for block in blocks] == names
+        for block, name in zip(blocks, names, strict=True):
+            lines = [line.split() for line in block.splitlines()]
+            assert ["accuracy", f"{found['lists'][name]['accuracy']:.2f}", "%"] in lines and ["pairs", "20"] in lines

@@ -59,6 +59,25 @@ def align(image: NDArray[np.uint8], points: NDArray[np.floating], *, size: int =
     return np.asarray(cv2.warpAffine(image, matrix, (size, size), flags=cv2.INTER_LINEAR, borderValue=0), np.uint8)
 
 
+def aligned_face(
+    encoded: bytes, where: str, points: NDArray[np.floating], *, size: int, grey: bool
+) -> tuple[NDArray[np.uint8], bool]:
+    """The face of an encoded image as a model takes it, (size, size, 1) grey or (size, size, 3) RGB, by `align`.
+
+    With it, whether the middle of its landmarks lies in the image. Raises ValueError, naming `where`, for an image that
+    is damaged and for landmarks that are not several places.
+    """
+    check_header(encoded, where)
+    image = _decoded(encoded, where, grey)
+    height, width = image.shape[:2]
+    x, y = points.mean(axis=0)
+    try:
+        face = align(image, points, size=size)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return face[:, :, None] if grey else face[:, :, ::-1], bool(0 <= x < width and 0 <= y < height)
+
+
 def align_folder(
     store: Store,
     landmarks: Landmarks,
@@ -110,9 +129,7 @@ def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> by
     where, encoded = store.where(i), store.encoded(i)
     header = check_header(encoded, where)
     grey = header.channels <= 2
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
-    if image is None:
-        raise ValueError(f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original")
+    image = _decoded(encoded, where, grey)
     middle, (height, width) = points.mean(axis=0), image.shape[:2]
     if not (0 <= middle[0] < width and 0 <= middle[1] < height):
         raise ValueError(
@@ -120,13 +137,24 @@ def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> by
             "they belong to other images, or to these at another size"
         )
     try:
-        face = align(np.asarray(image, np.uint8), points, size=size)
+        face = align(image, points, size=size)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     ending = Path(store.places[i]).suffix.lower()
     if ending not in _WRITTEN:
         ending = ".pgm" if grey else ".ppm"
     return bytes(cv2.imencode(ending, face, _WRITTEN.get(ending, []))[1])
+
+
+def _decoded(encoded: bytes | memoryview, where: str, grey: bool) -> NDArray[np.uint8]:
+    """(height, width) grey, or (height, width, 3) with blue first."""
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
+        image = None
+    if image is None:
+        raise ValueError(f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original")
+    return np.asarray(image, np.uint8)
 
 
 _JPEG = [

@@ -27,24 +27,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.data.numberlists import not_a_line, numbers_of
 from coalface.data.protocols import text_lines
 from coalface.data.words import several, shown
 
 GALLERIES = {"ijbb": ("S1", "S2"), "ijbc": ("G1", "G2")}
 """What the two galleries are called."""
 
-LARGEST = 999_999_999
-"""The largest number that a list may hold: that of a template, of media or of a subject."""
-
-CHUNK = 2**24
-"""Bytes of a list of numbers that are looked at together."""
-
-LONGEST = 2**16
-"""Bytes after which a line of numbers must have ended."""
-
-_SPACES = b" \t\r\n"
-_ALLOWED = np.zeros(256, bool)
-_ALLOWED[list(b"0123456789" + _SPACES)] = True
+_SPLIT = re.compile(r"verify_metadata_([0-9]{1,4})\.csv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +98,17 @@ class Ijb:
     galleries: dict[str, TemplateSubjects]
     """By name: G1 and G2, or S1 and S2."""
     probes: TemplateSubjects
+    name: str
+    """IJB-B or IJB-C."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The lists of one of IJB-A's splits for 1:1."""
+
+    images: TemplateMedia
+    subjects: TemplateSubjects
+    pairs: TemplatePairs
 
 
 def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
@@ -151,7 +152,7 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
             rows_of(templates, known, "image")
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}, by {shown(media)}; fetch both again, from one place") from None
-    return Ijb(images, faces, pairs, galleries, probes)
+    return Ijb(images, faces, pairs, galleries, probes, {"ijbb": "IJB-B", "ijbc": "IJB-C"}[kind])
 
 
 def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
@@ -164,7 +165,7 @@ def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
     for where, line in text_lines(Path(path)):
         fields = line.split()
         if len(fields) != 3:
-            raise _bad(where, line, "an image, its template and its media")
+            raise not_a_line(where, line, "an image, its template and its media")
         files.append(fields[0])
         numbers.append((_number(fields[1], where), _number(fields[2], where)))
     template, media = np.array(numbers, np.int64).T
@@ -182,7 +183,7 @@ def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
         except ValueError:
             numbers = []
         if len(numbers) != 11 or not all(abs(number) < 1e9 for number in numbers):  # nor is NaN
-            raise _bad(where, line, "an image, ten numbers for five points, and a score")
+            raise not_a_line(where, line, "an image, ten numbers for five points, and a score")
         files.append(name)
         lines.append(numbers)
     found = np.array(lines, np.float32)
@@ -197,7 +198,7 @@ def read_template_pairs(path: str | os.PathLike[str]) -> TemplatePairs:
     three numbers, the last 0 or 1.
     """
     parts = []
-    for first, numbers in _numbers(Path(path), 3, "two templates, and 1 if they are of one subject, else 0"):
+    for first, numbers in numbers_of(Path(path), 3, "two templates, and 1 if they are of one subject, else 0"):
         if len(odd := np.flatnonzero(numbers[:, 2] > 1)):
             raise ValueError(
                 f"{shown(path)}, line {first(int(odd[0])):,}: {numbers[odd[0], 2]} is neither 1, for two templates of "
@@ -214,7 +215,7 @@ def read_matches(path: str | os.PathLike[str], subjects: TemplateSubjects) -> Te
     So are IJB-A's `verify_comparisons_1.csv` and IJB-C's `ijbc_11_G1_G2_matches.csv`. Time and errors are those of
     `read_template_pairs`; a template that `subjects` does not have is a ValueError.
     """
-    parts = [numbers for _, numbers in _numbers(Path(path), 2, "two templates with a comma between them", b",")]
+    parts = [numbers for _, numbers in numbers_of(Path(path), 2, "two templates with a comma between them", b",")]
     left, right = np.concatenate(parts).T.copy()
     try:
         same = subjects.of(left) == subjects.of(right)
@@ -255,6 +256,39 @@ def read_metadata(path: str | os.PathLike[str]) -> tuple[TemplateMedia, Template
     return TemplateMedia(tuple(files), of_template.copy(), of_media.copy()), read_subjects(path)
 
 
+def is_ijba(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder, or one below it, holds a `verify_metadata_N.csv`."""
+    return bool(_metadata_files(Path(folder)))
+
+
+def read_splits(folder: str | os.PathLike[str]) -> list[Split]:
+    """IJB-A's splits for 1:1 by their numbers: each `verify_metadata_N.csv` and the `verify_comparisons_N.csv` with it.
+
+    They lie in the folder or below it, as `IJB-A_11_sets/split1/…`. Raises FileNotFoundError where there is none, and
+    for a list of comparisons that is missing; ValueError for two of one number, for what the readers refuse, and for a
+    template without images.
+    """
+    found = _metadata_files(Path(folder))
+    if not found:
+        raise FileNotFoundError(f"{shown(folder)} holds no verify_metadata_N.csv: give the folder of IJB-A's splits")
+    if double := next(
+        (number for (number, _), (other, _) in zip(found, found[1:], strict=False) if number == other), 0
+    ):
+        raise ValueError(f"{shown(folder)} holds verify_metadata_{double}.csv twice: give the folder of one protocol")
+    splits = []
+    for number, path in found:
+        images, subjects = read_metadata(path)
+        splits.append(
+            Split(images, subjects, read_matches(path.with_name(f"verify_comparisons_{number}.csv"), subjects))
+        )
+    return splits
+
+
+def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
+    named = [(_SPLIT.fullmatch(path.name), path) for path in folder.rglob("verify_metadata_*.csv")]
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
 def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = "feature") -> NDArray[np.int64]:
     """The places of templates (n,) among known ones (t,), which ascend.
 
@@ -290,10 +324,6 @@ def _number(text: str, where: str) -> int:
     return int(text)
 
 
-def _bad(where: str, line: str, wanted: str) -> ValueError:
-    return ValueError(f"{where}: {line.strip()[:80]!r} is not {wanted}; fetch the list again")
-
-
 def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
     lines = list(text_lines(path))
@@ -306,103 +336,7 @@ def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]
     for where, line in lines[1:]:
         fields = next(csv.reader([line]))
         if len(fields) <= max(places):
-            raise _bad(where, line, f"a line of {several(len(header), 'column')}, as the header says")
+            raise not_a_line(where, line, f"a line of {several(len(header), 'column')}, as the header says")
         yield where, [fields[place].strip() for place in places]
     if len(lines) == 1:
         raise ValueError(f"{where}: there is nothing after the header; fetch the list again")
-
-
-class _Lines:
-    """The number of the line that a row of numbers was read from."""
-
-    def __init__(self, before: int, lines: Sequence[int] | None) -> None:
-        self._before, self._lines = before, lines
-
-    def __call__(self, row: int) -> int:
-        return self._before + (row if self._lines is None else self._lines[row]) + 1
-
-
-def _numbers(
-    path: Path, columns: int, wanted: str, separator: bytes = b""
-) -> Iterator[tuple[_Lines, NDArray[np.int64]]]:
-    """The (n, columns) numbers of a list, and their lines, some 16 MiB of its text at a time."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
-    before, rest, empty = 0, b"", True
-    with path.open("rb") as file:
-        while text := file.read(CHUNK):
-            end = text.rfind(b"\n") + 1
-            if not end:
-                rest += text
-                if len(rest) > LONGEST:
-                    raise ValueError(f"{shown(path)}, line {before + 1:,}: it does not end; fetch the list again")
-                continue
-            part, rest = rest + text[:end], text[end:]
-            lines, numbers = _parsed(path, part, columns, wanted, separator, before)
-            before += part.count(b"\n")
-            if len(numbers):
-                empty = False
-                yield lines, numbers
-    if rest.strip(_SPACES):
-        empty = False
-        yield _parsed(path, rest + b"\n", columns, wanted, separator, before)
-    if empty:
-        raise ValueError(f"{shown(path)} is empty: fetch it again")
-
-
-def _parsed(
-    path: Path, text: bytes, columns: int, wanted: str, separator: bytes, before: int
-) -> tuple[_Lines, NDArray[np.int64]]:
-    """The numbers of whole lines, of which the first has the number `before` + 1."""
-    lines = None
-    if not _regular(text, columns, separator):
-        # Lines without anything are passed over; every other must be as it should.
-        lines = []
-        pattern = re.compile(
-            rb"\s*" + (rb"\s*" + separator + rb"\s*" if separator else rb"\s+").join([rb"\d+"] * columns)
-        )
-        each = text.split(b"\n")
-        for n, line in enumerate(each):
-            if line.strip(_SPACES):
-                if not pattern.fullmatch(line.rstrip(_SPACES)):
-                    what = line.decode("utf-8", "backslashreplace")
-                    raise _bad(f"{shown(path)}, line {before + n + 1:,}", what, wanted)
-                lines.append(n)
-        text = b"\n".join(each[n] for n in lines)
-    found = _Lines(before, lines)
-    plain = text.replace(separator, b" ") if separator else text
-    numbers = np.fromstring(plain, np.int64, sep=" ") if plain else np.empty(0, np.int64)
-    numbers = numbers.reshape(-1, columns)
-    if numbers.size and numbers.max() > LARGEST:
-        row = int(numbers.max(axis=1).argmax())
-        raise ValueError(
-            f"{shown(path)}, line {found(row):,}: a number is above {LARGEST:,}, which none of these lists needs; "
-            "fetch the list again"
-        )
-    return found, numbers
-
-
-def _regular(text: bytes, columns: int, separator: bytes) -> bool:
-    """Whether every line is so many whole numbers, with white space or a separator between them, and a line feed."""
-    codes = np.frombuffer(text, np.uint8)
-    allowed = _ALLOWED.copy()
-    allowed[list(separator)] = True
-    if not allowed[codes].all():
-        return False
-    digit = codes >= ord("0")  # of what is allowed
-    before = np.concatenate([[False], digit[:-1]])
-    starts = np.flatnonzero(digit & ~before)
-    ends = np.flatnonzero(codes == ord("\n"))
-    if len(starts) != columns * len(ends):
-        return False
-    # As many numbers as there should be, those of a line all after the end of the line before: then none has too few.
-    rows = starts.reshape(-1, columns)
-    if not ((rows[:, -1] < ends).all() and (rows[1:, 0] > ends[:-1]).all()):
-        return False
-    if not separator:
-        return True
-    places = np.flatnonzero(codes == separator[0])
-    if len(places) != (columns - 1) * len(ends):
-        return False
-    between = places.reshape(-1, columns - 1)
-    return bool((between > rows[:, :-1]).all() and (between < rows[:, 1:]).all())

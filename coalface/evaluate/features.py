@@ -38,20 +38,9 @@ def embed(
     if batch < 1:
         raise ValueError(f"cannot embed {batch} images at a time: batch must be at least 1")
     features: NDArray[np.float32] | None = None
-    exact = any(parameter.dtype == torch.float64 for parameter in module.parameters())
     with _eval_mode(module), torch.no_grad():
         for start in range(0, len(wanted), batch):
-            images = _pixels(faces.take(wanted[start : start + batch]), device)
-            images = images.double() if exact else images  # a float64 backbone takes no other
-            raw = module(images)
-            if raw.ndim != 2 or len(raw) != len(images):
-                raise ValueError(
-                    f"the module made {tuple(raw.shape)} of {len(images)} images: "
-                    "a backbone must give one embedding per image, (images, d)"
-                )
-            if flip:
-                raw = raw + module(images.flip(-1))
-            unit = nn.functional.normalize(raw.float(), dim=1).cpu().numpy()
+            unit = _unit(module, faces.take(wanted[start : start + batch]), flip, device)
             if features is None:
                 features = np.empty((len(wanted), unit.shape[1]), dtype=np.float32)
             features[start : start + batch] = unit
@@ -65,6 +54,30 @@ def embed(
     return features
 
 
+def unit_features(
+    module: nn.Module, images: NDArray[np.uint8], *, flip: bool = False, device: str | torch.device = "cpu"
+) -> NDArray[np.float32]:
+    """(b, d) the embeddings of one batch of images (b, height, width, channels), as `embed` makes them of each batch.
+
+    They may not be finite, which is for the caller to see.
+    """
+    with _eval_mode(module), torch.no_grad():
+        return _unit(module, images, flip, device)
+
+
+def raw_features(
+    module: nn.Module, images: NDArray[np.uint8], *, mirror: bool = False, device: str | torch.device = "cpu"
+) -> NDArray[np.float32]:
+    """(b, d) what the backbone gives for one batch of images, at the length that it has; finite or not.
+
+    With `mirror`, (b, 2d): beside it what it gives for the mirrored images, as `templates.template_features` takes it.
+    """
+    with _eval_mode(module), torch.no_grad():
+        stored = _pixels(images, device)
+        sides = [_forward(module, side) for side in ([stored, stored.flip(-1)] if mirror else [stored])]
+        return np.asarray(torch.cat(sides, dim=1).float().cpu().numpy(), np.float32)
+
+
 def images_needed(
     left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -76,6 +89,27 @@ def images_needed(
     """
     index, places = np.unique(np.concatenate([left, right]), return_inverse=True)
     return index, places[: len(left)], places[len(left) :]
+
+
+def _unit(module: nn.Module, images: NDArray[np.uint8], flip: bool, device: str | torch.device) -> NDArray[np.float32]:
+    stored = _pixels(images, device)
+    raw = _forward(module, stored)
+    if flip:
+        raw = raw + _forward(module, stored.flip(-1))
+    return np.asarray(nn.functional.normalize(raw.float(), dim=1).cpu().numpy(), np.float32)
+
+
+def _forward(module: nn.Module, images: Tensor) -> Tensor:
+    """(b, d) of pixels (b, channels, height, width); ValueError where the module gives something else."""
+    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+        images = images.double()  # a float64 backbone takes no other
+    raw: Tensor = module(images)
+    if raw.ndim != 2 or len(raw) != len(images):
+        raise ValueError(
+            f"the module made {tuple(raw.shape)} of {len(images)} images: "
+            "a backbone must give one embedding per image, (images, d)"
+        )
+    return raw
 
 
 def _pixels(images: NDArray[np.uint8], device: str | torch.device) -> Tensor:

@@ -5,7 +5,7 @@ the probe is right if its mate is more like it than every distractor. So an iden
 Genuine pairs of the verification are those of two images of one identity, impostors each probe with each distractor.
 (Kemelmacher-Shlizerman et al., CVPR 2016; `coalface.data.megaface` reads the lists.)
 
-Scores are T of `templates`. Float32 products of blocks tell which pairs need it: those that may be their probe's best
+Scores are T of `exact`. Float32 products of blocks tell which pairs need it: those that may be their probe's best
 distractor, or among the highest of all, and those genuine pairs that lie next to either. `docs/figures.md` has the
 definitions.
 """
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.evaluate.exact import check_unit, exactly, no_more, rounding
 from coalface.evaluate.identification import TIE
-from coalface.evaluate.templates import check_unit, exactly, no_more, rounding
 from coalface.evaluate.verification import TarAtFar, allowed
 
 BLOCK = (2048, 8192)

@@ -12,7 +12,7 @@ from test_layouts import put, say
 from typer.testing import CliRunner, Result
 
 from coalface import cli
-from coalface.data.alignment import TEMPLATE, align, similarity
+from coalface.data.alignment import TEMPLATE, align, aligned_face, similarity
 from coalface.data.landmarks import read_landmarks
 from coalface.data.layouts import read_lists, recognise
 from coalface.data.pack import read_pack, write_pack
@@ -291,3 +291,22 @@ def test_the_template_is_that_of_96_by_112_eight_pixels_to_the_right() -> None:
     """SphereFace's, whose crop is narrower by 8 pixels on either side."""
     narrow = [[30.2946, 51.6963], [65.5318, 51.5014], [48.0252, 71.7366], [33.5493, 92.3655], [62.7299, 92.2041]]
     assert TEMPLATE - [8, 0] == pytest.approx(np.array(narrow))
+
+
+def test_an_encoded_image_becomes_a_face_as_a_model_takes_it() -> None:
+    face = SyntheticFaces(1, 1, 0, size=112, grey=False).generate().pixels[0]
+    matrix = placed(3)
+    picture, points = cv2.warpAffine(face, matrix, (240, 240)), moved(matrix, TEMPLATE)
+    encoded = bytes(cv2.imencode(".png", picture[:, :, ::-1])[1])
+    coloured, inside = aligned_face(encoded, "here", points, size=48, grey=False)
+    assert inside and np.array_equal(coloured, align(picture, points, size=48))
+    grey, _ = aligned_face(encoded, "here", points, size=48, grey=True)
+    brightness = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
+    assert grey.shape == (48, 48, 1) and np.array_equal(grey[:, :, 0], align(brightness, points, size=48))
+    assert not aligned_face(encoded, "here", points + 300, size=48, grey=True)[1]
+    for broken, where, said in (
+        (encoded[:300], points, "here is damaged"),
+        (encoded, points * 0, "here: the landmarks"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            aligned_face(broken, "here", where, size=48, grey=True)

@@ -4,34 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from unitrows import coarse, collapsed, crowded, spread, unit
 
-from coalface.evaluate import megaface, templates, verification
+from coalface.evaluate import exact, megaface, verification
 
 FARS = (1e-4, 1e-3, 0.02, 0.3)
-
-
-def unit(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def coarse(rng, count, width=8):
-    """Rows of length one, of few different cosines, all of them exact in any arithmetic: ties abound."""
-    rows = np.zeros((count, width), np.float32)
-    for row in rows:
-        row[rng.permutation(width)[:4]] = rng.choice([-0.5, 0.5], 4)
-    return rows
-
-
-def crowded(rng, count):
-    return unit(rng.normal(size=16) + 1e-4 * rng.normal(size=(count, 16)))
-
-
-def spread(rng, count):
-    return unit(rng.normal(size=(count, 16)))
-
-
-def collapsed(rng, count):
-    return np.repeat(unit(rng.normal(size=(1, 16))), count, axis=0)
 
 
 KINDS = [coarse, crowded, spread, collapsed]
@@ -86,10 +63,10 @@ def test_the_figures_are_those_of_t_to_the_last_bit(kind):
         probes, identities, distractors = drawn(kind, seed, probes=30, others=400)
         found = megaface.judge(probes, identities, distractors, fars=FARS, block=(8, 32))
         i, k = (side.ravel() for side in np.indices((30, 400)))
-        impostor = templates.exactly(probes, i, distractors, k)
+        impostor = exact.exactly(probes, i, distractors, k)
         a, b = np.nonzero(identities[:, None] == identities)
         a, b = a[a != b], b[a != b]
-        own = templates.exactly(probes, a, probes, b)
+        own = exact.exactly(probes, a, probes, b)
         assert found.pairs == len(own)
         assert found.right == int((own > impostor.reshape(30, 400).max(axis=1)[a] + 1e-10).sum())
         scores = np.concatenate([own, impostor])
@@ -155,7 +132,7 @@ def test_an_identity_of_more_images_than_a_block():
     one = np.zeros(50, int)
     nearest = megaface.judge(probes, one, distractors, fars=()).nearest
     thresholds = np.array([0.0, 0.25])
-    found = [megaface._genuine(probes, one, nearest, thresholds, templates.rounding(8), block) for block in (7, 1024)]
+    found = [megaface._genuine(probes, one, nearest, thresholds, exact.rounding(8), block) for block in (7, 1024)]
     scores = probes.astype(np.float64) @ probes.astype(np.float64).T
     off = ~np.eye(50, dtype=bool)
     expected = [int((scores[off] > limit).sum()) for limit in thresholds]

@@ -1,40 +1,15 @@
-"""Template features, TAR over listed pairs and open-set search against loops that follow the definitions."""
+"""Template features and TAR over listed pairs against loops that follow the definitions."""
 
 import math
 
 import numpy as np
 import pytest
+from unitrows import coarse, collapsed, crowded, spread
 
 from coalface.data import ijb
-from coalface.evaluate import identification, templates, verification
+from coalface.evaluate import exact, open_set, templates, verification
 
 OPTIONS = [(norm, flip, scored) for norm in (True, False) for flip in (None, False, True) for scored in (True, False)]
-
-
-def unit(rows):
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
-
-
-def coarse(rng, count, width=8):
-    """Rows of length one, of few different cosines, all of them exact in any arithmetic: ties abound."""
-    rows = np.zeros((count, width), np.float32)
-    for row in rows:
-        row[rng.permutation(width)[:4]] = rng.choice([-0.5, 0.5], 4)
-    return rows
-
-
-def crowded(rng, count, width=16):
-    """Rows so close together that float32 cannot tell their cosines apart."""
-    return unit(rng.normal(size=width) + 1e-4 * rng.normal(size=(count, width)))
-
-
-def spread(rng, count, width=16):
-    return unit(rng.normal(size=(count, width)))
-
-
-def collapsed(rng, count, width=16):
-    return np.repeat(unit(rng.normal(size=(1, width))), count, axis=0)
 
 
 KINDS = [coarse, crowded, spread, collapsed]
@@ -164,9 +139,9 @@ def test_tars_are_those_of_t_to_the_last_pair(kind):
         rng = np.random.default_rng(seed)
         features = kind(rng, 70)
         left, right, same = pairs_of(rng, features, 2000)
-        exact = templates.exactly(features, left, features, right)
-        np.testing.assert_allclose(exact, dots(features, left, right), atol=1e-15)
-        assert templates.verify_pairs(features, left, right, same, fars) == verification.tar_at_far(exact, same, fars)
+        scores = exact.exactly(features, left, features, right)
+        np.testing.assert_allclose(scores, dots(features, left, right), atol=1e-15)
+        assert templates.verify_pairs(features, left, right, same, fars) == verification.tar_at_far(scores, same, fars)
 
 
 def test_float32_alone_would_say_something_else():
@@ -178,8 +153,8 @@ def test_float32_alone_would_say_something_else():
     assert templates.verify_pairs(features, left, right, same) != verification.tar_at_far(
         coarse_scores, same, templates.FARS
     )
-    exact = templates.exactly(features, left, features, right)
-    assert np.abs(coarse_scores - exact).max() <= templates.rounding(16)
+    scores = exact.exactly(features, left, features, right)
+    assert np.abs(coarse_scores - scores).max() <= exact.rounding(16)
 
 
 def test_pairs_that_are_sorted_already_need_no_sorting():
@@ -245,109 +220,6 @@ def test_pairs_are_checked():
         templates.verify_pairs(bad, left, right, same)
 
 
-# 1:N
-
-
-def naive_search(probes, gallery, who, subjects, fpirs, ks):
-    def score(p, g):
-        return math.fsum(a * b for a, b in zip(probes[p].tolist(), gallery[g].tolist(), strict=True))
-
-    ranks, scores, others = [], [], []
-    for p in range(len(probes)):
-        found = [score(p, g) for g in range(len(gallery))]
-        own = [s for s, name in zip(found, subjects, strict=True) if name == who[p]]
-        if not own:
-            others.append(max(found))
-            continue
-        ahead = [s for s, name in zip(found, subjects, strict=True) if name != who[p] and s >= max(own) - 1e-10]
-        ranks.append(1 + len(ahead))
-        scores.append(max(own))
-    figures = {f"rank-{k}": 100 * sum(r <= k for r in ranks) / len(ranks) for k in ks}
-    for fpir in fpirs:
-        allowance = math.floor(round(fpir * len(others), 9))
-        candidates = [t for t in [*scores, *others, math.inf] if sum(o >= t for o in others) <= allowance]
-        best = max(sum(s >= t and r == 1 for s, r in zip(scores, ranks, strict=True)) for t in candidates)
-        if allowance:
-            figures[f"tpir@fpir={fpir:g}"] = 100 * best / len(scores)
-    return figures
-
-
-@pytest.mark.parametrize("kind", [coarse, spread, collapsed])
-@pytest.mark.parametrize("block", [1, 7, 1000])
-def test_search_is_its_definition(kind, block):
-    fpirs, ks = (0.01, 0.1, 0.35, 1), (1, 5, 10)
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        features = kind(rng, 90)
-        subjects, who = rng.permutation(20)[:15].repeat([2, 1, 1] * 5), rng.integers(20, size=70)
-        gallery, probes = features[:20], features[20:]
-        if kind is spread:
-            probes = unit(probes + 0.8 * gallery[rng.integers(20, size=70)])
-        found = templates.search(probes, gallery, who, subjects, fpirs=fpirs, block=block)
-        assert found.figures(ks) == pytest.approx(naive_search(probes, gallery, who, subjects, fpirs, ks))
-
-
-def test_search_worked_by_hand():
-    gallery, subjects = np.eye(3, dtype=np.float32), np.array([1, 2, 3])
-    probes = np.array([[0.8, 0.6, 0], [0.6, 0.8, 0], [0, 0, 1], [0, 0.28, 0.96], [0.6, 0, -0.8]], np.float32)
-    who = np.array([1, 1, 3, 8, 9])  # 8 and 9 are not in the gallery: they find 0.96 and 0.6
-    found = templates.search(probes, gallery, who, subjects, fpirs=(0.1, 0.5, 1))
-    assert found.identification.ranks.tolist() == [1, 2, 1]
-    none, one, both = found.tpirs
-    assert (none.tpir, none.false_positives, none.carried) == (1 / 3, 0, False)  # only 1 is above 0.96
-    assert (one.tpir, one.false_positives, one.searches) == (2 / 3, 1, 2)  # 0.8 and 1; 0.6 is not above 0.6
-    assert one.threshold == np.nextafter(np.float64(np.float32(0.6)), 1)
-    assert (both.tpir, both.false_positives) == (2 / 3, 2)  # the second probe is not of rank 1
-    assert set(found.figures()) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.5", "tpir@fpir=1"}
-
-
-def test_a_search_agrees_with_identify_and_with_itself_in_any_order():
-    rng = np.random.default_rng(2)
-    features = coarse(rng, 200)
-    subjects, who = rng.permutation(60)[:50], rng.integers(60, size=150)
-    found = templates.search(features[50:], features[:50], who, subjects)
-    mated = np.isin(who, subjects)
-    assert found.identification.ranks.tolist() == (
-        identification.identify(features[50:][mated], features[:50], who[mated], subjects).ranks.tolist()
-    )
-    one, other = rng.permutation(150), rng.permutation(50)
-    again = templates.search(features[50:][one], features[:50][other], who[one], subjects[other], block=13)
-    assert again.tpirs == found.tpirs
-
-
-def test_where_everybody_is_in_the_gallery_there_is_no_open_set():
-    features = np.eye(3, dtype=np.float32)
-    found = templates.search(features, features, np.arange(3), np.arange(3))
-    assert found.tpirs == () and found.figures((1,)) == {"rank-1": 100}
-
-
-def test_the_mean_of_two_galleries():
-    rng = np.random.default_rng(3)
-    features = spread(rng, 140)
-    who = rng.integers(30, size=100)
-    halves = [
-        templates.search(features[40:], features[:20], who, np.arange(20) + shift, fpirs=(0.1, 0.001))
-        for shift in (0, 15)
-    ]
-    mean = templates.mean_figures(halves)
-    assert set(mean) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.1"}
-    for name, value in mean.items():
-        assert value == pytest.approx((halves[0].figures()[name] + halves[1].figures()[name]) / 2)
-
-
-def test_searches_are_checked():
-    features, names = np.eye(3, dtype=np.float32), np.arange(3)
-    for arguments, says in [
-        ((features, features, names, names + 9), "no probe's subject is in the gallery"),
-        ((features * 3, features, names, names), "features are not of length 1 .* probe 0"),
-        ((features, features * 3, names, names), "gallery template 0"),
-        ((features, features, names[:2], names), "give one for each probe"),
-        ((features, np.eye(2, dtype=np.float32), names, names[:2]), "one model for both"),
-    ]:
-        with pytest.raises(ValueError, match=says):
-            templates.search(*arguments)
-
-
 # From the lists to the figures
 
 
@@ -394,7 +266,7 @@ def test_from_the_lists_of_ijbc_to_its_figures(tmp_path, norm, flip, scored):
     tars = templates.verify_pairs(pooled.features, left, right, lists.pairs.same, (0.01, 0.1))
     probes = pooled.features[ijb.rows_of(lists.probes.template, pooled.template)]
     searches = [
-        templates.search(
+        open_set.search(
             probes, pooled.features[ijb.rows_of(one.template, pooled.template)], lists.probes.subject, one.subject
         )
         for one in lists.galleries.values()
@@ -422,4 +294,4 @@ def test_from_the_lists_of_ijbc_to_its_figures(tmp_path, norm, flip, scored):
         expected.append((len(first) / len(mated), sum(found[p][0][0] > limit for p in first) / len(mated)))
     for result, (rank, tpir) in zip(searches, expected, strict=True):
         assert (result.identification.rate(), result.tpirs[1].tpir) == pytest.approx((rank, tpir))
-    assert templates.mean_figures(searches)["rank-1"] == pytest.approx(50 * (expected[0][0] + expected[1][0]))
+    assert open_set.mean_figures(searches)["rank-1"] == pytest.approx(50 * (expected[0][0] + expected[1][0]))

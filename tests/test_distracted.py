@@ -1,0 +1,197 @@
+"""`coalface megaface` on made-up lists over drawn faces, against loops that follow the definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from tinyruns import centred_model
+from typer.testing import CliRunner
+
+from coalface import cli, evaluation, streamed
+from coalface.data.synthetic import SyntheticFaces
+from coalface.distracted import judge_megaface
+
+NOISY = ("Ann Lee/Ann Lee_2.png", "1/12@N00/3_0.jpg")
+"""A probe and a distractor that insightface's lists have, in the kit's words."""
+
+
+def drawn(seed: int, identities: int, images: int) -> np.ndarray:
+    return SyntheticFaces(identities, images, seed, size=32, grey=True).generate().pixels[:, :, :, 0]
+
+
+@pytest.fixture(scope="module")
+def model(fedavg_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return centred_model(fedavg_run, tmp_path_factory.mktemp("centred") / "model")
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lists as the kit has them, with spaces in names, and images as insightface has them, with underscores."""
+    root = tmp_path_factory.mktemp("megaface")
+    (root / "lists").mkdir()
+    people, probes = ("Ann Lee", "Bo", "Cid Dee"), drawn(5, 3, 4)
+    files = [f"{name}/{name}_{n}.png" for name in people for n in range(4)]
+    ids = [name for name in people for _ in range(4)]
+    for file, face in zip(files, probes, strict=True):
+        path = root / "facescrub" / file.replace(" ", "_")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), face)
+    (root / "lists" / "facescrub_features_list.json").write_text(json.dumps({"path": files, "id": ids}))
+    crowd = [f"{n % 4}/1{n % 3}@N00/{n}_0.jpg" for n in range(50)]
+    crowd[7] = NOISY[1]
+    for file, face in zip(crowd, drawn(6, 25, 2), strict=True):
+        path = (root / "megaface" / file).with_suffix(".png" if file.startswith("2") else ".jpg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), face)
+    for size, number in ((50, 1), (20, 1), (30, 2)):
+        (root / "lists" / f"megaface_features_list.json_{size}_{number}").write_text(json.dumps({"path": crowd[:size]}))
+    (root / "facescrub_noises.txt").write_text("# of insightface\nAnn_Lee_2.png\n")
+    (root / "megaface_noises.txt").write_text(f"{NOISY[1]}\n9/9@N00/9.jpg\n")
+    return root
+
+
+def judged(run: Path, kit: Path, **more: Any) -> dict[str, Any]:
+    more = {"size": 50, "fars": (1e-6, 0.01, 0.1), **more}
+    return judge_megaface(run, kit / "lists", kit / "facescrub", kit / "megaface", **more)
+
+
+def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str, float]:
+    """The figures from cosines of embeddings of single images."""
+    module = evaluation.read_model(run)[0].module.eval()
+
+    def unit(file: Path) -> np.ndarray:
+        face = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
+        total: Any = 0
+        for side in [face, face[:, ::-1].copy()] if flip else [face]:
+            with torch.no_grad():
+                total = total + module((torch.from_numpy(side.astype(np.float32))[None, None] - 127.5) / 127.5)[0]
+        return np.asarray(total / total.norm(), np.float64)
+
+    listed = json.loads((kit / "lists" / "facescrub_features_list.json").read_text())
+    crowd = json.loads((kit / "lists" / f"megaface_features_list.json_{size}_1").read_text())["path"]
+    probes = [p for p in zip(listed["path"], listed["id"], strict=True) if not (noises and p[0] in NOISY)]
+    mine = [(unit(kit / "facescrub" / file.replace(" ", "_")), name) for file, name in probes]
+    theirs = []
+    for file in crowd:
+        if not (noises and file in NOISY):
+            place = kit / "megaface" / file
+            theirs.append(unit(place if place.exists() else place.with_suffix(".png")))
+    right, genuine = [], []
+    for i, (x, name) in enumerate(mine):
+        best = max(float(x @ y) for y in theirs)
+        for j, (y, other) in enumerate(mine):
+            if i != j and name == other:
+                right.append(float(x @ y) > best)
+                genuine += [float(x @ y)] if i < j else []
+    impostors = sorted((float(x @ y) for x, _ in mine for y in theirs), reverse=True)
+    figures = {"rank-1": 100 * sum(right) / len(right), "pairs": len(right), "distractors": len(theirs)}
+    for far in (0.01, 0.1):
+        limit = impostors[math.floor(far * len(impostors) + 1e-9)]
+        figures[f"tar@far={far:g}"] = 100 * sum(s > limit for s in genuine) / len(genuine)
+    return figures
+
+
+@pytest.mark.parametrize(("size", "flip", "noises"), [(50, False, False), (50, True, True), (20, False, True)])
+def test_the_figures_are_those_of_the_definitions(model: Path, kit: Path, size: int, flip: bool, noises: bool) -> None:
+    lists = {"facescrub_noises": kit / "facescrub_noises.txt", "megaface_noises": kit / "megaface_noises.txt"}
+    found = judged(model, kit, size=size, flip=flip, **(lists if noises else {}))
+    expected = naive(model, kit, size, flip, noises)
+    assert expected["distractors"] == size - noises and expected["pairs"] == 36 - 6 * noises
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value), name
+    assert (found["probes"], found["identities"], found["set"]) == (12 - noises, 3, 1)
+    assert "tar@far=1e-06" not in found and -1 <= found["threshold@far=0.1"] <= found["threshold@far=0.01"] <= 1
+
+
+def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
+    expected = judge_megaface(
+        model,
+        kit / "lists",
+        kit / "facescrub",
+        kit / "megaface",
+        size=30,
+        number=2,
+        flip=True,
+        facescrub_noises=kit / "facescrub_noises.txt",
+        megaface_noises=kit / "megaface_noises.txt",
+    )
+    arguments = ["megaface", str(model), str(kit / "lists"), "--probes", str(kit / "facescrub"), "--size", "30"]
+    arguments += ["--distractors", str(kit / "megaface"), "--set", "2", "--flip"]
+    arguments += ["--facescrub-noises", str(kit / "facescrub_noises.txt")]
+    arguments += ["--megaface-noises", str(kit / "megaface_noises.txt")]
+    assert json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"], catch_exceptions=False).stdout) == expected
+    printed = CliRunner().invoke(cli.app, arguments, catch_exceptions=False).stdout
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["rank-1", f"{expected['rank-1']:.2f}", "%"] in lines and ["distractors", "29"] in lines
+
+
+def test_pixels_are_held_a_batch_at_a_time_and_a_stopped_run_goes_on(
+    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "BATCH", 8)
+    monkeypatch.setattr(streamed, "KEPT", 1)
+    expected, unit = judged(model, kit), streamed.unit_features
+    batches: list[int] = []
+
+    def limited(module: Any, faces: np.ndarray, **more: Any) -> np.ndarray:
+        if len(batches) == 4:
+            raise KeyboardInterrupt
+        batches.append(len(faces))
+        return unit(module, faces, **more)
+
+    monkeypatch.setattr(streamed, "unit_features", limited)
+    with pytest.raises(KeyboardInterrupt):
+        judged(model, kit, features=tmp_path)
+    assert batches == [8, 4, 8, 8]  # the probes, and 16 of 50 distractors
+    batches = [0] * 5
+    assert judged(model, kit, features=tmp_path) == expected
+    assert batches[5:] == [8, 8, 8, 8, 2]
+    rows = np.fromfile(tmp_path / "megaface-50-1.f32", np.float32).reshape(50, -1)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+
+
+def test_nothing_is_left_in_the_temporary_folder(
+    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    judged(model, kit)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_are_missing_or_damaged_are_named_before_any_is_embedded(
+    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("an image was embedded")
+
+    monkeypatch.setattr(streamed, "unit_features", none)
+    shutil.copytree(kit, tmp_path / "kit")
+    place = tmp_path / "kit"
+    (place / "megaface" / "1/12@N00/5_0.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"1 of 50 images cannot be read: 1/12@N00/5_0\.jpg \(of the first: "):
+        judged(model, place)
+    for file in (place / "facescrub" / "Ann_Lee").iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"4 of 12 images of .*_list\.json are not below .*: Ann Lee/Ann Lee_0"):
+        judged(model, place)
+
+
+def test_what_is_wrong_with_the_lists(model: Path, kit: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no list of 1,000,000 distractors of set 1: choose --size 20, 50"):
+        judged(model, kit, size=1_000_000)
+    with pytest.raises(FileNotFoundError, match="json_SIZE_3"):
+        judged(model, kit, number=3)
+    with pytest.raises(FileNotFoundError, match="facescrub_features_list.json is missing"):
+        judge_megaface(model, tmp_path, kit, kit)
+    noises = tmp_path / "noises.txt"
+    noises.write_text("\n".join(f"{name}_{n}.png" for name in ("Ann_Lee", "Bo", "Cid_Dee") for n in range(3)))
+    with pytest.raises(ValueError, match="without the noises there is no identity with two probes"):
+        judged(model, kit, facescrub_noises=noises)
