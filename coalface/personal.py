@@ -97,10 +97,9 @@ def _told(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
         found.setdefault("trials", {})[kind] = {"clients": over.clients, "carried": over.carried}
         for name, one in each.items():
             found["clients"].setdefault(name, {})[kind] = one.figures()
-    some = next((one for each in judged.values() for one in each.values()), None)
-    if some is not None:
-        found["pairs"] = {"genuine": some.genuine, "impostors": some.impostors}
-        found["probes"] = {"mated": some.mated, "non-mated": some.non_mated}
+            counts = {"genuine": one.genuine, "impostors": one.impostors}
+            counts |= {"mated": one.mated, "non-mated": one.non_mated}
+            found.setdefault("counts", {})[name] = counts
     return found
 
 

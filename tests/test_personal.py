@@ -24,8 +24,10 @@ from coalface.data.augment import to_tensor
 from coalface.data.faces import FaceSet
 from coalface.evaluate.personalised import OverClients, judge_client, over_clients
 from coalface.methods.fedfr_joint import FedFRJoint, Own
+from coalface.report import page
 from coalface.sections import Personalised
 
+PAIRS = {"genuine": 2, "impostors": 32}
 JUDGED: dict[str, Any] = {
     "pretrain": None,
     "data": {"test": {"images": 2}},
@@ -114,15 +116,17 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
         "own": own_models(tmp_path / "run", made, branch=False),
         "branch": own_models(tmp_path / "run", made, branch=True),
     }
-    assert set(told) == {*by_kind, "clients", "trials", "pairs", "probes"}
+    assert set(told) == {*by_kind, "clients", "trials", "counts"}
     for kind, models in by_kind.items():
         expected = hand.judged(models)
         assert told[kind] == pytest.approx(expected.figures()) and len(told[kind]) == 3
         assert told["trials"][kind] == {"clients": 3, "carried": expected.carried}
         for party, model in models.items():
             assert told["clients"][party][kind] == pytest.approx(hand.judged({party: model}).figures())
-    assert told["pairs"] == {"genuine": 2, "impostors": 32} and told["probes"] == {"mated": 4, "non-mated": 8}
+    assert told["counts"] == dict.fromkeys(hand.clients, {**PAIRS, "mated": 4, "non-mated": 8})
     assert len({json.dumps(told["clients"][p]) for p in told["clients"]}) > 1
+    said = page.build(tmp_path / "run").read_text()
+    assert "3 clients; each has 2 genuine and 32 impostor pairs, 4 mated and 8 non-mated probes." in said
     assert list(personal.by_kind(told)) == ["start", "shared", "own", "branch"]
 
 
@@ -132,11 +136,11 @@ def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path) -> None
                "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}}}  # fmt: skip
     made = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     told, hand = done(made, tmp_path / "run"), Hand(made)
-    assert set(told) == {"start", "own", "clients", "trials", "pairs", "probes"}
+    assert set(told) == {"start", "own", "clients", "trials", "counts"}
     models = own_models(tmp_path / "run", made, branch=False)
     expected = hand.judged(models, one_to_one="official", one_to_many="legacy").figures()
     assert told["own"] == pytest.approx(expected) and all("official" in n or "legacy" in n for n in told["own"])
-    assert told["pairs"] == {"genuine": 2, "impostors": 32 + 4}
+    assert {of["impostors"] for of in told["counts"].values()} == {32 + 4}
 
 
 def test_a_pooled_run_is_judged_for_the_clients_of_the_partition(tmp_path: Path) -> None:
@@ -146,9 +150,9 @@ def test_a_pooled_run_is_judged_for_the_clients_of_the_partition(tmp_path: Path)
     told, hand = done(both, tmp_path / "both"), Hand(both)
     assert len(hand.test) == 12 and sum(len(own.names) for own in hand.clients.values()) == 6
     shared = load_file(tmp_path / "both" / "model" / "backbone.safetensors")
-    assert set(told) == {"start", "shared", "clients", "trials", "pairs", "probes"}
+    assert set(told) == {"start", "shared", "clients", "trials", "counts"}
     assert told["shared"] == pytest.approx(hand.judged(dict.fromkeys(hand.clients, shared)).figures())
-    assert told["pairs"] == {"genuine": 2, "impostors": 32}
+    assert all(of.items() >= PAIRS.items() for of in told["counts"].values())
 
 
 # --- clients of whom some have no test images -------------------------------------------------------------------------
@@ -174,7 +178,7 @@ def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() ->
     assert set(told["clients"]) == {"silo-00", "silo-02"} and set(told["clients"]["silo-00"]) == {"start", "shared"}
     assert told["own"] == pytest.approx(hand.judged({"silo-02": model}).figures())
     assert told["trials"]["own"]["clients"] == 1 and told["trials"]["shared"]["clients"] == 2
-    assert told["probes"] == {"mated": 4, "non-mated": 4}
+    assert told["counts"]["silo-02"]["mated"] == told["counts"]["silo-02"]["non-mated"] == 4
 
 
 def test_test_images_of_people_who_are_nobodys_are_left_out() -> None:

@@ -76,6 +76,8 @@ class State:
     """(K_g, d) Φ_g."""
 
 
+WORK = LocalWork(epochs=4, lr=0.001)
+"""As the text has it."""
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "phi_update": "average",
@@ -117,7 +119,7 @@ class FedFRJoint(Method):
     rounds: int = 30
     sample: int | None = None
     """Clients a round, drawn anew each round; None: all, as the paper has it."""
-    local: LocalWork = LocalWork(epochs=4, lr=0.001)
+    local: LocalWork = WORK
     loss: CosineLoss = CosFace(scale=30.0, margin=0.4)
     public: Literal["hard-negatives", "all", "none"] = "hard-negatives"
     """Which public images a client trains on beside its own; with none, over W alone."""
@@ -168,6 +170,11 @@ class FedFRJoint(Method):
         if epochs and self.local.iterations is not None:
             raise ValueError(
                 "local.iterations takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
+            )
+        if self.epochs is None and epochs and self.local.epochs != WORK.epochs:
+            raise ValueError(
+                f"local.epochs is {self.local.epochs}, and preset={self.preset} would put {list(epochs)} in its place: "
+                "leave local.epochs out, or set epochs=[] and decay_after=[]"
             )
         if (self.local.sample_rate or 1) < 1:
             raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; leave it out")

@@ -128,19 +128,24 @@ def _personalised_of(runs: Sequence[Run]) -> str:
     """How many clients were judged, and on how many pairs and probes each."""
     said = []
     for run in runs:
-        found = mapping(run.summary.get("personalised"))
-        pairs, probes, count = (
-            mapping(found.get("pairs")),
-            mapping(found.get("probes")),
-            len(mapping(found.get("clients"))),
-        )
-        kinds = [whole_number(of.get(what)) for of, what in ((pairs, "genuine"), (pairs, "impostors"))]
-        kinds += [whole_number(probes.get(what)) for what in ("mated", "non-mated")]
-        if count and all(kind is not None for kind in kinds):
-            line = f"{count:,} clients; the first has {kinds[0]:,} genuine and {kinds[1]:,} impostor pairs, "
-            line += f"{kinds[2]:,} mated and {kinds[3]:,} non-mated probes"
+        counts = [mapping(of) for of in mapping(mapping(run.summary.get("personalised")).get("counts")).values()]
+        kinds = [_between([whole_number(of.get(what)) for of in counts]) for what in _TRIALS]
+        if counts and all(kinds):
+            line = f"{len(counts):,} clients; each has {kinds[0]} genuine and {kinds[1]} impostor pairs, "
+            line += f"{kinds[2]} mated and {kinds[3]} non-mated probes"
             said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
     return " ".join(said)
+
+
+_TRIALS = ("genuine", "impostors", "mated", "non-mated")
+
+
+def _between(counts: Sequence[int | None]) -> str:
+    """The least and the most; empty where one is no number."""
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or not known:
+        return ""
+    return f"{min(known):,}" if min(known) == max(known) else f"{min(known):,} to {max(known):,}"
 
 
 def _model(run: Run) -> str:

@@ -181,7 +181,8 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
     tenth = pytest.approx(0.002)
     found = told(8, epochs=(3, 2), decay_after=(1, 2), rounds=3)
     assert found == [(1, 0.02, [4, 4]), (1, tenth, [4] * 4), (2, 0.02, [4] * 4), (3, 0.02, [4] * 4)]
-    assert [(r, len(b)) for r, _, b in told(4, preset="official", rounds=5)] == [
+    its = {"preset": "official", "local": LocalWork(epochs=4, batch=4, lr=0.02)}
+    assert [(r, len(b)) for r, _, b in told(4, **its, rounds=5)] == [
         (1, 8), (1, 2), (2, 6), (2, 2), (3, 4), (3, 2), (4, 3), (4, 1), (5, 3), (5, 1),
     ]  # fmt: skip
 
@@ -314,6 +315,7 @@ def test_what_stays_survives_a_stop(tmp_path: Path) -> None:
         ({"epochs": (2, 1), "decay_after": (1,)}, r"as many of the one as of the other, or decay_after is \[\]"),
         ({"epochs": (2,), "decay_after": (0,)}, r"1 or more, .* decay_after=\[0\]"),
         ({"preset": "official", "epochs": ()}, r"got epochs=\[\] and decay_after=\[8, 6, 4, 3\]"),
+        ({"preset": "official", "local": LocalWork(epochs=2)}, r"epochs is 2, and preset=official would put \[10, 8"),
         ({"preset": "official", "local": LocalWork(iterations=3)}, r"leave it out, or set epochs=\[\] and decay_after"),
         ({"local": LocalWork(sample_rate=0.5)}, r"local.sample_rate: all rows of \[Φ ; W\] are trained in every step"),
         ({"loss": SphereFace2()}, "SphereFace2 trains more than one class embedding .* take a loss such as cosface"),
