@@ -1,0 +1,85 @@
+"""What it saves that parties of one process compute the features of the public images together, once a round.
+
+    python benchmarks/public.py                                        # 10 clients of 600 images, 3,000 public ones
+    python benchmarks/public.py --recipe recipes/joint/synthetic.yaml  # 40 clients
+
+Rounds of `fedfr-joint` by a recipe, from its pre-trained model: as they are, and with every client computing the
+features by itself. Both run in this process and take turns; a run's first round is left out. The ratio is of the
+processor time of a client's round, without judging and checkpoints. The model is the same in both, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from coalface import config, experiment
+from coalface.core import anew
+from coalface.engines import local
+
+MEMORY = {"each alone": lambda: anew, "once": local.Remembered}
+
+
+class Clock:
+    """A view that shows nothing and takes the processor time of every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+        self._before = 0.0
+
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+        self._before = time.process_time()
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None:
+        now = time.process_time()
+        self.rounds.append(now - self._before)
+        self._before = now
+
+
+def measure(recipe: config.Recipe, case: str, out: Path) -> tuple[list[float], str]:
+    """(processor seconds of every round but the first, the hash of the model that the run leaves)."""
+    vars(local)["Remembered"] = MEMORY[case]
+    clock = Clock()
+    experiment.run(recipe, out, clock, report=False)
+    model = (out / "model" / "backbone.safetensors").read_bytes()
+    return clock.rounds[-(recipe.rounds or 0) + 1 :], hashlib.sha256(model).hexdigest()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=Path("recipes/joint/rehearsal.yaml"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    options = parser.parse_args()
+    changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint={10**6}"]
+    recipe = config.load(options.recipe, changes)
+    seconds: dict[str, list[float]] = {"each alone": [], "once": []}
+    ratios, models = [], set()
+    with tempfile.TemporaryDirectory() as place:
+        for turn in range(options.turns):
+            for case in seconds:
+                found, model = measure(recipe, case, Path(place) / f"{case} {turn}")
+                seconds[case] += found
+                models.add(model)
+            ratios.append(statistics.median(seconds["each alone"][-len(found) :]) / statistics.median(found))
+    if len(models) > 1:
+        sys.exit("the models differ: what is shared is not what each would have computed")
+    for case, found in seconds.items():
+        print(f"{case:10}  {statistics.median(found):7.2f} s of processor time a round")
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {options.turns} turns"
+    print(f"ratio       {statistics.median(ratios):7.2f}, {spread}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
