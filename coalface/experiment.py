@@ -37,7 +37,7 @@ from coalface.engines.cohorts import COHORTS
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import READ, Server
-from coalface.engines.transport import RunFailed
+from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
 from coalface.learn.spreadout import cosine_histogram, mean_cosine
 from coalface.privacy import ledger
@@ -53,16 +53,23 @@ class View(Protocol):
     def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
 
-def run(recipe: Recipe, out: Path, view: View, *, report: bool = True) -> Path:
-    """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run, or anything else."""
+Carrier = Callable[[Setup, World], Transport]
+"""Makes the transport of a run, where its parties are elsewhere."""
+
+
+def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: Carrier | None = None) -> Path:
+    """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run, or anything else.
+
+    Without a `carrier` the parties are played here.
+    """
     if (out / "config.yaml").exists():
         raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
     if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
-    return _execute(recipe, recipe.resolved(), out, view, report=report)
+    return _execute(recipe, recipe.resolved(), out, view, report=report, carrier=carrier)
 
 
-def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
+def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Carrier | None = None) -> Path:
     """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
 
     Changes of `config.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`.
@@ -84,7 +91,7 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = ()) -> Path:
         raise RecipeError(
             f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
         )
-    return _execute(recipe, recipe.resolved(), out, view, adjusted=tuple(differ))
+    return _execute(recipe, recipe.resolved(), out, view, adjusted=tuple(differ), carrier=carrier)
 
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
@@ -108,6 +115,7 @@ def _execute(
     *,
     report: bool = True,
     adjusted: tuple[str, ...] = (),
+    carrier: Carrier | None = None,
 ) -> Path:
     begun = time.perf_counter()
     method = recipe.build_method()
@@ -138,7 +146,7 @@ def _execute(
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
         write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
-    with alone(out), _transport(recipe, setup, here) as transport:
+    with alone(out), _transport(recipe, setup, here, carrier) as transport:
         if adjusted:
             _adjust(out, recipe, adjusted)
         untrained = judge.models([first])
@@ -254,12 +262,15 @@ def rules(recipe: Recipe) -> Rules:
 
 
 @contextlib.contextmanager
-def _transport(recipe: Recipe, setup: Setup, here: World) -> Iterator[InProcess]:
-    """The parties in this process, or in workers that end with the run; torch's settings are put back after it."""
+def _transport(recipe: Recipe, setup: Setup, here: World, elsewhere: Carrier | None) -> Iterator[Transport]:
+    """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
     threads = torch.get_num_threads()
     engine = recipe.engine
     try:
-        if engine.workers == 1:
+        if elsewhere is not None:
+            setup.prepare()
+            carrier: Transport = elsewhere(setup, here)
+        elif engine.workers == 1:
             carrier = InProcess(setup, here)
         else:
             carrier = Workers(setup, here, engine.workers, engine.window or 4 * engine.workers)

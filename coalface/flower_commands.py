@@ -1,0 +1,27 @@
+"""The commands about Flower: `coalface flower …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+flower = typer.Typer(no_args_is_help=True, help="Run recipes over Flower.")
+
+
+@flower.callback()
+def group() -> None:
+    """Keeps `new` a command of its own while it is the only one."""
+
+
+@flower.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    recipe: Annotated[Path, typer.Option(help="The recipe that the project runs.")],
+) -> None:
+    """Write a project that `flwr run` takes: the recipe, the app, and the recipe's plain values as run-config."""
+    from coalface import flowerproject
+
+    made = flowerproject.new(folder, recipe)
+    typer.echo(f"wrote {made}; its README.md says how its SuperNodes are started and how it is run")

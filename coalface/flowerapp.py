@@ -1,0 +1,72 @@
+"""The Flower app of a recipe: what a SuperNode and the ServerApp import, each with the recipe that the app brings.
+
+A node's configuration says which party it plays (`party`) and where it keeps what is the party's (`home`); a run's
+configuration changes the recipe, key by key, and says where the server keeps the run (`out`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coalface import config, experiment, world
+from coalface.config import Recipe, RecipeError
+from coalface.engines import flower
+from coalface.engines.local import Setup, World
+from coalface.report.progress import Progress
+
+OWN = ("out", "join-seconds", "step-seconds")
+"""Keys of a run's configuration that are none of the recipe's."""
+
+
+def client(recipe: Path) -> Any:
+    """The ClientApp: a party of the recipe at this node."""
+
+    def seat(context: Any) -> flower.Seat:
+        name, home = (str(context.node_config.get(key, "")) for key in ("party", "home"))
+        if not name or not home:
+            raise RecipeError('a SuperNode plays one party: start it with --node-config \'party="NAME" home="FOLDER"\'')
+        made = read(recipe, context.run_config)
+        here = world.build_world(made.resolved())
+        if name not in here.data:
+            raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
+        folder = Path(home) / made.name
+        setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
+        setup.prepare()
+        return flower.Seat(name, here.members()[name], setup.site(here))
+
+    return flower.client_app(seat)
+
+
+def server(recipe: Path) -> Any:
+    """The ServerApp: runs the recipe over the grid, or goes on with it where its folder has begun."""
+
+    def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
+        made = read(recipe, run_config)
+        out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / made.name))
+        if made.pretrain is not None and made.model.batchnorm != "average":
+            raise RecipeError(
+                f"model.batchnorm={made.model.batchnorm}: parties would keep BatchNorm's tensors of the pre-training, "
+                "which over Flower they do not have: set model.batchnorm=average"
+            )
+        patience = flower.Patience(
+            join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
+        )
+
+        def carrier(setup: Setup, here: World) -> flower.Link:
+            return flower.Link(grid, list(here.members()), patience)
+
+        if (out / "config.yaml").exists():
+            experiment.resume(out, Progress(), carrier=carrier)
+        else:
+            experiment.run(made, out, Progress(), carrier=carrier)
+
+    return flower.server_app(serve)
+
+
+def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:
+    """The recipe with what the run's configuration changes; parties that fail are left out unless it says otherwise."""
+    changes = [f"{key}={value}" for key, value in run_config.items() if key not in OWN]
+    return config.load(recipe, ["engine.on_error=exclude", *changes])

@@ -1,0 +1,166 @@
+"""The Flower engine over the real ClientApp, in one process: the same bits as the local engine, and who is left out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from grids import InProcessGrid, over_flower
+from worlds import Stop, recipe, run
+
+from coalface.core import Party, step
+from coalface.engines import flower
+from coalface.engines.transport import RunFailed
+from coalface.methods import METHODS
+from coalface.methods.fedavg import FedAvg, Global, Update
+
+SHORT = flower.Patience(join=5, step=0.05, poll=0.01)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_everything_is_as_the_local_engine_leaves_it(name: str, tmp_path: Path) -> None:
+    method, build = recipe(name)
+    here = run(method, tmp_path / "local", build).bytes()
+    assert run(method, tmp_path / "flower", build, transport=over_flower()).bytes() == here
+
+
+def test_a_run_that_stopped_goes_on_over_flower_to_the_same_bytes(tmp_path: Path) -> None:
+    method, build = recipe("pfm")
+    whole = run(method, tmp_path / "whole", build, transport=over_flower()).bytes()
+
+    def report(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(method, tmp_path / "stops", build, transport=over_flower(), report=report)
+    assert run(method, tmp_path / "stops", build, transport=over_flower()).bytes() == whole
+
+
+def test_one_message_goes_to_each_party_in_an_exchange(tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("pfm-fv")
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    asked = [m for m in grids[0].sent if m.metadata.message_type == flower.STEP]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    # a round asks every trainer once, and every validator once with all candidates in one message
+    assert len(asked) <= len(lines) * (3 + 2) and len(asked) % 5 == 0
+
+
+# --- parties that are away, late or wrong -----------------------------------------------------------------------------
+
+
+def test_the_run_does_not_begin_without_a_party_and_says_who_is_missing(tmp_path: Path) -> None:
+    method, build = recipe("fedavg")
+
+    def transport(made: Any, world: Any) -> flower.Link:
+        grid = InProcessGrid(
+            [flower.client_app(lambda c: flower.Seat("silo-1", world.members()["silo-1"], made.site(world)))]
+        )
+        return flower.Link(grid, list(world.members()), flower.Patience(join=0.05, poll=0.01))
+
+    with pytest.raises(RunFailed, match=r"silo-0, silo-2 did not join within 0.05 s: start their SuperNodes"):
+        run(method, tmp_path, build, transport=transport)
+
+
+def test_a_party_that_goes_is_left_out_and_takes_part_again_when_it_is_back(tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=4)
+
+    def report(record: dict[str, Any]) -> None:
+        (grids[0].away.add if record["round"] == 1 else grids[0].away.discard)(1000)
+
+    ran = run(method, tmp_path, build, transport=over_flower(grids=grids), report=report, on_error="exclude")
+    tallies = ran.server.at.tallies
+    assert (tallies["silo-0"].rounds, tallies["silo-0"].failed) == (3, 1) and tallies["silo-1"].rounds == 4
+    assert '"silo-0 is not there"' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp_path: Path) -> None:
+    grids, links = list[InProcessGrid](), list[flower.Link]()
+    method, build = recipe("fedavg", rounds=3)
+    make = over_flower(SHORT, grids)
+
+    def transport(made: Any, world: Any) -> flower.Link:
+        links.append(make(made, world))
+        grids[0].held.add(1000)
+        return links[0]
+
+    def report(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            grids[0].held.clear()
+
+    ran = run(method, tmp_path, build, transport=transport, report=report, on_error="exclude")
+    assert links[0].late == {"silo-0": 1}
+    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (2, 1)
+    assert "silo-0, step train, train round 1: no reply within 0.05 s" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    method, build = recipe("fedavg")
+    here = run(method, tmp_path / "local", build).bytes()
+
+    def transport(made: Any, world: Any) -> flower.Link:
+        link = over_flower()(made, world)
+        grid: Any = link._grid
+        grid.apps[2000] = grid.apps[1000]
+        grid.contexts[2000] = grid.contexts[1000]
+        return link
+
+    with caplog.at_level(logging.WARNING):
+        assert run(method, tmp_path / "flower", build, transport=transport).bytes() == here
+    assert "a second node says that it is silo-0: it is left alone" in caplog.text
+
+
+def test_a_request_for_another_party_is_refused(tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg")
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    asked = next(m for m in grids[0].sent if m.metadata.message_type == flower.STEP and m.metadata.dst_node_id == 1000)
+    reply = grids[0].apps[1001](asked, grids[0].contexts[1001])
+    assert flower._read(reply.content, "failed") == {"kind": "ValueError"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling(FedAvg):
+    """An error that names an image."""
+
+    @step(role="trainer")
+    def train(self, party: Party, common: Global) -> Update:
+        raise OSError(f"{party.name}: private/ann_0001.png cannot be read")
+
+
+def test_what_an_error_says_stays_at_the_party(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    _, build = recipe("fedavg")
+    with pytest.raises(RunFailed, match=r"silo-0, step train, train round 1: OSError; the party's own log says why"):
+        run(Telling(rounds=1), tmp_path, build, transport=over_flower(grids=grids))
+    assert "ann_0001" in caplog.text  # in the log of the node
+
+
+def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    def nobody(context: Any) -> flower.Seat:
+        raise ValueError("no party is configured here")
+
+    grid = InProcessGrid([flower.client_app(nobody)])
+    with pytest.raises(RunFailed, match="silo-0 did not join"):
+        flower.Link(grid, ["silo-0"], flower.Patience(join=0.2, poll=0.01))
+    assert len(grid.sent) == 1 and "does not say which party it plays (ValueError): see its own log" in caplog.text
+
+
+def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:
+    """Nothing is unpickled at either end: a record holds JSON, or the bytes of an encoding."""
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedfv")
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    for message in grids[0].sent:
+        content: RecordDict = message.content
+        for record in content.values():
+            if isinstance(record, ConfigRecord):
+                assert list(record) == ["json"] and isinstance(record["json"], str)
+            else:
+                assert list(record) == ["bytes"] and record["bytes"].stype == "coalface"

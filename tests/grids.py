@@ -1,0 +1,84 @@
+"""A Flower grid within this process: the real ClientApp of every party, with no SuperLink between."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from coalface.engines import flower
+from coalface.engines.local import Setup, World
+
+
+class InProcessGrid(Grid):
+    """Runs an app's handler where its message is pushed, and keeps the reply until it is pulled."""
+
+    def __init__(self, apps: Iterable[Any]) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as Flower says it to a ServerApp
+        self.apps = {1000 + number: app for number, app in enumerate(apps)}
+        self.away: set[int] = set()
+        """Nodes that are not there."""
+        self.held: set[int] = set()
+        """Nodes whose replies do not come for now."""
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+            for node in self.apps
+        }
+        self.sent: list[Message] = []
+        self._numbers = itertools.count(1)
+        self._replies: dict[str, tuple[int, Message]] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.apps if node not in self.away]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        found = []
+        for message in messages:
+            name = f"message-{next(self._numbers)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            if node not in self.away:
+                self._replies[name] = node, self.apps[node](message, self.contexts[node])
+            found.append(name)
+        return found
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [name for name in message_ids if name in self._replies and self._replies[name][0] not in self.held]
+        return [self._replies.pop(name)[1] for name in ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise NotImplementedError
+
+
+def over_flower(
+    patience: flower.Patience | None = None, grids: list[InProcessGrid] | None = None
+) -> Callable[..., Any]:
+    """A transport over a grid within this process, each party at a node of its own."""
+
+    def transport(made: Setup, world: World) -> flower.Link:
+        made.prepare()
+
+        def app(name: str) -> Any:
+            own = made.build()
+            return flower.client_app(lambda context: flower.Seat(name, own.members()[name], made.site(own)))
+
+        grid = InProcessGrid([app(name) for name in world.members()])
+        if grids is not None:
+            grids.append(grid)
+        return flower.Link(grid, list(world.members()), patience or flower.Patience(join=5, step=60, poll=0.01))
+
+    return transport

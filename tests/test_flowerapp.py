@@ -1,0 +1,135 @@
+"""The Flower app of a recipe: its project, its run-config, and a whole run through both of its sides in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flwr.app import Context, RecordDict
+from grids import InProcessGrid
+from tinyruns import Silent
+from typer.testing import CliRunner
+
+from coalface import config, experiment, flowerapp, flowerproject
+from coalface.cli import app
+from coalface.config import RecipeError
+
+TREE: dict[str, Any] = {
+    "name": "faces",
+    "method": "fedavg",
+    "rounds": 2,
+    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "data": {
+        "size": 32,
+        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "partition": {"parties": 2},
+        "hold_out": 4,
+    },
+    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(TREE))
+    return path
+
+
+def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
+    return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+
+def run(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InProcessGrid:
+    """The server's side to its end, over nodes that play the parties."""
+    grid = InProcessGrid([flowerapp.client(recipe) for _ in parties])
+    for (node, _), party in zip(grid.apps.items(), parties, strict=True):
+        grid.contexts[node] = context(node, {"party": party, "home": str(home / party)}, run_config)
+    flowerapp.server(recipe)(grid, context(1, {}, run_config))
+    return grid
+
+
+def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path: Path) -> None:
+    run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))
+    experiment.run(config.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    for name in ("model/backbone.safetensors", "metrics.jsonl", "config.yaml", "evidence.json"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+    for party in ("silo-00", "silo-01"):  # what is a party's own lies at its node, and nowhere else
+        own = tmp_path / "homes" / party / "faces"
+        here = (tmp_path / "here" / "ledger" / f"{party}.jsonl").read_bytes()
+        assert (own / "ledger" / f"{party}.jsonl").read_bytes() == here and list((own / "parties" / party).iterdir())
+        assert not (tmp_path / "there" / "parties").exists() and not (tmp_path / "there" / "ledger").exists()
+
+
+def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
+    made = config.load(tmp_path / "run" / "config.yaml")
+    assert (made.rounds, made.build_local().lr, made.engine.on_error) == (1, 0.05, "exclude")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # it was at its end
+
+
+def test_a_node_without_a_party_or_with_an_unknown_one_says_so_in_its_log(
+    recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = InProcessGrid([flowerapp.client(recipe)])
+    for node_config, wanted in (
+        ({}, "a SuperNode plays one party: start it with --node-config"),
+        ({"party": "silo-9", "home": str(tmp_path)}, "party 'silo-9' is none of this run: silo-00, silo-01"),
+    ):
+        caplog.clear()
+        grid.contexts[1000] = context(1000, node_config, {})
+        grid.push_messages([_join()])
+        assert wanted in caplog.text
+
+
+def _join() -> Any:
+    from flwr.app import Message
+
+    return Message(RecordDict({}), 1000, "query.join")
+
+
+def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    tree = {**TREE, "pretrain": {"method": "centralized"}, "model": {"batchnorm": "local"}}
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(RecipeError, match="model.batchnorm=local: parties would keep"):
+        run(path, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "run"))
+
+
+# --- the project ------------------------------------------------------------------------------------------------------
+
+
+def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "project"), "--recipe", str(recipe)])
+    assert told.exit_code == 0 and "its README.md says how" in told.output
+    place = tmp_path / "project"
+    assert (place / "recipe.yaml").read_bytes() == recipe.read_bytes()
+    flwr = [sys.executable, "-c", "from flwr.cli.app import app; app()", "build", "--app", str(place)]
+    built = subprocess.run(flwr, cwd=place, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (bundle,) = place.glob("*.fab")
+    assert {"pyproject.toml", "app.py", "recipe.yaml"} <= set(zipfile.ZipFile(bundle).namelist())
+    import tomllib
+
+    keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    values = {key: value for key, value in keys.items() if key not in flowerapp.OWN}
+    assert values == dict(flowerproject.leaves(TREE)) and values["local.lr"] == 0.02
+    same = flowerapp.read(place / "recipe.yaml", keys)
+    assert same.digest() == config.load(recipe, ["engine.on_error=exclude"]).digest()
+    assert "ca.crt \\\n" in (place / "README.md").read_text()
+
+
+def test_a_project_is_not_written_over_anything(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(RecipeError, match="is there and not empty: name a new folder"):
+        flowerproject.new(tmp_path / "mine", recipe)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
