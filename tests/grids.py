@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -22,6 +23,8 @@ class InProcessGrid(Grid):
         self.apps = {1000 + number: app for number, app in enumerate(apps)}
         self.away: set[int] = set()
         """Nodes that are not there."""
+        self.keys: dict[int, bytes] = {}
+        """Public keys, of nodes that have one."""
         self.held: set[int] = set()
         """Nodes whose replies do not come for now."""
         self.contexts = {
@@ -43,6 +46,9 @@ class InProcessGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.apps if node not in self.away]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         found = []

@@ -149,8 +149,17 @@ class Patience:
 class Link:
     """A transport whose parties are nodes of a Flower grid."""
 
-    def __init__(self, grid: Grid, expected: Sequence[str], patience: Patience = Patience(), window: int = 64) -> None:
-        self._grid, self._patience, self._window = grid, patience, window
+    def __init__(
+        self,
+        grid: Grid,
+        expected: Sequence[str],
+        patience: Patience = Patience(),
+        *,
+        keys: Mapping[str, bytes] | None = None,
+        window: int = 64,
+    ) -> None:
+        """`keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name."""
+        self._grid, self._patience, self._keys, self._window = grid, patience, keys, window
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -230,7 +239,8 @@ class Link:
 
     def _look(self, wait: float) -> None:
         """Ask nodes that are new which parties they play."""
-        there, now = set(self._grid.get_node_ids()), time.monotonic()
+        keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        there, now = keys.keys(), time.monotonic()
         self._nodes = {party: node for party, node in self._nodes.items() if node in there}
         for node in sorted(there & self._asked.keys()):  # one that was away has come back
             self._nodes.setdefault(self._asked[node], node)
@@ -246,6 +256,10 @@ class Link:
                 continue
             said = _read(content, "member")
             name = said.pop("name")
+            if self._keys is not None and self._keys.get(name) != keys[sent[message]]:
+                log.warning("node %s says that it is %s and has not its key: it is left alone", sent[message], name)
+                self._again[sent[message]] = time.monotonic() + AGAIN
+                continue
             self._asked[sent[message]] = name
             if name in self._nodes:
                 log.warning("a second node says that it is %s: it is left alone", name)

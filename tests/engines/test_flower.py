@@ -116,6 +116,28 @@ def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureF
     assert "a second node says that it is silo-0: it is left alone" in caplog.text
 
 
+@pytest.mark.parametrize("claims", [b"of somebody else", b""])
+def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
+    claims: bytes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    method, build = recipe("fedavg")
+    keys = {f"silo-{i}": f"key {i}".encode() for i in range(3)}
+
+    def transport(right: bytes) -> Any:
+        def make(made: Any, world: Any) -> flower.Link:
+            grid: Any = over_flower()(made, world)._grid
+            grid.keys = {1000: right, 1001: b"key 1", 1002: b"key 2"}
+            return flower.Link(grid, list(keys), flower.Patience(join=0.05, step=60, poll=0.01), keys=keys)
+
+        return make
+
+    with pytest.raises(RunFailed, match="silo-0 did not join"):
+        run(method, tmp_path / "claims", build, transport=transport(claims))
+    assert "node 1000 says that it is silo-0 and has not its key: it is left alone" in caplog.text
+    here = run(method, tmp_path / "local", build).bytes()
+    assert run(method, tmp_path / "flower", build, transport=transport(b"key 0")).bytes() == here
+
+
 def test_a_request_for_another_party_is_refused(tmp_path: Path) -> None:
     grids: list[InProcessGrid] = []
     method, build = recipe("fedavg")
