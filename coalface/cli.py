@@ -11,11 +11,13 @@ import typer
 from coalface import field_commands
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
+from coalface.provision_commands import provision
 from coalface.report.console import print_table, print_wide
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
+app.add_typer(provision, name="provision")
 
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
 

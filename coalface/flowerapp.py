@@ -1,13 +1,15 @@
 """The Flower app of a recipe: what a SuperNode and the ServerApp import, each with the recipe that the app brings.
 
 A node's configuration says which party it plays (`party`) and where it keeps what is the party's (`home`); a run's
-configuration changes the recipe, key by key, and says where the server keeps the run (`out`).
+configuration changes the recipe, key by key, and says where the server keeps the run (`out`). Which key each party has
+is said by the file that `COALFACE_KEYS` names at the SuperLink, as `coalface provision` writes it.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,8 @@ def server(recipe: Path) -> Any:
         )
 
         def carrier(setup: Setup, here: World) -> flower.Link:
-            return flower.Link(grid, list(here.members()), patience)
+            parties = list(here.members())
+            return flower.Link(grid, parties, patience, keys=keys(parties))
 
         if (out / "config.yaml").exists():
             experiment.resume(out, Progress(), carrier=carrier)
@@ -64,6 +67,24 @@ def server(recipe: Path) -> Any:
             experiment.run(made, out, Progress(), carrier=carrier)
 
     return flower.server_app(serve)
+
+
+def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
+    """The parties' public keys as nodes show them, by the file that `COALFACE_KEYS` names; without one, None.
+
+    Raises RecipeError where the file cannot be read or lacks one of `parties`: then nobody could play it.
+    """
+    if not (file := os.environ.get("COALFACE_KEYS")):
+        return None
+    try:
+        found = {name: bytes.fromhex(key) for name, key in json.loads(Path(file).read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RecipeError(f"COALFACE_KEYS names {file}, whose keys cannot be read: {error}") from None
+    if lacking := sorted(set(parties) - found.keys()):
+        raise RecipeError(
+            f"{file} has no key of {', '.join(lacking[:8])}: provision a kit for each party of the recipe"
+        )
+    return found
 
 
 def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:

@@ -163,6 +163,8 @@ class Link:
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         """Nodes that have said which party they play."""
+        self._joining: dict[str, int] = {}
+        """Message -> node, of those that have been asked and have not answered."""
         self._again: dict[int, float] = {}
         """Nodes that could not say it, and when they are asked again."""
         self._late: dict[str, str] = {}
@@ -172,21 +174,20 @@ class Link:
         self._posted: dict[Ticket, list[tuple[Request, str | StepFailed, float]]] = {}
         self.members: dict[str, Member] = {}
         ends = time.monotonic() + patience.join
+        self._look()
         while missing := sorted(set(expected) - self.members.keys()):
-            self._look(min(patience.join, 60.0))
-            if set(expected) <= self.members.keys():
-                break
             if time.monotonic() > ends:
                 raise RunFailed(
                     f"{', '.join(missing)} did not join within {patience.join:g} s: start their SuperNodes, see that "
                     "they reach the SuperLink, or wait longer"
                 )
             time.sleep(patience.poll)
+            self._look()
         self.members = {name: self.members[name] for name in sorted(expected)}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order; at most `window` are under way."""
-        self._look(60.0)
+        self._look()
         ahead: list[tuple[Request, str | StepFailed, float]] = []
         for request in requests:
             ahead.append(self._sent(STEP, request))
@@ -201,7 +202,7 @@ class Link:
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Send the work; it runs beside the coming rounds."""
-        self._look(60.0)
+        self._look()
         self._posted[ticket] = [self._sent(STEP, request) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
@@ -237,35 +238,38 @@ class Link:
 
     # Sending and waiting
 
-    def _look(self, wait: float) -> None:
-        """Ask nodes that are new which parties they play."""
+    def _look(self) -> None:
+        """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
         keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
-        there, now = keys.keys(), time.monotonic()
-        self._nodes = {party: node for party, node in self._nodes.items() if node in there}
-        for node in sorted(there & self._asked.keys()):  # one that was away has come back
+        now = time.monotonic()
+        self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
+        self._joining = {message: node for message, node in self._joining.items() if node in keys}
+        for node in sorted(keys.keys() & self._asked.keys()):  # one that was away has come back
             self._nodes.setdefault(self._asked[node], node)
-        fresh = sorted(node for node in there - self._asked.keys() if self._again.get(node, now) <= now)
-        if not fresh:
-            return
-        sent = {self._push(JOIN, node, RecordDict({})): node for node in fresh}
-        for message, content in self._wait(list(sent), time.monotonic() + wait).items():
-            if content is None or "member" not in content:
-                kind = _read(content, "failed")["kind"] if content is not None and "failed" in content else "no answer"
-                log.warning("node %s does not say which party it plays (%s): see its own log", sent[message], kind)
-                self._again[sent[message]] = time.monotonic() + AGAIN
-                continue
-            said = _read(content, "member")
-            name = said.pop("name")
-            if self._keys is not None and self._keys.get(name) != keys[sent[message]]:
-                log.warning("node %s says that it is %s and has not its key: it is left alone", sent[message], name)
-                self._again[sent[message]] = time.monotonic() + AGAIN
-                continue
-            self._asked[sent[message]] = name
-            if name in self._nodes:
-                log.warning("a second node says that it is %s: it is left alone", name)
-                continue
-            self._nodes[name] = sent[message]
-            self.members.setdefault(name, Member(**said))
+        known = self._asked.keys() | set(self._joining.values())
+        for node in sorted(keys.keys() - known):
+            if self._again.get(node, now) <= now:
+                self._joining[self._push(JOIN, node, RecordDict({}))] = node
+        for message, content in self._pull(list(self._joining)).items():
+            node = self._joining.pop(message)
+            if why := self._joined(node, content, keys[node]):
+                log.warning("%s: it is left alone", why)
+                self._again[node] = time.monotonic() + AGAIN
+
+    def _joined(self, node: int, content: RecordDict | None, key: bytes) -> str:
+        """Take in what a node says of itself; why not, where it cannot be."""
+        if content is None or "member" not in content:
+            kind = _read(content, "failed")["kind"] if content is not None and "failed" in content else "no answer"
+            return f"node {node} does not say which party it plays ({kind}), its own log says why"
+        said = _read(content, "member")
+        name = said.pop("name")
+        if self._keys is not None and self._keys.get(name) != key:
+            return f"node {node} says that it is {name} and has not its key"
+        self._asked[node] = name
+        if self._nodes.setdefault(name, node) != node:
+            return f"a second node says that it is {name}"
+        self.members.setdefault(name, Member(**said))
+        return ""
 
     def _sent(self, about: str, request: Request) -> tuple[Request, str | StepFailed, float]:
         ends = time.monotonic() + self._patience.step
@@ -292,7 +296,7 @@ class Link:
         return request, _bytes(content, "reply") if "reply" in content else bytearray()
 
     def _tell(self, about: str, name: str, records: Mapping[str, ConfigRecord]) -> dict[str, RecordDict]:
-        self._look(60.0)
+        self._look()
         there = {party: record for party, record in records.items() if party in self._nodes}
         sent = {self._push(about, self._nodes[p], RecordDict({name: record})): p for p, record in there.items()}
         found = self._wait(list(sent), time.monotonic() + self._patience.step)
@@ -306,17 +310,23 @@ class Link:
         """The replies that come before `ends`; None for one that the SuperLink says will not come."""
         found: dict[str, RecordDict | None] = {}
         while True:
-            for reply in self._grid.pull_messages({*messages, *self._late} - found.keys()):
-                answered = reply.metadata.reply_to_message_id
-                if answered in self._late:
-                    party = self._late.pop(answered)
-                    self.late[party] = self.late.get(party, 0) + 1
-                    log.warning("a reply of %s came after its deadline, and is discarded", party)
-                else:
-                    found[answered] = reply.content if reply.has_content() else None
+            found |= self._pull([message for message in messages if message not in found])
             if len(found) == len(messages) or time.monotonic() > ends:
                 return found
             time.sleep(self._patience.poll)
+
+    def _pull(self, messages: Sequence[str]) -> dict[str, RecordDict | None]:
+        """The replies that are there; those to what was given up are counted and thrown away."""
+        found: dict[str, RecordDict | None] = {}
+        for reply in self._grid.pull_messages([*messages, *self._late]) if messages or self._late else ():
+            answered = reply.metadata.reply_to_message_id
+            if answered in self._late:
+                party = self._late.pop(answered)
+                self.late[party] = self.late.get(party, 0) + 1
+                log.warning("a reply of %s came after its deadline, and is discarded", party)
+            else:
+                found[answered] = reply.content if reply.has_content() else None
+        return found
 
 
 def server_app(serve: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:

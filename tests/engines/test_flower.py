@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,23 @@ def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pyt
     grid = InProcessGrid([flower.client_app(nobody)])
     with pytest.raises(RunFailed, match="silo-0 did not join"):
         flower.Link(grid, ["silo-0"], flower.Patience(join=0.2, poll=0.01))
-    assert len(grid.sent) == 1 and "does not say which party it plays (ValueError): see its own log" in caplog.text
+    assert len(grid.sent) == 1 and "does not say which party it plays (ValueError), its own log says why" in caplog.text
+
+
+def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:
+    """A process begins for every message, and on a busy machine that takes a while; the node is asked once."""
+    method, build = recipe("fedavg")
+
+    def transport(made: Any, world: Any) -> flower.Link:
+        grid: Any = over_flower()(made, world)._grid
+        grid.sent.clear()
+        grid.held.add(1000)
+        threading.Timer(0.3, grid.held.clear).start()
+        link = flower.Link(grid, list(world.members()), flower.Patience(join=20, step=60, poll=0.01))
+        assert [m.metadata.message_type for m in grid.sent] == [flower.JOIN] * 3
+        return link
+
+    assert len(run(method, tmp_path, build, transport=transport).server.at.tallies) == 3
 
 
 def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:

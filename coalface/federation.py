@@ -1,0 +1,120 @@
+"""The file `federation.yaml`: the SuperLink, its parties and their roles, and how long the certificates hold."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from coalface.config import RecipeError
+from coalface.sections import Section
+from coalface.yamltext import parse_yaml
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+"""Names become folders, arguments of scripts and keys of TOML: ASCII, and nothing that any of them reads as its own."""
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
+LOOPBACK = ("localhost", "127.0.0.1")
+"""What the SuperLink's certificate is always good for: its own ServerApp reaches it there."""
+
+
+class SuperLink(Section):
+    """Where the SuperLink is reached."""
+
+    hosts: tuple[str, ...] = Field(min_length=1)
+    """Names or addresses, one or a list; the first is the one that parties and the operator dial."""
+    port: int = Field(8000, ge=1, le=65535)
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            numeric = host.rpartition(".")[
+                2
+            ].isdigit()  # an address with a slip, which no resolver would take for a name
+            if not is_address(host) and (numeric or not HOST.fullmatch(host)):
+                raise ValueError(f"{host!r} is no host: give a name such as fl.example.org or an address, no port")
+        return tuple(str(ipaddress.ip_address(host)) if is_address(host) else host for host in value)
+
+    @property
+    def address(self) -> str:
+        """What is dialled: `HOST:PORT`."""
+        host = self.hosts[0]
+        return f"{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name and address that its certificate must hold."""
+        return tuple(dict.fromkeys((*self.hosts, *LOOPBACK)))
+
+
+class Party(Section):
+    """A party: what it does, and where its data lies on its own machine."""
+
+    role: Literal["trainer", "validator"]
+    data: str | None = None
+    """The root of the data on the party's machine; None: what COALFACE_DATA says there."""
+
+
+class Federation(Section):
+    """Who takes part, and over which SuperLink."""
+
+    name: str
+    superlink: SuperLink
+    days: int = Field(365, ge=1, le=3650)
+    """How long the certificates hold."""
+    recipe: str
+    """The recipe that is run, from where this file lies."""
+    parties: dict[str, Party] = Field(min_length=1)
+
+
+def read(path: Path) -> Federation:
+    """The federation of a file. Raises RecipeError for what is wrong, for an unknown key with the nearest known one."""
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: name, superlink, recipe and parties are needed")
+    try:
+        made = Federation.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(f"{path}: {_fault(error)}") from None
+    for name in (made.name, *made.parties):
+        if not NAME.fullmatch(name):
+            raise RecipeError(f"{path}: {name!r} cannot be a name here: use letters, digits, '-' and '_'")
+    if len({name.lower() for name in made.parties}) < len(made.parties):
+        raise RecipeError(f"{path}: parties whose names differ by capitals only share a folder on some disks")
+    return made
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        below: dict[str, type[Section]] = {"superlink": SuperLink, "parties": Party}
+        known = list(below.get(path[0], Federation).model_fields if path[1:] else Federation.model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
+        meant = ".".join([*path[:-1], near])
+        return f"{where} is not a key of a federation; did you mean {meant}? Known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}; got {first['input']!r}"

@@ -1,0 +1,175 @@
+"""The scripts and papers of a kit: how a SuperLink, a SuperNode and the operator's commands are started."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+
+from coalface.federation import LOOPBACK, Federation
+
+HEAD = """#!/bin/sh
+set -eu
+umask 077
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export FLWR_HOME="$here/flower"
+"""
+
+SUPERLINK = """export COALFACE_KEYS="$here/names.json" COALFACE_RUNS="${{COALFACE_RUNS:-$here/runs}}"
+exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
+    --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/superlink.crt" --ssl-keyfile "$here/superlink.key" \\
+    --database "$here/state.db" "$@"
+"""
+
+PARTY = """{data}mkdir -p "$here/home"
+exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
+    --auth-supernode-private-key "$here/node.key" --node-config "party=\\"{name}\\" home=\\"$here/home\\"" "$@"
+"""
+
+CONFIG = """[superlink]
+default = "{name}"
+
+[superlink.{name}]
+address = "{address}"
+root-certificates = "{root}"
+"""
+
+OPERATOR = """# Flower wants the certificate's absolute path: it is written again, for a kit that has moved.
+mkdir -p "$FLWR_HOME"
+cat > "$FLWR_HOME/config.toml" <<END
+{config}END
+"""
+
+REGISTER = """failed=0
+for party in {parties}; do
+    flwr supernode register "$here/keys/$party.pub" {name} --name "$party" || {{
+        echo "$party: not registered" >&2
+        failed=1
+    }}
+done
+exit $failed
+"""
+
+RUN = """exec flwr run "$here/project" {name} "$@"
+"""
+
+CHECKLIST = """# The kits of {name}
+
+Made {made}. The CA and the SuperLink's certificate hold until **{until}**: make new kits before, and hand them out.
+Keys of nodes do not expire by themselves; the operator withdraws one by `flwr supernode unregister`.
+
+| kit | who gets it | secret in it |
+|---|---|---|
+| `superlink/` | who runs the SuperLink at {address} | `superlink.key` |
+| `operator/` | who starts runs | none |
+{parties}
+| `ca/` | nobody: it stays here, best on a disk that is not on a network | `ca.key` |
+
+1. `coalface provision check` on this folder says that nothing is wrong.
+2. Give each its kit, and no other, over a channel that is private and knows both ends: an encrypted disk from hand to
+   hand, or a copy over SSH. Never by mail or chat. Unpack so that modes are kept (`tar -p`, `cp -p`, `scp -p`).
+3. Compare, over another channel, the SHA-256 of `ca.crt`: `{fingerprint}`
+4. Open the SuperLink's port {port} for the addresses of the parties and the operator only. Flower's open edition does
+   not ask who speaks to its control API, which is at the same port: who reaches it can start runs and register nodes.
+   Such a node still plays no party of the runs you start, as your server compares names with keys; a run of another's
+   is another's app.
+5. The SuperLink starts (`superlink/start.sh`), the operator registers the keys (`operator/register.sh`, once), the
+   parties start (`start.sh`), and the operator runs (`operator/run.sh`).
+6. Who has made the kits has seen every party's key: delete `parties/` here once the kits are handed over. What is left
+   can still be checked, and says when it expires.
+"""
+
+SUPERLINK_PAPER = """# The SuperLink of {name}
+
+    ./start.sh            # listens at {bind}:{port}; what follows is passed on to flower-superlink
+
+Needs `coalface[flower]` on the PATH, and where the recipe judges on images, COALFACE_DATA. Runs are kept in `runs/`,
+Flower's state in `state.db`. `names.json` says which key each party has; a node with another cannot play it.
+
+Keep `superlink.key` to yourself. The certificate holds until {until}.
+"""
+
+PARTY_PAPER = """# The kit of {party}, a {role} of {name}
+
+    ./start.sh            # dials {address}; what follows is passed on to flower-supernode
+
+Needs `coalface[flower]` on the PATH, and the data of the recipe below {data}. What is your own (private state, ledger)
+lies in `home/`, which nobody else should be able to read. Nothing has to be opened in your firewall for connections
+from outside; port {port} is used on this machine alone (another: `./start.sh --port N`).
+
+Keep `node.key` to yourself: who has it is {party} to the server. Where it is lost or seen, tell the operator, who
+withdraws it. Compare the SHA-256 of `ca.crt` with what the operator tells you over another channel:
+`{fingerprint}`
+It holds until {until}; you need a new kit before.
+"""
+
+OPERATOR_PAPER = """# The operator's kit of {name}
+
+    ./register.sh                       # once, when the SuperLink has started: makes the parties' keys known
+    ./run.sh                            # starts the recipe of project/; what follows is passed on to `flwr run`
+    ./run.sh --run-config 'rounds=3'
+
+Needs `coalface[flower]` on the PATH. Nothing here is secret, but who can reach {address} can do what you can: let
+nobody else. To withdraw a party's key: `FLWR_HOME=$PWD/flower flwr supernode ls`, then `… unregister`.
+
+The SuperLink's certificate holds until {until}.
+"""
+
+
+def superlink(made: Federation) -> str:
+    return HEAD + SUPERLINK.format(bind=_bind(made), port=made.superlink.port)
+
+
+def party(made: Federation, name: str) -> str:
+    at = made.parties[name].data
+    data = f"export COALFACE_DATA={shlex.quote(at)}\n" if at is not None else ""
+    address = shlex.quote(made.superlink.address)
+    return HEAD + PARTY.format(data=data, address=address, port=_port(made, name), name=name)
+
+
+def config(made: Federation, root: str) -> str:
+    """Flower's configuration; `root` is where the CA's certificate lies."""
+    return CONFIG.format(name=made.name, address=made.superlink.address, root=root)
+
+
+def register(made: Federation) -> str:
+    return _operator(made) + REGISTER.format(parties=" ".join(made.parties), name=made.name)
+
+
+def run(made: Federation) -> str:
+    return _operator(made) + RUN.format(name=made.name)
+
+
+def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
+    """Path -> text of the checklist and of each kit's README."""
+    until = f"{now + datetime.timedelta(days=made.days):%Y-%m-%d}"
+    plain = {"name": made.name, "until": until, "address": made.superlink.address, "fingerprint": fingerprint}
+    rows = [f"| `parties/{name}/` | {name}, a {one.role} | `node.key` |" for name, one in made.parties.items()]
+    found = {
+        "README.md": CHECKLIST.format(
+            **plain, made=f"{now:%Y-%m-%d}", port=made.superlink.port, parties="\n".join(rows)
+        ),
+        "superlink/README.md": SUPERLINK_PAPER.format(**plain, bind=_bind(made), port=made.superlink.port),
+        "operator/README.md": OPERATOR_PAPER.format(**plain),
+    }
+    for name, one in made.parties.items():
+        data = f"`{one.data}`" if one.data is not None else "what COALFACE_DATA names"
+        found[f"parties/{name}/README.md"] = PARTY_PAPER.format(
+            **plain, party=name, role=one.role, data=data, port=_port(made, name)
+        )
+    return found
+
+
+def _operator(made: Federation) -> str:
+    return HEAD + OPERATOR.format(config=config(made, "$here/ca.crt"))
+
+
+def _bind(made: Federation) -> str:
+    """All addresses, unless only this machine can dial it."""
+    return "127.0.0.1" if set(made.superlink.hosts) <= set(LOOPBACK) else "0.0.0.0"
+
+
+def _port(made: Federation, name: str) -> int:
+    """Where a SuperNode speaks with its own processes: one of its own, so that several can run on a machine."""
+    place = 9100 + list(made.parties).index(name) % 50000
+    return place + 50000 if place == made.superlink.port else place

@@ -1,0 +1,106 @@
+"""The kits of a federation: what the SuperLink, the operator and every party get, each with its own secrets only.
+
+`ca/` stays where the kits are made; `superlink/`, `operator/` and `parties/NAME/` are handed out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from coalface import certificates, config, federation, flowerproject, kittexts
+from coalface.config import RecipeError
+from coalface.federation import Federation
+
+
+def make(file: Path, out: Path, now: datetime.datetime) -> Path:
+    """Write the kits of a federation into a new folder, whole or not at all; certificates hold from `now`.
+
+    Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` is there.
+    """
+    made = federation.read(file)
+    recipe = file.parent / made.recipe
+    _check(made, recipe, file)
+    out = Path(os.path.abspath(out))
+    _check_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # for the owner alone from the first byte
+    try:
+        _fill(fresh, made, recipe, now, out)
+        (fresh / "federation.yaml").write_bytes(file.read_bytes())
+        _close(fresh)
+        _check_free(out)
+        fresh.rename(out)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return out
+
+
+def _check(made: Federation, recipe: Path, file: Path) -> None:
+    """Raise RecipeError unless the recipe can be read and its validators are those of the federation."""
+    if not recipe.is_file():
+        raise RecipeError(
+            f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
+        )
+    validators = set(config.load(recipe).validators)
+    for name, party in made.parties.items():
+        if party.role == "validator" and name not in validators:
+            raise RecipeError(f"{file}: parties.{name} is a validator, but the recipe's `validators` has no {name}")
+        if party.role == "trainer" and name in validators:
+            raise RecipeError(f"{file}: parties.{name}.role is trainer, but the recipe's `validators` names {name}")
+    if missing := sorted(validators - made.parties.keys()):
+        raise RecipeError(f"{file}: the recipe's validator {missing[0]} is none of the parties: add it, or take it out")
+
+
+def _check_free(out: Path) -> None:
+    if os.path.lexists(out):
+        raise RecipeError(f"{out} is there: kits are not written over anything, name a new folder")
+
+
+def _fill(folder: Path, made: Federation, recipe: Path, now: datetime.datetime, out: Path) -> None:
+    """Write all of it; `out` is where it will lie."""
+    ca = certificates.authority(made.name, now, made.days)
+    link = certificates.server(ca, made.name, made.superlink.names, now, made.days)
+    keys = {name: certificates.node() for name in made.parties}
+    names = json.dumps({name: key.seen.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
+    root = ca.certificate
+    files: dict[str, bytes] = {
+        "ca/ca.crt": root,
+        "ca/ca.key": ca.key,
+        "superlink/ca.crt": root,
+        "superlink/superlink.crt": link.certificate,
+        "superlink/superlink.key": link.key,
+        "superlink/names.json": names,
+        "superlink/start.sh": kittexts.superlink(made).encode(),
+        "operator/ca.crt": root,
+        "operator/names.json": names,
+        "operator/register.sh": kittexts.register(made).encode(),
+        "operator/run.sh": kittexts.run(made).encode(),
+        "operator/flower/config.toml": kittexts.config(made, str(out / "operator" / "ca.crt")).encode(),
+    }
+    for name, key in keys.items():
+        files |= {
+            f"operator/keys/{name}.pub": key.public,
+            f"parties/{name}/ca.crt": root,
+            f"parties/{name}/node.key": key.private,
+            f"parties/{name}/node.pub": key.public,
+            f"parties/{name}/start.sh": kittexts.party(made, name).encode(),
+        }
+    fingerprint = hashlib.sha256(root).hexdigest()
+    files |= {path: text.encode() for path, text in kittexts.papers(made, now, fingerprint).items()}
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    flowerproject.new(folder / "operator" / "project", recipe)
+
+
+def _close(folder: Path) -> None:
+    """Take every right from all but the owner, whatever the umask was."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)

@@ -1,0 +1,286 @@
+"""The kits of a federation: that Flower and TLS take them, and that each holds only its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import DAY, FEDERATION, NOW, written
+
+from coalface import certificates, config, federation, flowerapp, kitchecking, provisioning
+from coalface.config import RecipeError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    return provisioning.make(written(folder), folder / "kits", NOW)
+
+
+# --- what Flower and TLS make of them ---------------------------------------------------------------------------------
+
+
+def greeted(superlink: Path, root: Path, host: str) -> str | None:
+    """Why a client with `root` refuses a server of the kit `superlink` on loopback; None where it does not."""
+    serving, dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(root))
+    serving.load_cert_chain(superlink / "superlink.crt", superlink / "superlink.key")
+    dialling.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 has it by itself
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(20)
+                try:
+                    with serving.wrap_socket(connection, server_side=True) as secured:
+                        secured.sendall(b"hello")
+                except OSError:
+                    pass  # the client has refused
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with socket.create_connection(listening.getsockname(), timeout=20) as plain:
+                with dialling.wrap_socket(plain, server_hostname=host) as secured:
+                    assert secured.recv(5) == b"hello"
+            return None
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.7", "127.0.0.1", "localhost"])
+def test_a_party_trusts_the_superlink_by_each_of_its_names(made: Path, host: str) -> None:
+    assert greeted(made / "superlink", made / "parties" / "silo-00" / "ca.crt", host) is None
+
+
+def test_other_names_other_authorities_and_old_certificates_are_refused(made: Path, tmp_path: Path) -> None:
+    root = made / "parties" / "silo-01" / "ca.crt"
+    assert "match" in str(greeted(made / "superlink", root, "elsewhere.example.org"))
+    other = provisioning.make(written(tmp_path), tmp_path / "other", NOW)
+    assert greeted(other / "superlink", root, "localhost") is not None
+    old = provisioning.make(written(tmp_path), tmp_path / "old", NOW - 366 * DAY)
+    assert "expired" in str(greeted(old / "superlink", old / "ca" / "ca.crt", "localhost"))
+
+
+def test_flowers_own_loaders_take_the_keys_and_the_server_is_told_what_nodes_show(made: Path) -> None:
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.common.args import try_obtain_server_certificates
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
+
+    names = json.loads((made / "superlink" / "names.json").read_text())
+    assert names.keys() == FEDERATION["parties"].keys() and len(set(names.values())) == 3
+    assert (made / "operator" / "names.json").read_text() == (made / "superlink" / "names.json").read_text()
+    for name, key in names.items():
+        given = argparse.Namespace(
+            auth_supernode_private_key=str(made / "parties" / name / "node.key"), auth_supernode_public_key=None
+        )
+        pair = _try_setup_client_authentication(given)
+        assert pair is not None and pair[0].curve.name == "secp384r1"
+        shown = public_key_to_bytes(pair[1])  # what its requests carry, and the SuperLink compares and tells
+        assert shown == try_load_public_key(made / "operator" / "keys" / f"{name}.pub") == bytes.fromhex(key)
+    own = made / "superlink"
+    files = {"ssl_ca_certfile": "ca.crt", "ssl_certfile": "superlink.crt", "ssl_keyfile": "superlink.key"}
+    assert try_obtain_server_certificates(argparse.Namespace(**{key: str(own / file) for key, file in files.items()}))
+
+
+STAND_IN = """#!{python}
+import json, os, sys
+kept = {{k: v for k, v in os.environ.items() if k.startswith(("FLWR_", "COALFACE_"))}}
+umask = os.umask(0)
+with open({log!r}, "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], kept, umask]) + "\\n")
+"""
+
+
+def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], dict[str, str], int]]:
+    """The commands of a script, by stand-ins for Flower's: arguments, settings, umask."""
+    log = tmp_path / "log.jsonl"
+    (tmp_path / "bin").mkdir(parents=True)
+    for name in ("flower-superlink", "flower-supernode", "flwr"):
+        (tmp_path / "bin" / name).write_text(STAND_IN.format(python=sys.executable, log=str(log)))
+        (tmp_path / "bin" / name).chmod(0o700)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "COALFACE_"))}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    subprocess.run([script, *more], env={**clean, "PATH": path}, check=True, cwd="/")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    quiet = ["TELEMETRY_ENABLED=0", "DISABLE_UPDATE_CHECK=1", "DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"]
+    for _, _, settings, _ in lines:
+        assert set(quiet) <= {f"{key.removeprefix('FLWR_')}={value}" for key, value in settings.items()}
+    return [(arguments, settings, umask) for _, arguments, settings, umask in lines]
+
+
+def test_the_start_scripts_say_what_flowers_commands_take(made: Path, tmp_path: Path) -> None:
+    from flwr.common.config import parse_config_args
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    kits = Path(shutil.copytree(made, tmp_path / "moved kits"))  # a script finds its kit wherever that lies
+    [(arguments, settings, umask)] = started(kits / "superlink" / "start.sh", tmp_path / "a")
+    link = _parse_args_run_superlink().parse_args(arguments)
+    assert link.enable_supernode_auth and not link.insecure and (link.host, link.port) == ("0.0.0.0", 9443)
+    assert link.ssl_keyfile == str(kits / "superlink" / "superlink.key") and umask == 0o077
+    assert link.database == str(kits / "superlink" / "state.db")
+    assert settings["COALFACE_KEYS"] == str(kits / "superlink" / "names.json")
+
+    [(arguments, settings, umask)] = started(kits / "parties" / "silo-00" / "start.sh", tmp_path / "b", "--port", "77")
+    node, own = _parse_args_run_supernode().parse_args(arguments), kits / "parties" / "silo-00"
+    assert (node.superlink, node.port, node.insecure, umask) == ("fl.example.org:9443", 77, False, 0o077)
+    assert (node.root_certificates, node.auth_supernode_private_key) == (str(own / "ca.crt"), str(own / "node.key"))
+    assert parse_config_args([node.node_config]) == {"party": "silo-00", "home": str(own / "home")}
+    assert settings["COALFACE_DATA"] == "/srv/our faces" and (own / "home").stat().st_mode & 0o777 == 0o700
+    [(_, settings, _)] = started(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")
+    assert "COALFACE_DATA" not in settings
+
+
+def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.cli.flower_config import read_superlink_connection
+
+    monkeypatch.setenv("FLWR_HOME", str(made / "operator" / "flower"))
+    assert read_superlink_connection().root_certificates == str(made / "operator" / "ca.crt")
+    kit = Path(shutil.copytree(made / "operator", tmp_path / "moved kit"))
+    calls = started(kit / "register.sh", tmp_path / "a")
+    assert [call[0][2:] for call in calls] == [
+        [str(kit / "keys" / f"{name}.pub"), "hospitals", "--name", name] for name in sorted(FEDERATION["parties"])
+    ]
+    [(arguments, settings, _)] = started(kit / "run.sh", tmp_path / "b", "--run-config", "rounds=3")
+    assert arguments == ["run", str(kit / "project"), "hospitals", "--run-config", "rounds=3"]
+    monkeypatch.setenv("FLWR_HOME", settings["FLWR_HOME"])
+    connection = read_superlink_connection("hospitals")
+    assert (connection.address, connection.insecure) == ("fl.example.org:9443", False)
+    assert connection.root_certificates == str(kit / "ca.crt")
+    assert config.load(kit / "project" / "recipe.yaml").digest() == config.load(made.parent / "recipe.yaml").digest()
+
+
+# --- who holds what ---------------------------------------------------------------------------------------------------
+
+
+def test_every_secret_lies_in_one_place_and_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = provisioning.make(written(tmp_path), tmp_path / "kits", NOW)
+    finally:
+        os.umask(before)
+    secrets = {str(p.relative_to(made)) for p in made.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()}
+    parties = {f"parties/{name}/node.key" for name in FEDERATION["parties"]}
+    assert secrets == {"ca/ca.key", "superlink/superlink.key", *parties}
+    for path in [made, *made.rglob("*")]:
+        wanted = 0o700 if path.is_dir() or path.suffix == ".sh" else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+    text = (made / "README.md").read_text()
+    until = f"{NOW + 365 * DAY:%Y-%m-%d}"
+    assert until in text and all(f"`parties/{name}/`" in text for name in FEDERATION["parties"])
+    assert all(until in (made / kit / "README.md").read_text() for kit in ("superlink", "operator", "parties/clinic"))
+
+
+def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = written(tmp_path / "in"), tmp_path / "there"
+    out.mkdir()
+    with pytest.raises(RecipeError, match="there is there: kits are not written over anything"):
+        provisioning.make(file, out, NOW)
+    out.rmdir()
+
+    def full(*arguments: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(provisioning.flowerproject, "new", full)
+    with pytest.raises(OSError, match="no space left"):
+        provisioning.make(file, out, NOW)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"superlink": {"hosts": "a", "prot": 1}},
+            "superlink.prot is not a key of a federation; did you mean superlin",
+        ),
+        ({"party": {}}, "party is not a key of a federation; did you mean parties"),
+        ({"parties": {"a": {"rol": "trainer"}}}, "parties.a.role is missing"),
+        ({"parties": {"a": {"role": "trainer", "dta": 1}}}, "parties.a.dta is not .* did you mean parties.a.data"),
+        ({"parties": {"a": {"role": "server"}}}, "parties.a.role: Input should be 'trainer' or 'validator'"),
+        ({"parties": {"../a": {"role": "trainer"}}}, "'../a' cannot be a name here"),
+        ({"name": 'x" y'}, "cannot be a name here"),
+        ({"superlink": {"hosts": ["https://a"]}}, "'https://a' is no host"),
+        ({"superlink": {"hosts": "10.0.0.256"}}, "'10.0.0.256' is no host"),
+        ({"days": 0}, "days: Input should be greater than or equal to 1"),
+        ({"recipe": "none.yaml"}, "none.yaml is not there"),
+        ({"parties": {"silo-00": {"role": "trainer"}}}, "the recipe's validator clinic is none of the parties"),
+        ({"parties": {"clinic": {"role": "trainer"}}}, "clinic.role is trainer, but the recipe's `validators` names"),
+        ({"parties": {"silo-00": {"role": "validator"}}}, "parties.silo-00 is a validator, but the recipe's"),
+    ],
+)
+def test_a_wrong_federation_is_refused_with_what_is_right(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        provisioning.make(written(tmp_path / "in", **changes), tmp_path / "kits", NOW)
+    assert not (tmp_path / "kits").exists()
+
+
+def test_one_host_may_stand_by_itself_and_ipv6_is_dialled_in_brackets(tmp_path: Path) -> None:
+    read = federation.read(written(tmp_path, superlink={"hosts": "2001:DB8::0:1"}))
+    assert read.superlink.address == "[2001:db8::1]:8000"
+    assert read.superlink.names == ("2001:db8::1", "localhost", "127.0.0.1")
+    kits = provisioning.make(tmp_path / "federation.yaml", tmp_path / "kits", NOW)
+    assert kitchecking.check(kits, NOW) == []
+
+
+# --- the server's app -------------------------------------------------------------------------------------------------
+
+
+def test_the_server_is_given_the_keys_that_the_environment_names(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COALFACE_KEYS", raising=False)
+    assert flowerapp.keys(["silo-00"]) is None
+    monkeypatch.setenv("COALFACE_KEYS", str(made / "superlink" / "names.json"))
+    found = flowerapp.keys(["silo-00", "clinic"])
+    own = certificates.of_private((made / "parties" / "clinic" / "node.key").read_bytes())
+    assert found is not None and found["clinic"] == own
+    with pytest.raises(RecipeError, match="names.json has no key of silo-02: provision a kit"):
+        flowerapp.keys(["silo-02"])
+    for text in ("[]", '{"silo-00": "xy"}', '{"silo-00": 1}', "{"):
+        (tmp_path / "bad.json").write_text(text)
+        monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "bad.json"))
+        with pytest.raises(RecipeError, match="whose keys cannot be read"):
+            flowerapp.keys(["silo-00"])
+
+
+def test_a_node_with_anothers_key_plays_no_party_of_the_run(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.app import Context, RecordDict
+    from grids import InProcessGrid
+
+    from coalface.engines.transport import RunFailed
+
+    def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
+        return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+    recipe, keys = made / "operator" / "project" / "recipe.yaml", tmp_path / "names.json"
+    shutil.copy(made / "superlink" / "names.json", keys)
+    monkeypatch.setenv("COALFACE_KEYS", str(keys))
+    names = {name: bytes.fromhex(key) for name, key in json.loads(keys.read_text()).items()}
+    grid = InProcessGrid([flowerapp.client(recipe) for _ in names])
+    for node, name in zip(grid.apps, names, strict=True):
+        grid.contexts[node] = context(node, {"party": name, "home": str(tmp_path / name)}, {})
+        grid.keys[node] = names["silo-00"]  # two of them claim a name that is not theirs
+    with pytest.raises(RunFailed, match="silo-01 did not join"):
+        flowerapp.server(recipe)(grid, context(1, {}, {"out": str(tmp_path / "run"), "join-seconds": 0.01}))
+    assert "says that it is clinic and has not its key: it is left alone" in caplog.text
+    assert "says that it is silo-00" not in caplog.text
