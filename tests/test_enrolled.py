@@ -224,6 +224,8 @@ def test_the_summary_has_what_a_plain_loop_finds(seen: Seen) -> None:
     assert found["trials of codewords"] == {"genuine": 2 * len(people), "impostor": 14 * len(people)}
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_change_no_byte_of_it(seen: Seen, tmp_path: Path) -> None:
     said("run", seen.folder.parent / "tiny.yaml", "engine.workers=2", "--out", tmp_path / "two")
     assert json.dumps(summary(tmp_path / "two")["enrolled"]) == json.dumps(summary(seen.folder)["enrolled"])

@@ -6,6 +6,7 @@ Where the settings at the top of `worlds.recipe` do not fit a method, it has a l
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -181,19 +182,20 @@ def test_a_step_does_not_change_the_message_it_was_given(name: str, tmp_path: Pa
 
 
 @every_method
-@pytest.mark.parametrize("save_replies", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
-def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, share: float, save_replies: bool) -> None:
+def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None:
     method, build = variants(name)
-    after = int(share * answers(method, tmp_path / "counted", build))
     unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2)
-    with pytest.raises(Stop):
-        run(method, tmp_path / "broken", build, checkpoint=2, save_replies=save_replies, transport=stopping(after))
-    resumed = run(method, tmp_path / "broken", build, checkpoint=2, save_replies=save_replies)
-    assert resumed.bytes() == unbroken.bytes()
-    assert {p: worlds.raw(m) for p, m in resumed.own_models().items()} == {
-        p: worlds.raw(m) for p, m in unbroken.own_models().items()
-    }
+    whole, models = unbroken.bytes(), {p: worlds.raw(m) for p, m in unbroken.own_models().items()}
+    count = answers(method, tmp_path / "counted", build)
+    for share, save_replies in itertools.product((0.0, 0.3, 0.6, 0.99), (True, False)):
+        case = f"stopped after {share:g} of the answers, {'with' if save_replies else 'without'} saved replies"
+        place = tmp_path / case
+        with pytest.raises(Stop):
+            stops = stopping(int(share * count))
+            run(method, place, build, checkpoint=2, save_replies=save_replies, transport=stops)
+        resumed = run(method, place, build, checkpoint=2, save_replies=save_replies)
+        assert resumed.bytes() == whole, case
+        assert {p: worlds.raw(m) for p, m in resumed.own_models().items()} == models, case
 
 
 @every_method

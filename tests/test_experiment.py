@@ -69,6 +69,8 @@ def test_its_config_makes_the_same_model_again_bit_for_bit(fedavg_run: Path, tmp
     assert model_bytes(other) != model_bytes(fedavg_run)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_change_no_bit(fedavg_run: Path, tmp_path: Path) -> None:
     out = experiment.run(config.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
     assert model_bytes(out) == model_bytes(fedavg_run)
@@ -275,6 +277,8 @@ experiment.run(tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1), 
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_of_two_processes_with_the_same_pretraining_one_trains_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

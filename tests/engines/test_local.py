@@ -93,6 +93,8 @@ def test_posted_work_runs_beside_the_rounds_with_the_same_bits(tmp_path: Path) -
     assert run(method, tmp_path / "both", ROLES, transport=workers(2)).bytes() == alone
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_spawned_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
     """The workers of a real run: with more parties than the first worker can serve before the second has started."""
     method, _ = worlds.recipe("fedavg")
@@ -197,6 +199,8 @@ def killed_and_resumed(tmp_path: Path, delays: list[float]) -> None:
     assert len(reached) > 1  # the kills came at several places of the run
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_killed_at_any_instant_and_resumed_is_the_unbroken_run(tmp_path: Path) -> None:
     killed_and_resumed(tmp_path, np.random.default_rng(1).uniform(0.0, 0.5, 6).tolist())
 

@@ -31,6 +31,8 @@ def test_posted_work_is_collected_in_the_round_that_was_set(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("quick_workers")
 def test_nobody_who_is_asked_waits_for_posted_work(tmp_path: Path) -> None:
     """With one worker a posted step that takes a second has not ended when those asked after it begin."""

@@ -95,6 +95,8 @@ def lines(ran: Ran, party: str) -> list[dict[str, Any]]:
 # --- invisible to the method ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=SLOW)])
 def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_one(tmp_path: Path, size: int) -> None:
     method, _ = worlds.recipe("pfm")

@@ -68,6 +68,8 @@ def test_the_polynomials_are_primitive(m):
     assert value == 1 and len(seen) == 2**m - 1
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_polynomials_are_those_in_common_use():
     import galois
 

@@ -99,6 +99,8 @@ def sharded_gradient(shards: Shards, backbone: Tensors, own: Learner) -> Tensors
     return full_gradient(replace(party(EXACT), shards=shards), backbone, block, replace(WHOLE, batch=5), LOSS)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("one_thread")
 def test_at_a_party_of_two_processes_it_is_that_of_one() -> None:
     backbone, own = after_a_round(EXACT)
