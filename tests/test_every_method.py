@@ -6,7 +6,6 @@ Where the settings at the top of `worlds.recipe` do not fit a method, it has a l
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -181,13 +180,19 @@ def test_a_step_does_not_change_the_message_it_was_given(name: str, tmp_path: Pa
 # --- 2: stopped at any round and resumed ------------------------------------------------------------------------------
 
 
+STOPS = {True: ((0.0, True), (0.3, False), (0.6, True), (0.99, False))}
+"""Where a run is stopped, as a share of the answers, and whether replies were saved; the others are slow."""
+STOPS[False] = tuple((share, not saved) for share, saved in STOPS[True])
+
+
 @every_method
-def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.ci])])
+def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: bool) -> None:
     method, build = variants(name)
     unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2)
     whole, models = unbroken.bytes(), {p: worlds.raw(m) for p, m in unbroken.own_models().items()}
     count = answers(method, tmp_path / "counted", build)
-    for share, save_replies in itertools.product((0.0, 0.3, 0.6, 0.99), (True, False)):
+    for share, save_replies in STOPS[some]:
         case = f"stopped after {share:g} of the answers, {'with' if save_replies else 'without'} saved replies"
         place = tmp_path / case
         with pytest.raises(Stop):

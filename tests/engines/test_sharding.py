@@ -198,6 +198,8 @@ class Looking(InProcess):
             yield request, reply
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("save_replies", [True, pytest.param(False, marks=SLOW)])
 def test_one_commit_names_the_parts_of_all_and_goes_with_them(tmp_path: Path, save_replies: bool) -> None:
     Looking.seen = []
@@ -221,6 +223,8 @@ def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, after:
     assert len(files(tmp_path / "broken")) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_parts_without_a_commit_are_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, _ = worlds.recipe("pfm")
     unbroken = run(method, tmp_path / "unbroken", EXACT, numerics=SHARDS).bytes()

@@ -108,6 +108,8 @@ def hand(shards: Shards) -> Any:
     return gradients(shards, loss, x[[shards.rank]], [x], rows, labels, first=shards.rank, classes=2)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_images_of_two_classes_worked_by_hand(pair: Together) -> None:
     # cosines 0.6 and 0.8 of the first, 1 and 0 of the second; less 0.1 at the own: (0.5, 0.8) and (1, −0.1)
     values = [math.log(math.exp(0.5) + math.exp(0.8)) - 0.5, math.log(math.exp(1.0) + math.exp(-0.1)) + 0.1]
