@@ -8,20 +8,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coalface import config
+from coalface import config, ownworld
 from coalface.config import RecipeError
 from coalface.judging import write_text
 from coalface.yamltext import parse_yaml
 
-APP = '''"""What Flower imports: the parties' side and the server's."""
+CLIENT = '''"""A party's side: what its SuperNode imports."""
 
 from pathlib import Path
 
-from coalface import flowerapp
+from coalface import flowerclient
 
-recipe = Path(__file__).with_name("recipe.yaml")
-client = flowerapp.client(recipe)
-server = flowerapp.server(recipe)
+app = flowerclient.client(Path(__file__).with_name("recipe.yaml"))
+'''
+
+SERVER = '''"""The server's side: what the SuperLink's ServerApp imports."""
+
+from pathlib import Path
+
+from coalface import flowerserver
+
+app = flowerserver.server(Path(__file__).with_name("recipe.yaml"))
 '''
 
 PYPROJECT = """[build-system]
@@ -41,8 +48,8 @@ fab-format-version = 1
 flwr-version-target = "1.41.0"
 
 [tool.flwr.app.components]
-serverapp = "app:server"
-clientapp = "app:client"
+serverapp = "server:app"
+clientapp = "client:app"
 
 # Each can be changed for one run: flwr run . --run-config 'rounds=3'. Lists stand in recipe.yaml alone.
 [tool.flwr.app.config]
@@ -76,12 +83,14 @@ def new(folder: Path, recipe: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise RecipeError(f"{folder} is there and not empty: name a new folder")
     made, text = config.load(recipe), recipe.read_text(encoding="utf-8")
+    ownworld.check_elsewhere(made)
     name = re.sub(r"[^a-z0-9-]+", "-", made.name.lower()).strip("-") or "faces"
     values = "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in leaves(parse_yaml(text)))
     about = f"{made.method} by recipe.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.yaml", text)
-    write_text(folder / "app.py", APP)
+    write_text(folder / "client.py", CLIENT)
+    write_text(folder / "server.py", SERVER)
     write_text(folder / "LICENSE", LICENSE)
     write_text(folder / "README.md", README.format(name=name))
     filled = PYPROJECT.format(name=json.dumps(name), about=json.dumps(about), values=values)

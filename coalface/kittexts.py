@@ -12,7 +12,7 @@ set -eu
 umask 077
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export FLWR_HOME="$here/flower"
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 FLWR_HOME="$here/flower"
 """
 
 SUPERLINK = """export COALFACE_KEYS="$here/names.json" COALFACE_RUNS="${{COALFACE_RUNS:-$here/runs}}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -11,7 +13,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from coalface.engines import flower
+from coalface import partyprocess
+from coalface.engines import seat
+from coalface.engines.flower.link import Link, Patience
+from coalface.engines.flower.node import client_app
 from coalface.engines.local import Setup, World
 
 
@@ -70,21 +75,34 @@ class InProcessGrid(Grid):
         raise NotImplementedError
 
 
-def over_flower(
-    patience: flower.Patience | None = None, grids: list[InProcessGrid] | None = None
-) -> Callable[..., Any]:
+def seated(one: seat.Seat) -> Any:
+    """The ClientApp of a party that is played in this process."""
+    return client_app(lambda context: functools.partial(seat.answer, lambda: one))
+
+
+def played_here(recipe: Path) -> Any:
+    """The ClientApp, whose messages are answered in this process and not in one that stays beside it."""
+    return client_app(lambda context: partyprocess.answers(recipe, context.node_config, context.run_config))
+
+
+def roles(world: World) -> dict[str, str]:
+    """The parties of a world, and what they are."""
+    return {name: member.role for name, member in world.members().items()}
+
+
+def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | None = None) -> Callable[..., Any]:
     """A transport over a grid within this process, each party at a node of its own."""
 
-    def transport(made: Setup, world: World) -> flower.Link:
+    def transport(made: Setup, world: World) -> Link:
         made.prepare()
 
         def app(name: str) -> Any:
             own = made.build()
-            return flower.client_app(lambda context: flower.Seat(name, own.members()[name], made.site(own)))
+            return seated(seat.Seat(name, own.members()[name], made.site(own)))
 
         grid = InProcessGrid([app(name) for name in world.members()])
         if grids is not None:
             grids.append(grid)
-        return flower.Link(grid, list(world.members()), patience or flower.Patience(join=5, step=60, poll=0.01))
+        return Link(grid, roles(world), patience or Patience(join=5, step=60, poll=0.01))
 
     return transport

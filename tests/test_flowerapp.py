@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
-from flwr.app import Context, RecordDict
-from grids import InProcessGrid
+from flwr.app import Context, Message, RecordDict
+from grids import InProcessGrid, played_here
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import config, experiment, flowerapp, flowerproject
+from coalface import config, experiment, flowerproject, flowerserver
 from coalface.cli import app
 from coalface.config import RecipeError
+from coalface.engines.flower import records
 
 TREE: dict[str, Any] = {
     "name": "faces",
@@ -47,10 +48,10 @@ def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) 
 
 def run(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InProcessGrid:
     """The server's side to its end, over nodes that play the parties."""
-    grid = InProcessGrid([flowerapp.client(recipe) for _ in parties])
+    grid = InProcessGrid([played_here(recipe) for _ in parties])
     for (node, _), party in zip(grid.apps.items(), parties, strict=True):
         grid.contexts[node] = context(node, {"party": party, "home": str(home / party)}, run_config)
-    flowerapp.server(recipe)(grid, context(1, {}, run_config))
+    flowerserver.server(recipe)(grid, context(1, {}, run_config))
     return grid
 
 
@@ -79,7 +80,7 @@ def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Pa
 def test_a_node_without_a_party_or_with_an_unknown_one_says_so_in_its_log(
     recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid = InProcessGrid([flowerapp.client(recipe)])
+    grid = InProcessGrid([played_here(recipe)])
     for node_config, wanted in (
         ({}, "a SuperNode plays one party: start it with --node-config"),
         ({"party": "silo-9", "home": str(tmp_path)}, "party 'silo-9' is none of this run: silo-00, silo-01"),
@@ -91,9 +92,7 @@ def test_a_node_without_a_party_or_with_an_unknown_one_says_so_in_its_log(
 
 
 def _join() -> Any:
-    from flwr.app import Message
-
-    return Message(RecordDict({}), 1000, "query.join")
+    return Message(records.write({}), 1000, records.JOIN)
 
 
 def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_path: Path) -> None:
@@ -116,13 +115,13 @@ def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tm
     built = subprocess.run(flwr, cwd=place, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     (bundle,) = place.glob("*.fab")
-    assert {"pyproject.toml", "app.py", "recipe.yaml"} <= set(zipfile.ZipFile(bundle).namelist())
+    assert {"pyproject.toml", "client.py", "server.py", "recipe.yaml"} <= set(zipfile.ZipFile(bundle).namelist())
     import tomllib
 
     keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    values = {key: value for key, value in keys.items() if key not in flowerapp.OWN}
+    values = {key: value for key, value in keys.items() if key not in flowerserver.OWN}
     assert values == dict(flowerproject.leaves(TREE)) and values["local.lr"] == 0.02
-    same = flowerapp.read(place / "recipe.yaml", keys)
+    same = flowerserver.read(place / "recipe.yaml", keys)
     assert same.digest() == config.load(recipe, ["engine.on_error=exclude"]).digest()
     assert "ca.crt \\\n" in (place / "README.md").read_text()
 

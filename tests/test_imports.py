@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,9 +77,16 @@ def test_a_method_knows_no_engine_and_no_reader(path: Path) -> None:
             assert not bad, f"{name_of(path)} imports {module}"
 
 
-def test_flower_is_imported_in_one_file_at_most() -> None:
+def test_flower_is_imported_in_one_folder_at_most() -> None:
     users = [name_of(p) for p in FILES if any(m == "flwr" or m.startswith("flwr.") for m in imported(p))]
-    assert set(users) <= {"coalface.engines.flower"}
+    assert users and all(name.startswith("coalface.engines.flower.") for name in users)
+
+
+def test_what_a_node_imports_for_every_message_is_light() -> None:
+    """Flower starts a process for each message: torch alone would take longer than all else that it does."""
+    code = "import sys, coalface.flowerclient; print(*{'torch', 'pydantic', 'cv2', 'flwr'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flwr"]
 
 
 def test_the_rule_can_be_broken(tmp_path: Path) -> None:

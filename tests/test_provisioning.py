@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from federations import DAY, FEDERATION, NOW, written
 
-from coalface import certificates, config, federation, flowerapp, kitchecking, provisioning
+from coalface import certificates, config, federation, flowerserver, kitchecking, provisioning
 from coalface.config import RecipeError
 
 
@@ -247,25 +247,25 @@ def test_the_server_is_given_the_keys_that_the_environment_names(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COALFACE_KEYS", raising=False)
-    assert flowerapp.keys(["silo-00"]) is None
+    assert flowerserver.keys(["silo-00"]) is None
     monkeypatch.setenv("COALFACE_KEYS", str(made / "superlink" / "names.json"))
-    found = flowerapp.keys(["silo-00", "clinic"])
+    found = flowerserver.keys(["silo-00", "clinic"])
     own = certificates.of_private((made / "parties" / "clinic" / "node.key").read_bytes())
     assert found is not None and found["clinic"] == own
     with pytest.raises(RecipeError, match="names.json has no key of silo-02: provision a kit"):
-        flowerapp.keys(["silo-02"])
+        flowerserver.keys(["silo-02"])
     for text in ("[]", '{"silo-00": "xy"}', '{"silo-00": 1}', "{"):
         (tmp_path / "bad.json").write_text(text)
         monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "bad.json"))
         with pytest.raises(RecipeError, match="whose keys cannot be read"):
-            flowerapp.keys(["silo-00"])
+            flowerserver.keys(["silo-00"])
 
 
 def test_a_node_with_anothers_key_plays_no_party_of_the_run(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from flwr.app import Context, RecordDict
-    from grids import InProcessGrid
+    from grids import InProcessGrid, played_here
 
     from coalface.engines.transport import RunFailed
 
@@ -276,11 +276,11 @@ def test_a_node_with_anothers_key_plays_no_party_of_the_run(
     shutil.copy(made / "superlink" / "names.json", keys)
     monkeypatch.setenv("COALFACE_KEYS", str(keys))
     names = {name: bytes.fromhex(key) for name, key in json.loads(keys.read_text()).items()}
-    grid = InProcessGrid([flowerapp.client(recipe) for _ in names])
+    grid = InProcessGrid([played_here(recipe) for _ in names])
     for node, name in zip(grid.apps, names, strict=True):
         grid.contexts[node] = context(node, {"party": name, "home": str(tmp_path / name)}, {})
         grid.keys[node] = names["silo-00"]  # two of them claim a name that is not theirs
     with pytest.raises(RunFailed, match="silo-01 did not join"):
-        flowerapp.server(recipe)(grid, context(1, {}, {"out": str(tmp_path / "run"), "join-seconds": 0.01}))
+        flowerserver.server(recipe)(grid, context(1, {}, {"out": str(tmp_path / "run"), "join-seconds": 0.01}))
     assert "says that it is clinic and has not its key: it is left alone" in caplog.text
     assert "says that it is silo-00" not in caplog.text

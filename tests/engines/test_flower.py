@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from dataclasses import dataclass
@@ -9,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, RecordDict
-from grids import InProcessGrid, over_flower
+from flwr.app import ConfigRecord, Message, RecordDict
+from grids import InProcessGrid, over_flower, roles, seated
 from worlds import Stop, recipe, run
 
 from coalface.core import Party, step
-from coalface.engines import flower
+from coalface.engines.flower import records
+from coalface.engines.flower.link import Link, Patience
+from coalface.engines.flower.node import client_app
+from coalface.engines.seat import Seat, answer
 from coalface.engines.transport import RunFailed
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, Update
 
-SHORT = flower.Patience(join=5, step=0.05, poll=0.01)
+SHORT = Patience(join=5, step=0.05, poll=0.01)
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -46,7 +50,7 @@ def test_one_message_goes_to_each_party_in_an_exchange(tmp_path: Path) -> None:
     grids: list[InProcessGrid] = []
     method, build = recipe("pfm-fv")
     run(method, tmp_path, build, transport=over_flower(grids=grids))
-    asked = [m for m in grids[0].sent if m.metadata.message_type == flower.STEP]
+    asked = [m for m in grids[0].sent if m.metadata.message_type == records.STEP]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     # a round asks every trainer once, and every validator once with all candidates in one message
     assert len(asked) <= len(lines) * (3 + 2) and len(asked) % 5 == 0
@@ -58,11 +62,9 @@ def test_one_message_goes_to_each_party_in_an_exchange(tmp_path: Path) -> None:
 def test_the_run_does_not_begin_without_a_party_and_says_who_is_missing(tmp_path: Path) -> None:
     method, build = recipe("fedavg")
 
-    def transport(made: Any, world: Any) -> flower.Link:
-        grid = InProcessGrid(
-            [flower.client_app(lambda c: flower.Seat("silo-1", world.members()["silo-1"], made.site(world)))]
-        )
-        return flower.Link(grid, list(world.members()), flower.Patience(join=0.05, poll=0.01))
+    def transport(made: Any, world: Any) -> Link:
+        grid = InProcessGrid([seated(Seat("silo-1", world.members()["silo-1"], made.site(world)))])
+        return Link(grid, roles(world), Patience(join=0.05, poll=0.01))
 
     with pytest.raises(RunFailed, match=r"silo-0, silo-2 did not join within 0.05 s: start their SuperNodes"):
         run(method, tmp_path, build, transport=transport)
@@ -82,11 +84,11 @@ def test_a_party_that_goes_is_left_out_and_takes_part_again_when_it_is_back(tmp_
 
 
 def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp_path: Path) -> None:
-    grids, links = list[InProcessGrid](), list[flower.Link]()
+    grids, links = list[InProcessGrid](), list[Link]()
     method, build = recipe("fedavg", rounds=3)
     make = over_flower(SHORT, grids)
 
-    def transport(made: Any, world: Any) -> flower.Link:
+    def transport(made: Any, world: Any) -> Link:
         links.append(make(made, world))
         grids[0].held.add(1000)
         return links[0]
@@ -105,7 +107,7 @@ def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureF
     method, build = recipe("fedavg")
     here = run(method, tmp_path / "local", build).bytes()
 
-    def transport(made: Any, world: Any) -> flower.Link:
+    def transport(made: Any, world: Any) -> Link:
         link = over_flower()(made, world)
         grid: Any = link._grid
         grid.apps[2000] = grid.apps[1000]
@@ -125,10 +127,10 @@ def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
     keys = {f"silo-{i}": f"key {i}".encode() for i in range(3)}
 
     def transport(right: bytes) -> Any:
-        def make(made: Any, world: Any) -> flower.Link:
+        def make(made: Any, world: Any) -> Link:
             grid: Any = over_flower()(made, world)._grid
             grid.keys = {1000: right, 1001: b"key 1", 1002: b"key 2"}
-            return flower.Link(grid, list(keys), flower.Patience(join=0.05, step=60, poll=0.01), keys=keys)
+            return Link(grid, roles(world), Patience(join=0.05, step=60, poll=0.01), keys=keys)
 
         return make
 
@@ -143,9 +145,9 @@ def test_a_request_for_another_party_is_refused(tmp_path: Path) -> None:
     grids: list[InProcessGrid] = []
     method, build = recipe("fedavg")
     run(method, tmp_path, build, transport=over_flower(grids=grids))
-    asked = next(m for m in grids[0].sent if m.metadata.message_type == flower.STEP and m.metadata.dst_node_id == 1000)
+    asked = next(m for m in grids[0].sent if m.metadata.message_type == records.STEP and m.metadata.dst_node_id == 1000)
     reply = grids[0].apps[1001](asked, grids[0].contexts[1001])
-    assert flower._read(reply.content, "failed") == {"kind": "ValueError"}
+    assert records.read(reply.content) == ({"failed": "ValueError"}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +168,12 @@ def test_what_an_error_says_stays_at_the_party(caplog: pytest.LogCaptureFixture,
 
 
 def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    def nobody(context: Any) -> flower.Seat:
+    def nobody() -> Seat:
         raise ValueError("no party is configured here")
 
-    grid = InProcessGrid([flower.client_app(nobody)])
+    grid = InProcessGrid([client_app(lambda context: functools.partial(answer, nobody))])
     with pytest.raises(RunFailed, match="silo-0 did not join"):
-        flower.Link(grid, ["silo-0"], flower.Patience(join=0.2, poll=0.01))
+        Link(grid, {"silo-0": "trainer"}, Patience(join=0.2, poll=0.01))
     assert len(grid.sent) == 1 and "does not say which party it plays (ValueError), its own log says why" in caplog.text
 
 
@@ -179,13 +181,13 @@ def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:
     """A process begins for every message, and on a busy machine that takes a while; the node is asked once."""
     method, build = recipe("fedavg")
 
-    def transport(made: Any, world: Any) -> flower.Link:
+    def transport(made: Any, world: Any) -> Link:
         grid: Any = over_flower()(made, world)._grid
         grid.sent.clear()
         grid.held.add(1000)
         threading.Timer(0.3, grid.held.clear).start()
-        link = flower.Link(grid, list(world.members()), flower.Patience(join=20, step=60, poll=0.01))
-        assert [m.metadata.message_type for m in grid.sent] == [flower.JOIN] * 3
+        link = Link(grid, roles(world), Patience(join=20, step=60, poll=0.01))
+        assert [m.metadata.message_type for m in grid.sent] == [records.JOIN] * 3
         return link
 
     assert len(run(method, tmp_path, build, transport=transport).server.at.tallies) == 3
@@ -203,3 +205,26 @@ def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:
                 assert list(record) == ["json"] and isinstance(record["json"], str)
             else:
                 assert list(record) == ["bytes"] and record["bytes"].stype == "coalface"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (RecordDict({}), "a reply that is none (KeyError)"),
+        (RecordDict({"said": ConfigRecord({"json": "[1]"})}), "a reply that is none (ValueError)"),
+        (records.write({"name": "silo-0"}), "what a party says when it joins (KeyError)"),
+        (records.write({"name": "silo-0", "role": "trainer", "images": "x", "identities": 2}), "joins (ValueError)"),
+        (
+            records.write({"name": "silo-0", "role": "validator", "images": 4, "identities": 2}),
+            "silo-0, a validator, who is a trainer by the recipe",
+        ),
+        (records.write({"name": "silo-9", "role": "trainer", "images": 4, "identities": 2}), "none of this run's"),
+    ],
+)
+def test_a_node_that_says_anything_else_is_left_alone(
+    content: RecordDict, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = InProcessGrid([lambda message, context: Message(content, reply_to=message)])
+    with pytest.raises(RunFailed, match="silo-0 did not join"):
+        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01))
+    assert why in caplog.text

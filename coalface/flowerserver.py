@@ -1,8 +1,7 @@
-"""The Flower app of a recipe: what a SuperNode and the ServerApp import, each with the recipe that the app brings.
+"""The server's side of a recipe's Flower app: what a ServerApp imports, with the recipe that the app brings.
 
-A node's configuration says which party it plays (`party`) and where it keeps what is the party's (`home`); a run's
-configuration changes the recipe, key by key, and says where the server keeps the run (`out`). Which key each party has
-is said by the file that `COALFACE_KEYS` names at the SuperLink, as `coalface provision` writes it.
+A run's configuration changes the recipe, key by key, and says where the server keeps the run (`out`). Which key each
+party has is said by the file that `COALFACE_KEYS` names at the SuperLink, as `coalface provision` writes it.
 """
 
 from __future__ import annotations
@@ -13,33 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface import config, experiment, world
+from coalface import config, dry, experiment
 from coalface.config import Recipe, RecipeError
-from coalface.engines import flower
+from coalface.engines.flower import link
 from coalface.engines.local import Setup, World
 from coalface.report.progress import Progress
 
 OWN = ("out", "join-seconds", "step-seconds")
 """Keys of a run's configuration that are none of the recipe's."""
-
-
-def client(recipe: Path) -> Any:
-    """The ClientApp: a party of the recipe at this node."""
-
-    def seat(context: Any) -> flower.Seat:
-        name, home = (str(context.node_config.get(key, "")) for key in ("party", "home"))
-        if not name or not home:
-            raise RecipeError('a SuperNode plays one party: start it with --node-config \'party="NAME" home="FOLDER"\'')
-        made = read(recipe, context.run_config)
-        here = world.build_world(made.resolved())
-        if name not in here.data:
-            raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
-        folder = Path(home) / made.name
-        setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
-        setup.prepare()
-        return flower.Seat(name, here.members()[name], setup.site(here))
-
-    return flower.client_app(seat)
 
 
 def server(recipe: Path) -> Any:
@@ -53,20 +33,25 @@ def server(recipe: Path) -> Any:
                 f"model.batchnorm={made.model.batchnorm}: parties would keep BatchNorm's tensors of the pre-training, "
                 "which over Flower they do not have: set model.batchnorm=average"
             )
-        patience = flower.Patience(
+        if made.pretrain is not None and not dry.plan(made).leaves_shared:
+            raise RecipeError(
+                f"pretrain: the parties of {made.method} are sent no model to begin from, and over Flower they have "
+                "none of the pre-training: leave pretrain out, or take a method that sends one, such as fedavg"
+            )
+        patience = link.Patience(
             join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
         )
 
-        def carrier(setup: Setup, here: World) -> flower.Link:
-            parties = list(here.members())
-            return flower.Link(grid, parties, patience, keys=keys(parties))
+        def carrier(setup: Setup, here: World) -> link.Link:
+            roles = {name: member.role for name, member in here.members().items()}
+            return link.Link(grid, roles, patience, keys=keys(list(roles)))
 
         if (out / "config.yaml").exists():
             experiment.resume(out, Progress(), carrier=carrier)
         else:
             experiment.run(made, out, Progress(), carrier=carrier)
 
-    return flower.server_app(serve)
+    return link.server_app(serve)
 
 
 def keys(parties: Sequence[str]) -> dict[str, bytes] | None:

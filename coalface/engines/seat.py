@@ -1,0 +1,83 @@
+"""A party's own side of a federation: what it answers to a server elsewhere, however the words come to it.
+
+A reply is encoded bytes, or the kind of the error for which it failed: what an error says may name images, so it stays
+in the party's log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coalface import wire
+from coalface.core import Tensors
+from coalface.engines.desk import Desk, Request, Site
+from coalface.engines.transport import Member
+
+log = logging.getLogger(__name__)
+
+Said = Mapping[str, Any]
+Data = Mapping[str, bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a node plays: one party."""
+
+    name: str
+    member: Member
+    site: Site
+    keep: Callable[[Tensors], None] = lambda model: None
+    """Takes the party's own model when a run ends; it stays at the party."""
+
+
+def answer(seat: Callable[[], Seat], about: str, said: Said, data: Data) -> tuple[Said, Data]:
+    """What a party says to a message: plain values and bytes. An error of any kind is logged here and told as `failed`.
+
+    `about` is one of `coalface.engines.flower.records`: its last word says what is asked.
+    """
+    try:
+        return _WORK[about.rpartition(".")[2]](seat(), said, data)
+    except Exception as error:
+        log.exception("%s failed", about)
+        return {"failed": type(error.__cause__ or error).__name__}, {}
+
+
+def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    return {"name": seat.name, **asdict(seat.member)}, {}
+
+
+def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    reply = Desk(seat.site, seat.name).answer(_request(seat, said, data))
+    return {}, {"reply": reply.data if isinstance(reply, wire.Encoded) else reply}
+
+
+def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    seat.keep(Desk(seat.site, seat.name).own_model(_request(seat, said, data)))
+    return {}, {}
+
+
+def _settle(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    Desk(seat.site, seat.name).settle(said["accepted"], said["ordinal"])
+    return {}, {}
+
+
+def _check(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    try:
+        Desk(seat.site, seat.name).check(said["accepted"], whole=said["whole"])
+    except (FileNotFoundError, ValueError) as error:
+        log.error("the ledger does not hold: %s", error)
+        return {"fault": type(error).__name__}, {}
+    return {}, {}
+
+
+def _request(seat: Seat, said: Said, data: Data) -> Request:
+    if said["party"] != seat.name:
+        raise ValueError(f"a request for {said['party']} came to {seat.name}: it is left alone")
+    common, each = (wire.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
+    return Request(**{**said, "horizon": tuple(said["horizon"])}, common=common, each=each)
+
+
+_WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _settle, "check": _check}

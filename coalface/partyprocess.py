@@ -1,0 +1,55 @@
+"""A party's own process: plays one party of a recipe for the SuperNode that began it, message after message."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coalface import ownworld, world
+from coalface.config import RecipeError
+from coalface.engines import resident, seat
+from coalface.engines.local import Setup
+from coalface.engines.seat import Data, Said, Seat
+from coalface.flowerclient import home
+from coalface.flowerserver import read
+
+
+def answers(
+    recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]
+) -> Callable[[str, Said, Data], tuple[Said, Data]]:
+    """Who answers for the party. It takes its seat at the first message, and again as long as that fails."""
+    return functools.partial(seat.answer, functools.cache(lambda: take(recipe, node_config, run_config)))
+
+
+def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Seat:
+    """The seat of the party that a node's configuration names.
+
+    Raises ValueError where it names none, RecipeError where the recipe has no such party.
+    """
+    own, name = home(node_config), str(node_config["party"])
+    made = read(recipe, run_config)
+    file = node_config.get("data")
+    here = ownworld.party_world(made, name, Path(str(file)) if file else None)
+    if name not in here.data:
+        raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
+    setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, own / made.name)
+    setup.prepare()
+    return Seat(name, here.members()[name], replace(setup.site(here), flush=True))
+
+
+def main() -> None:
+    """`python -m coalface.partyprocess PLACE WORDS WATCHED`, as `coalface.flowerclient` starts it."""
+    place, words, watched = sys.argv[1:]
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+    recipe, node_config, run_config = json.loads(words)
+    resident.serve(Path(place), answers(Path(recipe), node_config, run_config), watched=int(watched))
+
+
+if __name__ == "__main__":
+    main()
