@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ COLLAPSES = {"positive-only": "tests/methods/test_positive_only.py", "random-ini
 GAIN = 0.15
 """Of the area under the ROC curve of genuine against impostor pairs; 0.5 is chance, the untrained model has 0.6."""
 
+SLOW = (pytest.mark.slow, pytest.mark.ci)
 every_method = pytest.mark.parametrize("name", list(METHODS))
 
 
@@ -119,9 +120,16 @@ def listened(method: Method, folder: Path, build: Tiny) -> tuple[Ran, Heard]:
     return run(method, folder, build, transport=listening(heard)), heard
 
 
-def answers(method: Method, folder: Path, build: Tiny) -> int:
-    """How many replies a whole run takes."""
-    return len(listened(method, folder, build)[1].replies)
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Ran, Heard]]:
+    """The run of a method's variant that nobody disturbs, and what was said in it; made once for all who compare."""
+
+    @functools.cache
+    def ran(name: str) -> tuple[Ran, Heard]:
+        method, build = variants(name)
+        return listened(method, tmp_path_factory.mktemp(name), build)
+
+    return ran
 
 
 # --- 1 and 4: the same bits in other processes, with any number of workers, in any order ------------------------------
@@ -129,9 +137,9 @@ def answers(method: Method, folder: Path, build: Tiny) -> int:
 
 @every_method
 @pytest.mark.usefixtures("quick_workers")
-def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
-    alone = run(method, tmp_path / "alone", build)
+    alone, _ = unbroken(name)
     many = run(method, tmp_path / "many", build, transport=workers(2, window=3))
     assert many.bytes() == alone.bytes()
     assert {p: worlds.raw(m) for p, m in many.own_models().items()} == {
@@ -140,10 +148,9 @@ def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
 
 
 @every_method
-def test_the_order_of_registration_does_not_matter(name: str, tmp_path: Path) -> None:
+def test_the_order_of_registration_does_not_matter(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
-    there = run(method, tmp_path / "there", build).bytes()
-    assert run(method, tmp_path / "back", replace(build, reverse=True)).bytes() == there
+    assert run(method, tmp_path, replace(build, reverse=True)).bytes() == unbroken(name)[0].bytes()
 
 
 @every_method
@@ -155,9 +162,8 @@ def test_another_seed_gives_another_run(name: str, tmp_path: Path) -> None:
 
 
 @every_method
-def test_every_message_round_trips(name: str, tmp_path: Path) -> None:
-    method, build = variants(name)
-    _, heard = listened(method, tmp_path, build)
+def test_every_message_round_trips(name: str, unbroken: Any) -> None:
+    method, heard = variants(name)[0], unbroken(name)[1]
     assert heard.replies
     for request, common, each in heard.requests:
         declared = method.steps[request.step][1]
@@ -172,9 +178,8 @@ def test_every_message_round_trips(name: str, tmp_path: Path) -> None:
 
 
 @every_method
-def test_a_step_does_not_change_the_message_it_was_given(name: str, tmp_path: Path) -> None:
-    method, build = variants(name)
-    assert listened(method, tmp_path, build)[1].changed == []
+def test_a_step_does_not_change_the_message_it_was_given(name: str, unbroken: Any) -> None:
+    assert unbroken(name)[1].changed == []
 
 
 # --- 2: stopped at any round and resumed ------------------------------------------------------------------------------
@@ -186,12 +191,11 @@ STOPS[False] = tuple((share, not saved) for share, saved in STOPS[True])
 
 
 @every_method
-@pytest.mark.parametrize("some", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.ci])])
-def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: bool) -> None:
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=SLOW)])
+def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: bool, unbroken: Any) -> None:
     method, build = variants(name)
-    unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2)
-    whole, models = unbroken.bytes(), {p: worlds.raw(m) for p, m in unbroken.own_models().items()}
-    count = answers(method, tmp_path / "counted", build)
+    ran, heard = unbroken(name)
+    whole, models, count = ran.bytes(), {p: worlds.raw(m) for p, m in ran.own_models().items()}, len(heard.replies)
     for share, save_replies in STOPS[some]:
         case = f"stopped after {share:g} of the answers, {'with' if save_replies else 'without'} saved replies"
         place = tmp_path / case
@@ -337,10 +341,9 @@ def test_a_method_that_leaks_is_found_out(what: str, tmp_path: Path) -> None:
 
 
 @every_method
-def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, tmp_path: Path) -> None:
-    method, build = variants(name)
-    ran, heard = listened(method, tmp_path, build)
-    lines = [json.loads(t) for p in sorted((tmp_path / "ledger").iterdir()) for t in p.read_text().splitlines()]
+def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, unbroken: Any) -> None:
+    method, (ran, heard) = variants(name)[0], unbroken(name)
+    lines = [json.loads(t) for p in sorted((ran.folder / "ledger").iterdir()) for t in p.read_text().splitlines()]
     assert sum(entry["bytes"] for entry in lines) == sum(len(data) for _, data in heard.replies)
     assert ran.server.at.totals["up"] <= sum(entry["bytes"] for entry in lines)  # a stage may begin with an ask
     expected = []
@@ -455,8 +458,15 @@ def finite(state: Any) -> bool:
     return all(bool(t.isfinite().all()) for t in all_tensors(state) if t.is_floating_point())
 
 
+NONSENSE = [
+    what if what in ("nan", "name", "absurd") else pytest.param(what, marks=SLOW)
+    for what in (*TENSOR_TROUBLE, *COUNT_TROUBLE)
+]
+"""What a party may send; one of a kind is tried by default."""
+
+
 @every_method
-@pytest.mark.parametrize("what", [*TENSOR_TROUBLE, *COUNT_TROUBLE])
+@pytest.mark.parametrize("what", NONSENSE)
 def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
     name: str, what: str, tmp_path: Path
 ) -> None:
@@ -536,6 +546,8 @@ def figure(models: Mapping[str, Tensors], shared: Tensors, build: Tiny) -> float
     return sum(auc(models.get(party, shared), build, faces) for party, faces in data.items()) / len(data)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in COLLAPSES])
 def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From images of its parties, whose figure is then `GAIN` above that of the untrained model.
