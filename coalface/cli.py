@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from coalface import field_commands
+from coalface import federation_commands, field_commands
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
+from coalface.party_commands import party
 from coalface.provision_commands import provision
 from coalface.report.console import print_table, print_wide
 
@@ -18,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 app.add_typer(provision, name="provision")
+app.add_typer(party, name="party")
 
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
 
@@ -29,14 +31,19 @@ def run(
     out: Annotated[Path, typer.Option(help="The run folder to make.")] = Path("runs/run"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, its bytes and memory, and stop.")] = False,
     workers: Annotated[int | None, typer.Option(help="Worker processes; the bits do not depend on it.")] = None,
+    own: Annotated[
+        Path | None, typer.Option(help="Where the images of parties lie that bring their own: party -> its party.yaml.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one recipe."""
-    from coalface import config, dry, experiment
+    from coalface import config, dry, experiment, ownfile
     from coalface.report.progress import Progress
 
     every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     loaded = config.load(recipe, every)
+    if own is not None:
+        loaded = ownfile.filled(loaded, ownfile.read_all(own))
     if dry_run:
         typer.echo(dry.describe(loaded))
         return
@@ -237,6 +244,8 @@ def evaluate(
 
 app.command()(field_commands.ijb)
 app.command()(field_commands.megaface)
+for command in federation_commands.COMMANDS:
+    app.command()(command)
 
 
 @app.command()

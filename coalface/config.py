@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from coalface import owned
 from coalface.checking import RecipeError as RecipeError
 from coalface.checking import build, nearest, unknown_key
 from coalface.core import Method
@@ -35,7 +36,7 @@ ADJUSTABLE = ("engine.quorum", "engine.patience")
 FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
 """Keys that the result does not depend on: a resumed run may change them."""
 
-FEDERATED = ("block", "shards", "cohorts", "quorum", "patience", "on_error")
+FEDERATED = ("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error")
 """Keys of `engine` that are about a run's parties, not about the machine: a pre-training has its own."""
 
 
@@ -121,7 +122,7 @@ class Recipe(Section):
         whole = self.resolved()
         for section, key in (path.split(".") for path in FREE):
             del whole[section][key]
-        return whole
+        return owned.unplaced(whole)
 
     def digest(self) -> str:
         """Names what the result depends on: the recipe's essence without its name, and without what is not set.
@@ -136,7 +137,8 @@ class Recipe(Section):
         changes, whole = dict(self.pretrain or {}), self.model_dump(mode="json")
         tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": f"{self.name}-pretrain"}
         tree["judge"] = {"lists": whole["judge"]["lists"]}  # a run stops where it would train on those it judges
-        tree["validators"] = {n: v for n, v in whole["validators"].items() if v["half_of"] is None}  # nor on theirs
+        known = {n: v for n, v in whole["validators"].items() if v["half_of"] is None and not v["own"]}
+        tree["validators"] = known  # nor on theirs
         tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
         if (
             (method := METHODS.get(str(changes.get("method")))) is not None
@@ -146,6 +148,8 @@ class Recipe(Section):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
         if self.data.private is not None:  # nobody's test images are among the public ones
             tree["data"] = {**tree["data"], "side": "public", "test": None}
+        if self.data.source.kind == owned.OWN:  # the parties' images are not here
+            tree["data"] = {key: whole["data"][key] for key in owned.SHARED}
         if self.data.domains is not None:
             whole_domains = {**whole["data"]["domains"], "clients": 1}  # one model, whoever holds the target
             tree["data"] = {**tree["data"], "side": "source", "domains": whole_domains}
@@ -316,6 +320,9 @@ def _check_validators(recipe: Recipe) -> None:
         where = f"validators.{name}"
         if not NAME.fullmatch(name):
             raise RecipeError(f"{where}: a party's name becomes a folder; use letters, digits, - and _")
+        if validator.own:
+            owned.check_validator(name, validator)
+            continue
         if validator.half_of is not None:
             nearest(validator.half_of, recipe.judge.lists, f"{where}.half_of")
             if other := sorted(key for key, value in validator if key != "half_of" and value != _DEFAULTS[key]):
@@ -338,8 +345,8 @@ def _check_validators(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
             )
-        if validator.source is not None and validator.source.kind == "joined":
-            raise RecipeError(f"{where}.source: pairs are of images of one source, not of a joined one")
+        if validator.source is not None and validator.source.kind in ("joined", owned.OWN):
+            raise RecipeError(f"{where}.source: pairs are of images of one source; for its own, {where}.own: true")
         if validator.part is not None and (validator.kind == "balanced" or validator.source is not None):
             raise RecipeError(f"{where}.part: identities are set aside from every part alike; leave it out")
         if validator.part is not None:
@@ -375,7 +382,9 @@ def _keys_at(path: Sequence[str | int]) -> list[str]:
 
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
+    owned.check(recipe)
     source, exclude = recipe.data.source, recipe.data.exclude
+    mine = {} if source.kind == owned.OWN else source.parts
     if (
         recipe.data.side is not None
         and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private) is None
@@ -399,29 +408,29 @@ def _check_parts(recipe: Recipe) -> None:
         )
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
-    if (source.kind == "joined") != bool(source.parts):
+    if (source.kind == "joined") != bool(mine):
         raise RecipeError("data.source.parts: a source of kind 'joined' has parts, and no other kind does")
-    for name, part in source.parts.items():
+    for name, part in mine.items():
         if part.kind not in ("folder", "rec", "synthetic"):
             raise RecipeError(f"data.source.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
         if not NAME.fullmatch(name):
             raise RecipeError(f"data.source.parts.{name}: parties are called after parts; use letters, digits, - and _")
-    if source.parts and exclude and not isinstance(exclude, dict):
-        first = next(iter(source.parts))
+    if mine and exclude and not isinstance(exclude, dict):
+        first = next(iter(mine))
         raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
     if isinstance(exclude, dict):
         for name in exclude:
-            nearest(name, source.parts, "data.exclude")
+            nearest(name, mine or dict.fromkeys(source.parties), "data.exclude")
     for name, wanted in recipe.judge.lists.items():
         if wanted.kind == "bin" and wanted.rank1 is not None:
             raise RecipeError(f"judge.lists.{name}.rank1: a .bin does not say who is in its images; leave it out")
-        if wanted.source is not None and wanted.source.kind == "joined":
+        if wanted.source is not None and wanted.source.kind in ("joined", owned.OWN):
             raise RecipeError(
-                f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one"
+                f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one or a party's"
             )
         if wanted.part is not None:
-            nearest(wanted.part, source.parts, f"judge.lists.{name}.part")
+            nearest(wanted.part, mine, f"judge.lists.{name}.part")
             if wanted.source is not None:
                 raise RecipeError(f"judge.lists.{name}: give either a part of data.source or a source, not both")
-        elif source.parts and wanted.source is None and wanted.kind not in ("balanced", "bin", "layout"):
+        elif mine and wanted.source is None and wanted.kind not in ("balanced", "bin", "layout"):
             raise RecipeError(f"judge.lists.{name}.part: say which part the pairs are of: {', '.join(source.parts)}")

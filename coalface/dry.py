@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coalface import domains, pairlists, planning, sources, splits, world
+from coalface import domains, ownworld, pairlists, planning, sources, splits, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import plays
@@ -12,6 +12,7 @@ from coalface.data.faces import FaceSet
 from coalface.footprint import footprint
 from coalface.methods import METHODS
 from coalface.methods.validation import FederatedValidation
+from coalface.owned import OWN
 from coalface.planning import Plan
 from coalface.report.runs import size
 
@@ -35,7 +36,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
     train, held = splits.training_faces(recipe, sources.unseen)
-    here = world.build_world(recipe.resolved(), packing=sources.unseen)
+    nobody = () if recipe.data.source.kind == OWN and ownworld.lacking(recipe) else None
+    here = world.build_world(recipe.resolved(), packing=sources.unseen, played=nobody)
     pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, sources.unseen)
     trouble = recipe.build_trouble()
     named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
@@ -45,7 +47,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     by_role: dict[str, list[str]] = {}
     for name, member in here.members().items():
         by_role.setdefault(member.role, []).append(name)
-    planned = planning.plan(recipe.build_method(), by_role, here.backbone, here.public)
+    planned = planning.plan(recipe.build_method(), by_role, here.backbone, here.public, recipe.engine.updates)
     training = [name for role, names in by_role.items() if plays(role, "trainer") for name in names]
     return {name: here.data[name] for name in sorted(training)}, planned, world.cohorts(recipe, here)
 
@@ -65,7 +67,7 @@ def plan(recipe: Recipe) -> Plan:
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
     public = splits.public_faces(recipe, sources.unseen)
-    return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public)
+    return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public, recipe.engine.updates)
 
 
 def stand_in(method: str) -> list[str]:
@@ -97,6 +99,8 @@ def party_count(recipe: Recipe) -> int:
     """Parties of a recipe; where each identity is one, that takes a look at the images."""
     if METHODS[recipe.method].pooled:
         return 1
+    if recipe.data.source.kind == OWN:
+        return len(recipe.data.source.parties)
     if recipe.data.partition.kind in ("equal", "dirichlet"):
         return recipe.data.partition.parties
     faces, _ = splits.training_faces(recipe, sources.unseen)
@@ -142,6 +146,8 @@ def describe(recipe: Recipe) -> str:
 
 def _images(parties: Mapping[str, FaceSet]) -> str:
     counts = [len(faces) for faces in parties.values()]
+    if not max(counts):
+        return f"{several(len(counts), 'trainer')} with images of their own, whose number they say when they join"
     low, high = min(counts), max(counts)
     spread = "" if len(counts) == 1 else f", {low:,} a party" if low == high else f", {low:,} to {high:,} a party"
     return f"{several(sum(counts), 'training image')}{spread}"
@@ -152,7 +158,7 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     engine, found = recipe.engine, footprint(recipe, parties)
     trains = [s for s in planned.sent if s.role != world.VALIDATOR]
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
-    folded = sum(s.bytes or 0 for s in trains if s.direction == "up" and s.kind.endswith("folded"))
+    folded = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("folded"))
     sums, candidates = _candidates(recipe, planned, asked)
     window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
     each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
@@ -165,8 +171,9 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
         f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
         f"memory for messages: a window of {several(window, 'reply', 'replies')} ({size(window * message)}) "
-        f"and the sums of the folds ({size(4 * sums * folded)})",
+        f"and the sums of the folds ({size(16 * sums * folded)})",
         *candidates,
+        *(["  left out: class embeddings, as many as a party has identities"] if not found.classes else []),
         "  left out: Python and torch themselves, judging, what a layer needs for the moment; pixels are mapped",
         f"on disk, for each party and version: {kept}{unknown}, and some kB",
         f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "

@@ -21,8 +21,10 @@ from coalface import (
     config,
     dry,
     enrolled,
+    following,
     judging,
     modelfolder,
+    ownworld,
     pairlists,
     personal,
     planning,
@@ -40,6 +42,7 @@ from coalface.engines.server import READ, Server
 from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
 from coalface.learn.spreadout import cosine_histogram, mean_cosine
+from coalface.owned import OWN
 from coalface.privacy import ledger
 from coalface.report import page, runs
 
@@ -78,6 +81,11 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
     if not (out / "config.yaml").exists():
         raise RecipeError(
             f"{out} holds no run: there is no config.yaml in it. Start one with `coalface run RECIPE --out`"
+        )
+    if carrier is None and following.is_elsewhere(out):
+        raise RecipeError(
+            f"{out}: the parties of this run are at nodes of their own: go on by `coalface up KITS` where all of it is "
+            "on this machine, else by the operator's `run.sh` with the same run-config"
         )
     recipe, before = config.load(out / "config.yaml", changes), config.load(out / "config.yaml")
     begun, now = (runs.flatten(r.essence()) for r in (before, recipe))
@@ -120,10 +128,12 @@ def _execute(
     begun = time.perf_counter()
     method = recipe.build_method()
     world.check_device(recipe)
+    ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
     initial, classifier = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None)
     train, held = splits.training_faces(recipe, _packing(view))
     test = splits.testing(recipe, _packing(view))
-    build = functools.partial(world.build_world, resolved, initial)
+    nobody = () if carrier is not None and recipe.data.source.kind == OWN else None
+    build = functools.partial(world.build_world, resolved, initial, played=nobody)
     here = build()
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
@@ -149,6 +159,7 @@ def _execute(
     with alone(out), _transport(recipe, setup, here, carrier) as transport:
         if adjusted:
             _adjust(out, recipe, adjusted)
+        following.began(out, transport.members, elsewhere=carrier is not None)
         untrained = judge.models([first])
         server = Server(
             method,
@@ -194,6 +205,8 @@ def _execute(
         summary["public_images"] = {"held": len(here.public), "used": used}
     if own:
         summary["enrolled"] = own
+    elif recipe.data.test is not None and test is None:
+        view.note(f"{recipe.name}: data.test: the test images are the parties' own, so nobody is verified on them")
     elif test is not None and "personalised" not in summary:
         view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
     summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
@@ -222,7 +235,7 @@ def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)
-    return planning.plan(method, by_role, here.backbone, here.public)
+    return planning.plan(method, by_role, here.backbone, here.public, recipe.engine.updates)
 
 
 def _check_served(clients: list[str]) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from coalface.config import RecipeError
-from coalface.sections import Section
+from coalface.ownfile import Pairs
+from coalface.sections import Section, Source
 from coalface.yamltext import parse_yaml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -62,6 +63,25 @@ class Party(Section):
     role: Literal["trainer", "validator"]
     data: str | None = None
     """The root of the data on the party's machine; None: what COALFACE_DATA says there."""
+    faces: Source | None = None
+    """Images of its own, where the recipe has parties bring them: on its machine, from its kit unless absolute. A path
+    alone is one of identity folders. None: the party says it in its `party.yaml`."""
+    pairs: Pairs | None = None
+    """A validator's own list of pairs of them."""
+
+    @field_validator("faces", mode="before")
+    @classmethod
+    def _a_path_is_of_folders(cls, value: Any) -> Any:
+        return {"kind": "folder", "path": value} if isinstance(value, str) else value
+
+    def file(self, name: str) -> dict[str, Any]:
+        """What its `party.yaml` says: see `coalface.ownfile`."""
+        said: dict[str, Any] = {"name": name, "role": self.role}
+        if self.faces is not None:
+            said["data"] = {"kind": self.faces.kind, **self.faces.model_dump(mode="json", exclude_defaults=True)}
+        if self.pairs is not None:
+            said["pairs"] = self.pairs.model_dump(exclude_defaults=True)
+        return said
 
 
 class Federation(Section):
@@ -110,8 +130,9 @@ def _fault(error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        below: dict[str, type[Section]] = {"superlink": SuperLink, "parties": Party}
-        known = list(below.get(path[0], Federation).model_fields if path[1:] else Federation.model_fields)
+        below: dict[str, type[Section]] = {"superlink": SuperLink, "parties": Party, "faces": Source, "pairs": Pairs}
+        above = path[2] if len(path) > 3 else path[0] if path[1:] else ""
+        known = list(below.get(above, Federation).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
         meant = ".".join([*path[:-1], near])
         return f"{where} is not a key of a federation; did you mean {meant}? Known here: {', '.join(known)}"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def forward(
         seen = hashlib.sha256(words.encode() + recipe.read_bytes()).hexdigest()[:16]
         place = home(node_config) / "processes" / f"{seen}.json"
         start = [sys.executable, "-m", "coalface.partyprocess", str(place), words, str(os.getppid())]
-        return resident.ask(place, start, about, said, data)
+        begun = time.monotonic()
+        answer = resident.ask(place, start, about, said, data)
+        print(f"{about}: answered in {time.monotonic() - begun:.2f} s", flush=True)
+        return answer
     except (ValueError, OSError, EOFError, resident.Absent) as error:
         print(f"{about} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return {"failed": type(error).__name__}, {}

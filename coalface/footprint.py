@@ -28,6 +28,8 @@ class Footprint:
     """Images in that batch."""
     private: int
     """Private state on disk, one version."""
+    classes: int
+    """Identities of that party; 0 where they are not known here."""
     uncounted: tuple[str, ...]
     """Private fields whose size only the method knows."""
 
@@ -39,7 +41,8 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     backbone, method = Backbone(module, recipe.model.batchnorm), recipe.build_method()
     loss, work = recipe.build_loss(), recipe.build_local()
     classes = max(len(faces.names) for faces in parties.values())
-    batch = min(work.batch, max(len(faces) for faces in parties.values()))
+    most = max(len(faces) for faces in parties.values())
+    batch = min(work.batch, most or work.batch)
     trained = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
     head, extra = 4 * loss.rows(classes) * backbone.embedding_size, _bytes(loss.extra(classes))
     velocity = trained + head + extra if getattr(method, "momentum", "keep") == "keep" and work.momentum else 0
@@ -51,6 +54,7 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
         activations=activations(module, torch.empty(batch, channels, size, size, device="meta")),
         batch=batch,
         private=sum(known.get(name, 0) for name in fields.values()),
+        classes=classes,
         uncounted=tuple(path for path, name in fields.items() if name not in known),
     )
 

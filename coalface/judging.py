@@ -57,10 +57,10 @@ class Judge:
         return self.models([tensors for _, tensors in own])
 
     def models(self, models: Sequence[Tensors]) -> Figures:
-        """The mean figures of some models, each with all tensors of the backbone."""
+        """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""
         found: Figures = {}
         self.last_scores, self.last_hits = {}, {}
-        for chosen in self.lists:
+        for chosen in self.lists if models else ():
             each = []
             for tensors in models:
                 features, left, right, looked_up = self._features(tensors, chosen)
@@ -104,17 +104,21 @@ class Judge:
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
         """What a paired comparison needs of the last judgement: list name -> model by model."""
         found = {}
-        for chosen in self.lists:
+        for chosen in self._judged_last():
             evidence = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
             for model, right in zip(evidence, self.last_hits.get(chosen.name, ()), strict=False):
                 model |= hits_evidence(right)
             found[chosen.name] = evidence
         return found
 
+    def _judged_last(self) -> list[Lists]:
+        """The lists of the last judgement: none where each party keeps its model to itself."""
+        return [chosen for chosen in self.lists if chosen.name in self.last_scores]
+
     def curves(self) -> dict[str, dict[str, Any]]:
         """ROC and similarity histograms of the last judgement, all models' pairs taken together."""
         found = {}
-        for chosen in self.lists:
+        for chosen in self._judged_last():
             models = self.last_scores[chosen.name]
             scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
             counted = np.ones(len(same), dtype=bool)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from coalface import certificates, federation
+from coalface import certificates, federation, ownfile
 from coalface.config import RecipeError
 from coalface.federation import Federation
 
@@ -36,6 +36,7 @@ def check(kits: Path, now: datetime.datetime) -> list[str]:
         *_certificates(kits, made, now),
         *_members(kits, made),
         *_keys(kits, made),
+        *_party_files(kits, made),
         *_strays(kits, made),
         *_modes(kits),
     ]
@@ -121,6 +122,22 @@ def _keys(kits: Path, made: Federation) -> Iterator[str]:
         for name in sorted((names or {}).keys() - made.parties.keys()):
             yield f"{place} names {name}, who is no party: take it out"
     yield from dict.fromkeys(faults)
+
+
+def _party_files(kits: Path, made: Federation) -> Iterator[str]:
+    """What each party's node would read of itself must be of that party, and of its role."""
+    for name, party in made.parties.items():
+        if not (kits / "parties" / name).is_dir():
+            continue
+        try:
+            said = ownfile.read(kits / "parties" / name / "party.yaml")
+        except (RecipeError, OSError) as error:
+            yield f"parties/{name}/party.yaml cannot be read ({error}): copy it from where the kits were made"
+            continue
+        if said.name not in (None, name):
+            yield f"parties/{name}/party.yaml is that of {said.name}: {AGAIN}"
+        if said.role not in (None, party.role):
+            yield f"parties/{name}/party.yaml says {said.role}, and federation.yaml {party.role}: mend one of them"
 
 
 def _strays(kits: Path, made: Federation) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import shlex
 
+import yaml
+
 from coalface.federation import LOOPBACK, Federation
 
 HEAD = """#!/bin/sh
@@ -23,7 +25,16 @@ exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
 
 PARTY = """{data}mkdir -p "$here/home"
 exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
-    --auth-supernode-private-key "$here/node.key" --node-config "party=\\"{name}\\" home=\\"$here/home\\"" "$@"
+    --auth-supernode-private-key "$here/node.key" --node-config "party=\\"{name}\\" home=\\"$here/home\\" \\
+    data=\\"$here/party.yaml\\"" "$@"
+"""
+
+PARTY_FILE = """# What {name} is and where its images lie; for its own node alone, which tells the server its
+# role and how many images and identities it has. `coalface party check party.yaml` says what is found.
+{said}"""
+
+NO_FACES = """# Where the recipe has parties bring images of their own, a path from here or an absolute one:
+# data: {kind: folder, path: /srv/faces}
 """
 
 CONFIG = """[superlink]
@@ -97,6 +108,9 @@ Needs `coalface[flower]` on the PATH, and the data of the recipe below {data}. W
 lies in `home/`, which nobody else should be able to read. Nothing has to be opened in your firewall for connections
 from outside; port {port} is used on this machine alone (another: `./start.sh --port N`).
 
+`party.yaml` says what you are, and where your images lie if the recipe has parties bring their own:
+`coalface party check party.yaml --recipe RECIPE` tells what is found there, before you start and without sending any.
+
 Keep `node.key` to yourself: who has it is {party} to the server. Where it is lost or seen, tell the operator, who
 withdraws it. Compare the SHA-256 of `ca.crt` with what the operator tells you over another channel:
 `{fingerprint}`
@@ -125,6 +139,13 @@ def party(made: Federation, name: str) -> str:
     data = f"export COALFACE_DATA={shlex.quote(at)}\n" if at is not None else ""
     address = shlex.quote(made.superlink.address)
     return HEAD + PARTY.format(data=data, address=address, port=_port(made, name), name=name)
+
+
+def party_file(made: Federation, name: str) -> str:
+    """The party's `party.yaml`."""
+    said = made.parties[name].file(name)
+    text = PARTY_FILE.format(name=name, said=yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
+    return text if "data" in said else text + NO_FACES
 
 
 def config(made: Federation, root: str) -> str:

@@ -13,6 +13,7 @@ from coalface.core import Models
 from coalface.engines.server import Server
 from coalface.judging import write_json
 from coalface.methods import METHODS
+from coalface.owned import OWN
 
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
@@ -44,12 +45,14 @@ def write(recipe: Recipe, server: Server, models: Models, out: Path, figures: ju
 
 def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) -> str:
     source, partition = recipe.data.source, recipe.data.partition
-    what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
+    what = " ".join([source.kind, *([source.path] if source.path else []), *(source.parties or source.parts)])
     pooled = METHODS[recipe.method].pooled
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
     dealt: str = partition.kind
+    if source.kind == OWN:
+        dealt = "each its own images"
     if (two := recipe.data.domains) is not None:
         known = "with" if METHODS[recipe.method].told else "without"
         dealt = f"source {two.source}, target {two.target} {known} its identities"

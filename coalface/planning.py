@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from coalface.calls import check_call, check_models, check_state
 from coalface.core import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.data.faces import FaceSet
 from coalface.declarations import counterpart, kind_of, plays, without_none
+from coalface.engines import narrowing
+from coalface.engines.narrowing import Updates
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
@@ -32,7 +35,7 @@ class Sent:
     """`down` to a party, `up` to the server."""
     field: str
     kind: str
-    """`tensors`, `tensor` or a plain type; with `folded` where only sums of it are asked for."""
+    """`tensors`, `tensor` or a plain type; `as int8` where it is narrowed, `folded` where only sums are asked for."""
     tensors: int
     bytes: int | None
     """None where only the method knows the shape."""
@@ -40,6 +43,8 @@ class Sent:
     """`all alike` or `each its own`."""
     about: bool = False
     """True for a header that holds numbers or text: their length is not known before; it may be some 8 bytes off."""
+    values: int = 0
+    """Numbers in its tensors, where their shape is known."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +93,18 @@ class Plan:
 
 
 def plan(
-    method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone, public: FaceSet | None = None
+    method: Method,
+    parties: Mapping[str, Sequence[str]],
+    backbone: Backbone,
+    public: FaceSet | None = None,
+    updates: Updates | None = None,
 ) -> Plan:
     """Follow one round of each stage of a method over `parties` (role -> names), and what it would leave.
 
-    `public` are the images that all of them hold. Raises DeclarationError, TypeError or ValueError where the method
-    says what no engine could carry out.
+    `public` are the images that all of them hold, `updates` the type that updates are sent in. Raises DeclarationError,
+    TypeError or ValueError where the method says what no engine could carry out.
     """
-    fed = _Paper(method, parties, backbone, public)
+    fed = _Paper(method, parties, backbone, public, updates)
     stages, state = [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
@@ -128,12 +137,18 @@ class _Paper(Federation):
     round = 1
 
     def __init__(
-        self, method: Method, parties: Mapping[str, Sequence[str]], backbone: Backbone, public: FaceSet | None
+        self,
+        method: Method,
+        parties: Mapping[str, Sequence[str]],
+        backbone: Backbone,
+        public: FaceSet | None,
+        updates: Updates | None,
     ) -> None:
         self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, public
         self.classifier = None
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
+        self.updates = updates
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}
@@ -171,11 +186,12 @@ class _Paper(Federation):
         role = kinds.pop() if len(kinds) == 1 else declaration.role
         for message, how in ((common, "all alike"), (one, "each its own")):
             if message is not None:
-                self._note(name, role, "down", message, how, frozenset())
+                self._note(name, role, "down", message, wire.encode(message), how, frozenset())
         reply_class: Any = declaration.reply
-        reply = self._blank(reply_class, [m for m in (one, common) if m is not None])
+        reply = self._blank(reply_class, sent := [m for m in (one, common) if m is not None])
         folded = {mean.field for mean in folds}
-        self._note(name, role, "up", reply, "the server", folded)
+        encoded = narrowing.encode(reply, sent, self.updates)
+        self._note(name, role, "up", reply, encoded, "the server", folded)
         values = {f: getattr(reply, f) for f in wire.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
         return Answer({mean.key: values[mean.field] for mean in folds}, single, {}, names)
@@ -201,20 +217,25 @@ class _Paper(Federation):
     def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:
         values: dict[str, Any] = {}
         for name, annotation in wire.hints(cls).items():
-            other = counterpart(cls, name)
-            found = next((v for m in sent if (v := getattr(m, other or "", None)) is not None), None)
             plain = TYPICAL.get(annotation)
-            values[name] = plain if plain is not None else _zeros(found)
+            values[name] = plain if plain is not None else _zeros(wire.model_of(cls, name, sent))
         return cls(**values)
 
     def _note(
-        self, step: str, role: str, direction: str, message: Any, to: str, folded: frozenset[str] | set[str]
+        self,
+        step: str,
+        role: str,
+        direction: str,
+        message: Any,
+        encoded: wire.Encoded,
+        to: str,
+        folded: frozenset[str] | set[str],
     ) -> None:
-        encoded = wire.encode(message)
-        sizes = {e.name: e.bytes for e in encoded.entries}
+        entries = {e.name: e for e in encoded.entries}
         for name in wire.hints(message.__class__):
             value = getattr(message, name)
-            mine = [size for key, size in sizes.items() if key == name or key.startswith(f"{name}/")]
+            mine = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
+            scales = [entries[f"{narrowing.SCALES}{e.name}"] for e in mine if f"{narrowing.SCALES}{e.name}" in entries]
             unknown = (
                 direction == "up" and isinstance(value, Tensor | dict) and counterpart(type(message), name) is None
             )
@@ -225,15 +246,20 @@ class _Paper(Federation):
                 if isinstance(value, Tensor)
                 else type(value).__name__
             )
+            narrow = self.updates is not None and wire.NAMES[narrowing.TYPES[self.updates]] in {e.dtype for e in mine}
+            kind += f" as {self.updates}" if direction == "up" and narrow else ""
             kind += ", folded" if name in folded else ""
-            size = None if unknown else sum(mine)
-            self.sent[step, direction, name] = Sent(step, role, direction, name, kind, len(mine), size, to)
+            size = None if unknown else sum(e.bytes for e in (*mine, *scales))
+            numbers = 0 if unknown else sum(math.prod(e.shape) for e in mine)
+            self.sent[step, direction, name] = Sent(
+                step, role, direction, name, kind, len(mine), size, to, values=numbers
+            )
         about = any(
             annotation is not bool and annotation in TYPICAL for annotation in wire.hints(message.__class__).values()
         )
         kind = "names, shapes, plain values"
         self.sent[step, direction, "header"] = Sent(
-            step, role, direction, "header", kind, 0, sizes["header"], to, about=about
+            step, role, direction, "header", kind, 0, entries["header"].bytes, to, about=about
         )
 
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from coalface import certificates, config, federation, flowerproject, kittexts
+from coalface import certificates, config, federation, flowerproject, kittexts, ownfile
 from coalface.config import RecipeError
 from coalface.federation import Federation
 
@@ -48,12 +48,26 @@ def _check(made: Federation, recipe: Path, file: Path) -> None:
         raise RecipeError(
             f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
         )
-    validators = set(config.load(recipe).validators)
+    read = config.load(recipe)
+    validators, trainers = set(read.validators), set(read.data.source.parties)
     for name, party in made.parties.items():
         if party.role == "validator" and name not in validators:
             raise RecipeError(f"{file}: parties.{name} is a validator, but the recipe's `validators` has no {name}")
         if party.role == "trainer" and name in validators:
             raise RecipeError(f"{file}: parties.{name}.role is trainer, but the recipe's `validators` names {name}")
+        ownfile.made(party.file(name), f"{file}: parties.{name}", file.parent)
+        bringing = name in trainers or (name in validators and read.validators[name].own)
+        if not bringing and (said := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
+            raise RecipeError(
+                f"{file}: parties.{name}.{said[0]}: by the recipe it brings no images of its own: leave it out (`data` "
+                "is the root of the recipe's), or take a recipe with data.source.kind own"
+            )
+        if trainers and party.role == "trainer" and name not in trainers:
+            raise RecipeError(
+                f"{file}: parties.{name} is a trainer, but the recipe's data.source.parties has no {name}"
+            )
+    if missing := sorted(trainers - made.parties.keys()):
+        raise RecipeError(f"{file}: the recipe's party {missing[0]} is none of the parties: add it, or take it out")
     if missing := sorted(validators - made.parties.keys()):
         raise RecipeError(f"{file}: the recipe's validator {missing[0]} is none of the parties: add it, or take it out")
 
@@ -91,6 +105,7 @@ def _fill(folder: Path, made: Federation, recipe: Path, now: datetime.datetime, 
             f"parties/{name}/node.key": key.private,
             f"parties/{name}/node.pub": key.public,
             f"parties/{name}/start.sh": kittexts.party(made, name).encode(),
+            f"parties/{name}/party.yaml": kittexts.party_file(made, name).encode(),
         }
     fingerprint = hashlib.sha256(root).hexdigest()
     files |= {path: text.encode() for path, text in kittexts.papers(made, now, fingerprint).items()}

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coalface.engines.narrowing import Updates
+
 
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
@@ -16,8 +18,9 @@ class Section(BaseModel):
 class Source(Section):
     """Where face images come from."""
 
-    kind: Literal["folder", "rec", "pack", "synthetic", "joined"] = "synthetic"
-    """`rec` are insightface's records: a folder with `train.rec`, or the file."""
+    kind: Literal["folder", "rec", "pack", "synthetic", "joined", "own"] = "synthetic"
+    """`rec` are insightface's records: a folder with `train.rec`, or the file. `own`: each party brings its images, and
+    the recipe names the parties alone."""
     path: str | None = None
     """`folder`, `rec` and `pack`: below the data root unless absolute."""
     part: str | None = None
@@ -33,7 +36,10 @@ class Source(Section):
     domains: tuple[str, ...] = ("studio",)
     """`synthetic`: person i is seen in domain i modulo their number."""
     parts: dict[str, Source] = {}
-    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`."""
+    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`. `own`:
+    where the images of parties lie that are played on this machine, as `coalface run --own` fills it in."""
+    parties: tuple[str, ...] = ()
+    """`own`: the names of the trainers."""
 
 
 class Augmentation(Section):
@@ -160,6 +166,8 @@ class Validator(PairsFrom):
     holds them, whatever the method."""
     half_of: str | None = None
     """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
+    own: Literal[True] | None = None
+    """It brings images of its own, and pairs; without a list, `pairs` of each kind are drawn among its images."""
 
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
@@ -216,6 +224,9 @@ class Engine(Section):
     cohorts: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
     """Images of several parties that are computed as one batch, where a client takes one SGD step. `auto`: 256 where
     the method and its settings allow it, else 0; None as 0: party by party. Part of the numerics."""
+    updates: Updates | None = None
+    """The type in which float32 tensors of a reply are sent, as differences to what the party was sent where it is the
+    same field: see `coalface.engines.narrowing`. None: as they are. Part of the numerics."""
     device: str = "cpu"
     autocast: Literal["bfloat16"] | None = None
     channels_last: bool = False

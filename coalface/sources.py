@@ -12,7 +12,7 @@ from coalface import config
 from coalface.config import Recipe, RecipeError
 from coalface.data.faces import FaceSet
 from coalface.data.joined import Joined
-from coalface.data.pack import cached_pack, read_pack
+from coalface.data.pack import Packed, cached_pack, read_pack
 from coalface.data.source import Source
 from coalface.data.stores import Store, open_store
 from coalface.data.synthetic import SyntheticFaces
@@ -28,6 +28,8 @@ def unseen(done: int, total: int) -> None:
 def open_source(recipe: Recipe, source: config.Source, packing: Packing | None = None) -> FaceSet:
     """The images of a source at the recipe's size and colour, from the cache of packs."""
     size, grey = recipe.data.size, recipe.data.grey
+    if source.kind == "own" and len(source.parts) < 2:
+        return _of_one(recipe, source, packing)
     if source.kind != "pack":
         made = listed(recipe, source)
         faces = pixels(recipe, made, packing)
@@ -46,6 +48,17 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
     return faces
 
 
+def _of_one(recipe: Recipe, source: config.Source, packing: Packing | None) -> FaceSet:
+    """The images of the only party that is played here, called as beside others (`Joined`); none where none is."""
+    for name, part in source.parts.items():
+        faces = open_source(recipe, part, packing)
+        files = None if faces.files is None else tuple(f"{name}/{file}" for file in faces.files)
+        names, domains = tuple(f"{name}/{known}" for known in faces.names), np.zeros(len(faces), dtype=np.int64)
+        return replace(faces, names=names, files=files, domains=domains)
+    shape, none = (0, recipe.data.size, recipe.data.size, 1 if recipe.data.grey else 3), np.empty(0, dtype=np.int64)
+    return FaceSet(np.empty(shape, dtype=np.uint8), none, none, (), domains=none)
+
+
 def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
     size, grey = recipe.data.size, recipe.data.grey
     if packing is not unseen:
@@ -56,8 +69,10 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
 
 
 def listed(recipe: Recipe, source: config.Source) -> Source:
-    """A source other than a pack, of which no image has been read yet."""
-    if source.kind == "joined":
+    """A source of which no image has been read yet; a pack is one among the parties' own alone."""
+    if source.kind == "pack":
+        return Packed(folder(recipe, source))
+    if source.kind in ("joined", "own"):
         return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
     if source.kind in ("folder", "rec"):
         return open_store(folder(recipe, source), part=source.part or "")

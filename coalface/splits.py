@@ -17,6 +17,7 @@ from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.data.testing import hold_back
 from coalface.methods import METHODS
+from coalface.owned import OWN
 from coalface.pairlists import SPLIT_SEED
 from coalface.sections import Private
 from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
@@ -49,13 +50,15 @@ def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
 
 def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
     """(those to train on, those to test on): disjoint images of the same identities."""
-    wanted = recipe.data.test
+    wanted, source = recipe.data.test, recipe.data.source
     if wanted is None:
         return faces, None
+    if source.kind == OWN and len(source.parts) < len(source.parties):  # what one party has says nothing of all
+        return _held_back(faces, wanted.images) if (faces.counts() > wanted.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
     try:
-        rest, test = hold_back(faces, wanted.images, lambda name: generator(SPLIT_SEED, "test", name))
+        rest, test = _held_back(faces, wanted.images)
     except ValueError as error:
         raise RecipeError(f"data.test.images: {error}") from None
     if recipe.data.side != "both" or recipe.data.private is None:
@@ -63,6 +66,10 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
     whose = of_the_parties(recipe, test.names)[test.labels]  # public people are nobody's clients and keep all images
     kept = np.isin(faces.rows, test.rows[whose], invert=True)
     return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(whose))
+
+
+def _held_back(faces: FaceSet, images: int) -> tuple[FaceSet, FaceSet]:
+    return hold_back(faces, images, lambda name: generator(SPLIT_SEED, "test", name))
 
 
 def of_the_parties(recipe: Recipe, names: Sequence[str]) -> NDArray[np.bool_]:
@@ -126,7 +133,7 @@ def split(recipe: Recipe, packing: Packing | None) -> Split:
     if data.max_identities is not None and data.max_identities < len(faces.names):
         deal = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
-    if len(faces) == 0:
+    if len(faces) == 0 and (data.source.kind != OWN or data.source.parts):
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return Split(faces, held, aside, calibration)
 
@@ -174,7 +181,9 @@ def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[Face
 
 def _excluded(recipe: Recipe) -> set[str]:
     """The identities that `data.exclude` names, as the training source calls them."""
-    wanted = recipe.data.exclude
+    wanted, source = recipe.data.exclude, recipe.data.source
+    if source.kind == OWN:  # the lists of the parties that are played here
+        wanted = {name: wanted.get(name, ()) if isinstance(wanted, dict) else wanted for name in source.parts}
     by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
     return {
         prefix + name

@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,7 +39,11 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""What types are called in the bytes."""
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Of the tensors of a message by name, those that are written, or read, in their place."""
 
 
 _second = concurrent.futures.ThreadPoolExecutor(1, "hashing")
@@ -127,7 +131,7 @@ def hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def encode(message: Any, *, hashed: bool = False) -> Encoded:
+def encode(message: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
     """The bytes of a message. Raises WireError for anything that was not declared with @message.
 
     With `hashed` the hashing begins beside it; the message's tensors stay as they are until `sums` has been read.
@@ -144,7 +148,7 @@ def encode(message: Any, *, hashed: bool = False) -> Encoded:
                 f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "
                 "only what is declared is sent. Convert it, or declare the field as what it holds."
             )
-    return pack(message, hashed=hashed)
+    return pack(message, hashed=hashed, change=change)
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -157,11 +161,11 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, (float, int) if inner is float else inner) or (optional and value is None)
 
 
-def decode(data: bytearray | memoryview, cls: type[T]) -> T:
+def decode(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None) -> T:
     """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError."""
     if kind_of(cls) != "message":
         raise WireError(f"{cls.__name__} is not declared with @message: nothing else is read from the wire.")
-    return unpack(data, cls)
+    return unpack(data, cls, change=change)
 
 
 def size(message: Any) -> int:
@@ -170,12 +174,12 @@ def size(message: Any) -> int:
     return len(start) + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
 
 
-def pack(value: Any, *, hashed: bool = False) -> Encoded:
+def pack(value: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
     """The bytes of any declared value, private and server state included (for files, never for the wire)."""
-    start, ordered = _layout(value)
+    start, ordered = _layout(value, change)
     parts = [raw(tensor) for _, tensor in ordered]
     entries = [
-        Entry(name, "tensor", tuple(tensor.shape), _NAMES[tensor.dtype], len(part))
+        Entry(name, "tensor", tuple(tensor.shape), NAMES[tensor.dtype], len(part))
         for (name, tensor), part in zip(ordered, parts, strict=True)
     ]
     first = Entry("header", "header", (), "JSON", len(start))
@@ -187,20 +191,22 @@ def pack(value: Any, *, hashed: bool = False) -> Encoded:
     return Encoded(data, (first, *entries), hashing)
 
 
-def _layout(value: Any) -> tuple[bytearray, list[tuple[str, Tensor]]]:
+def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[tuple[str, Tensor]]]:
     """The header of an encoding, and its tensors by name in the order in which they follow."""
     found: dict[str, Tensor] = {}
     skeleton = _flatten(value, "", found)
+    if change is not None:
+        found = change(found)
     ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
     head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
     offset = 0
     for name, tensor in ordered:
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in NAMES:
             raise WireError(
                 f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
             )
         end = offset + tensor.numel() * tensor.element_size()
-        head[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -215,9 +221,11 @@ def raw(tensor: Tensor) -> memoryview:
     return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
-def unpack(data: bytearray | memoryview, cls: type[T]) -> T:
+def unpack(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None) -> T:
     """A declared value from its bytes, checked against the annotations of its class. Raises WireError."""
     tensors, skeleton = _read(data, cls.__name__)
+    if change is not None:
+        tensors = change(tensors)
     value = _restore(skeleton, cls, "", tensors)
     if tensors:
         raise WireError(f"{cls.__name__}: tensors that it does not declare: {', '.join(sorted(tensors)[:5])}.")
@@ -324,16 +332,20 @@ def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset())
             raise Refused(f"{field} is {value}")
         if not isinstance(value, Tensor | dict) or field in but:
             continue
-        other = counterpart(type(reply), field)
-        if other is not None:
-            model = next((m for s in sent if (m := getattr(s, other, None)) is not None), None)
-            _compare(field, value, model)
+        if counterpart(type(reply), field) is not None:
+            _compare(field, value, model_of(type(reply), field, sent))
     for field, name, tensor in named_tensors(reply):
         if field in but:
             continue
         # A finite sum proves finite values; only a suspicious sum pays for the exact look.
         if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
             raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
+
+
+def model_of(cls: type, field: str, sent: Sequence[Any]) -> Any:
+    """What a field of a reply of class `cls` must look like, of the messages that were sent; None for no such thing."""
+    other = counterpart(cls, field)
+    return next((m for s in sent if (m := getattr(s, other or "", None)) is not None), None)
 
 
 def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None) -> None:
@@ -347,5 +359,5 @@ def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None
         raise Refused(f"{field} has other tensors than were sent ({how})")
     for name, tensor in value.items():
         if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
-            got, want = (f"{_NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
+            got, want = (f"{NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
             raise Refused(f"{field}{'/' if name else ''}{name} is {got}, not {want}")

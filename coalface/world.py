@@ -29,6 +29,7 @@ from coalface.engines.trouble import Trouble
 from coalface.learn.compute import Compute
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
+from coalface.owned import OWN, placed
 from coalface.pairlists import judged, validator
 from coalface.sources import Packing, unseen
 
@@ -52,19 +53,30 @@ def check_device(recipe: Recipe) -> None:
 
 
 def validating(
-    recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None
+    recipe: Recipe,
+    train: FaceSet,
+    held: FaceSet,
+    packing: Packing | None = None,
+    played: Collection[str] | None = None,
 ) -> dict[str, tuple[FaceSet, PairList]]:
-    """Each validator's images and pairs, if the method has a step for validators.
+    """The images and pairs of each validator that is here, if the method has a step for validators.
 
-    Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged, and
-    where a validator is called as a trainer is.
+    Where `played` says who is here, nothing of others is looked at. Raises RecipeError where an identity of theirs is
+    also trained on or, but for halves of a judged list, judged, and where a validator is called as a trainer is.
     """
-    if not _validates(recipe):
+    if not validates(recipe):
         return {}
     if both := sorted(recipe.validators.keys() & deal(recipe, train).keys()):
         raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
-    aside, lists = splits.split(recipe, packing).validators, judged(recipe, train, held, packing)
-    return {name: validator(recipe, name, aside.get(name), train, lists, packing) for name in recipe.validators}
+    here = [name for name, one in recipe.validators.items() if placed(one) and (played is None or name in played)]
+    if played is not None:  # of the judge's lists, none but those that somebody here holds half of
+        halves = {recipe.validators[name].half_of for name in here}
+        lists = {name: one for name, one in recipe.judge.lists.items() if name in halves}
+        recipe = recipe.model_copy(update={"judge": recipe.judge.model_copy(update={"lists": lists})})
+    if not here:
+        return {}
+    aside, others = splits.split(recipe, packing).validators, judged(recipe, train, held, packing)
+    return {name: validator(recipe, name, aside.get(name), train, others, packing) for name in here}
 
 
 def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
@@ -74,10 +86,12 @@ def deal(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     if METHODS[recipe.method].pooled:
         return {POOLED: _marked(recipe, faces) if recipe.data.party_augment else faces}
     parties = silos_of(recipe, faces)
-    if METHODS[recipe.method].one_identity and (more := [p for p, own in parties.items() if len(own.names) != 1]):
+    own = recipe.data.source.kind == OWN
+    if METHODS[recipe.method].one_identity and (more := [p for p, faces in parties.items() if len(faces.names) != 1]):
+        remedy = "let it bring those of one person" if own else "set data.partition.kind=one-identity"
         raise RecipeError(
-            f"data.partition: {recipe.method} is for clients of one identity, and {more[0]} would hold "
-            f"{len(parties[more[0]].names)}; set data.partition.kind=one-identity"
+            f"data.{'source' if own else 'partition'}: {recipe.method} is for clients of one identity, and {more[0]} "
+            f"would hold {len(parties[more[0]].names)}; {remedy}"
         )
     return parties
 
@@ -112,7 +126,12 @@ def _marked(recipe: Recipe, faces: FaceSet) -> FaceSet:
 
 
 def silos_of(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
-    """The silos that the recipe's partition makes, whether or not the method pools them."""
+    """The silos that the recipe's partition makes, whether or not the method pools them.
+
+    Where parties bring images of their own, those that are played here.
+    """
+    if recipe.data.source.kind == OWN:
+        return _bringing(recipe, faces)
     partition, rng = recipe.data.partition, generator(splits.deal_seed(recipe), "deal")
     if partition.kind == "equal":
         return equal(faces, partition.parties, rng)
@@ -125,6 +144,17 @@ def silos_of(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     if partition.kind == "shares":
         return by_shares(faces, partition.shares, rng)
     return one_identity(faces)
+
+
+def _bringing(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    names = tuple(recipe.data.source.parts)
+    there = set() if faces.domains is None else set(faces.domains.tolist())
+    if empty := [name for number, name in enumerate(names) if number not in there]:
+        raise RecipeError(
+            f"{empty[0]}: none of its people has data.min_images={recipe.data.min_images} images or more, or "
+            "data.exclude names them all, so nothing is left to train on: look at its folder, or lower data.min_images"
+        )
+    return by_domain(faces, names) if names else {}
 
 
 def _split_further(parties: dict[str, FaceSet], split: int | None, rng: np.random.Generator) -> dict[str, FaceSet]:
@@ -168,8 +198,17 @@ def backbone(recipe: Recipe) -> Backbone:
     return Backbone(module.to(recipe.engine.device), model.batchnorm)
 
 
-def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing: Packing | None = None) -> World:
-    """The world of a resolved recipe: what each worker process makes for itself, and a dry run with unseen images."""
+def build_world(
+    tree: Mapping[str, Any],
+    initial: Tensors | None = None,
+    packing: Packing | None = None,
+    played: Collection[str] | None = None,
+) -> World:
+    """The world of a resolved recipe: what each worker process makes for itself, and a dry run with unseen images.
+
+    Parties with images of their own, of which the recipe does not say where they lie, have none in it; where `played`
+    says which parties are here, so have other validators.
+    """
     recipe = config.parse(tree)
     train, held = splits.training_faces(recipe, packing)
     parties = deal(recipe, train)
@@ -180,7 +219,7 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing
     usual, own = Augment(**recipe.data.augment.model_dump()), {}
     pooled: tuple[Augment, ...] = ()
     if recipe.data.party_augment:
-        silos = list(silos_of(recipe, train)) if POOLED in parties else list(parties)
+        silos = list(silos_of(recipe, train)) if POOLED in parties else [*recipe.data.source.parties, *parties]
         own = augments(recipe, silos)
         pooled = tuple(own.get(name, usual) for name in silos) if POOLED in parties else ()
     compute = Compute(
@@ -190,14 +229,16 @@ def build_world(tree: Mapping[str, Any], initial: Tensors | None = None, packing
         autocast=engine.autocast,
         channels_last=engine.channels_last,
     )
-    validators = validating(recipe, train, held, packing)
+    validators = validating(recipe, train, held, packing, played)
+    asked = list(recipe.validators) if validates(recipe) else []
+    elsewhere = {name: train.only([]) for name in [*sorted(recipe.data.source.parties), *asked]}
     return World(
-        data=parties | {name: faces for name, (faces, _) in validators.items()},
+        data=elsewhere | parties | {name: faces for name, (faces, _) in validators.items()},
         public=splits.public_faces(recipe, packing),
         augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
         aside=_calibration(recipe, parties, packing),
-        roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
+        roles=dict.fromkeys(asked, VALIDATOR) | domains.roles(recipe, parties),
         backbone=network,
         compute=compute,
     )
@@ -253,7 +294,7 @@ def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
 def _silos_beside(recipe: Recipe, parties: Mapping[str, Any]) -> Collection[str]:
     """The silos among a run's parties; of a pooled method those that others deal, where `engine.shards` names any."""
     if not METHODS[recipe.method].pooled:
-        held = recipe.validators if _validates(recipe) else {}
+        held = recipe.validators if validates(recipe) else {}
         return [party for party in parties if party not in held]
     if recipe.engine.shards.keys() <= {POOLED, *recipe.validators}:
         return ()
@@ -264,11 +305,11 @@ def _silos_beside(recipe: Recipe, parties: Mapping[str, Any]) -> Collection[str]
 def _plays(recipe: Recipe, party: str) -> bool:
     """Whether a silo, a validator or `pooled` takes part in a run of the recipe's method."""
     if party in recipe.validators:
-        return _validates(recipe)
+        return validates(recipe)
     return (party == POOLED) == METHODS[recipe.method].pooled
 
 
-def _validates(recipe: Recipe) -> bool:
+def validates(recipe: Recipe) -> bool:
     """Whether the recipe's method has a step for validators."""
     return any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values())
 
@@ -283,12 +324,16 @@ def cohorts(recipe: Recipe, here: World) -> int:
         return 0
     most = max(len(faces) for name, faces in here.data.items() if here.roles.get(name) != VALIDATOR)
     why = recipe.build_method().why_not_together(most, here.backbone)
+    if not why and recipe.data.source.kind == OWN and not recipe.data.source.parts:
+        why = "the parties' images are their own, each at a node of its own"
     if not why and recipe.build_trouble() != Trouble():
         why = "trouble is simulated party by party"
     if not why and recipe.data.party_augment:
         why = "data.party_augment changes the images of parties in different ways"
     if not why and any(size > 1 for size in recipe.engine.shards.values()):
         why = "engine.shards splits a party's work"
+    if not why and recipe.engine.updates is not None:
+        why = "engine.updates narrows what each party sends, and of a cohort no single replies are made"
     if wanted == "auto":
         return 0 if why else COHORT
     if why:
@@ -308,4 +353,5 @@ def numerics(recipe: Recipe, cohorts: int = 0) -> Numerics:
         block=engine.block,
         cohorts=cohorts,
         shards={party: size for party, size in engine.shards.items() if size > 1 and _plays(recipe, party)},
+        updates=engine.updates,
     )

@@ -1,12 +1,23 @@
-"""A federation of three parties, as a file with its recipe beside it."""
+"""A federation of three parties: as a file with its recipe beside it, and as real processes."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from coalface import marked, provisioning
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -34,3 +45,99 @@ def written(folder: Path, **changes: Any) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     (folder / "federation.yaml").write_text(yaml.safe_dump({**FEDERATION, **changes}))
     return folder / "federation.yaml"
+
+
+FACES: dict[str, Any] = {
+    "name": "faces",
+    "method": "fedavg",
+    "rounds": 2,
+    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "data": {
+        "size": 32,
+        "source": {"kind": "synthetic", "identities": 13, "images": 4},
+        "partition": {"parties": 3},
+        "hold_out": 4,
+    },
+    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
+    "engine": {"threads": 1, "quorum": 0.5, "patience": 5},
+}
+"""A recipe whose parties keep private state: class embeddings and their place in the data."""
+
+
+@dataclass
+class Standing:
+    """A federation of real processes over TLS on this machine, from its kits."""
+
+    kits: Path
+    begun: list[subprocess.Popen[str]] = field(default_factory=list)
+    """The commands that were started."""
+
+    @classmethod
+    def made(cls, folder: Path, now: datetime.datetime = NOW) -> Standing:
+        """The kits of three silos; nothing is started."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+        parties = {f"silo-0{i}": {"role": "trainer"} for i in range(3)}
+        file = written(folder, name="here", superlink={"hosts": "127.0.0.1", "port": port}, parties=parties)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(FACES))
+        return cls(provisioning.make(file, folder / "kits", now))
+
+    def coalface(self, *words: str) -> subprocess.Popen[str]:
+        """A command of its own."""
+        command = [sys.executable, "-c", "from coalface.cli import main; main()", *words]
+        begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.begun.append(begun)
+        return begun
+
+    def leave(self) -> None:
+        """End the commands that a test which failed has left."""
+        for process in self.begun:
+            process.kill()
+            process.communicate()
+
+    def up(self, *words: str) -> subprocess.Popen[str]:
+        return self.coalface("up", str(self.kits), *words)
+
+    def ended(self, process: subprocess.Popen[str], within: float = 300) -> tuple[int, str]:
+        """The exit status of a command, and all that it said."""
+        said, _ = process.communicate(timeout=within)
+        return process.returncode, said
+
+    def run(self, name: str) -> Path:
+        """The folder of a run at the server."""
+        return self.kits / "superlink" / "runs" / name
+
+    def events(self, name: str, what: str) -> list[dict[str, Any]]:
+        path = self.run(name) / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for line in lines if (event := json.loads(line))["event"] == what]
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        path = self.run(name) / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, there: Callable[[], Any], within: float = 180) -> None:
+        """Until something is so; what it is not after `within` seconds fails the test."""
+        ends = time.monotonic() + within
+        while not there():
+            assert time.monotonic() < ends, f"not within {within:g} s; the logs are in {self.kits / 'logs'}"
+            time.sleep(0.05)
+
+    def asked(self, name: str, number: int) -> None:
+        """Wait until the server has asked the parties for a round, and awaits their replies."""
+        self.wait(lambda: any(event["round"] == number for event in self.events(name, "asks")))
+
+    def send(self, part: str, what: signal.Signals) -> None:
+        """A signal to all processes of a part."""
+        for one in self.processes(part):
+            os.kill(one.pid, what)
+
+    def processes(self, part: str | None = None) -> list[marked.Process]:
+        return [one for one in marked.found(self.kits) if part in (None, one.part)]
+
+    def log(self, part: str) -> str:
+        return (self.kits / "logs" / f"{part}.log").read_text()
+
+    def home(self, party: str, name: str) -> Path:
+        """Where a party keeps what is its own of a run."""
+        return self.kits / "parties" / party / "home" / name

@@ -140,7 +140,11 @@ def test_the_start_scripts_say_what_flowers_commands_take(made: Path, tmp_path: 
     node, own = _parse_args_run_supernode().parse_args(arguments), kits / "parties" / "silo-00"
     assert (node.superlink, node.port, node.insecure, umask) == ("fl.example.org:9443", 77, False, 0o077)
     assert (node.root_certificates, node.auth_supernode_private_key) == (str(own / "ca.crt"), str(own / "node.key"))
-    assert parse_config_args([node.node_config]) == {"party": "silo-00", "home": str(own / "home")}
+    assert parse_config_args([node.node_config]) == {
+        "party": "silo-00",
+        "home": str(own / "home"),
+        "data": str(own / "party.yaml"),
+    }
     assert settings["COALFACE_DATA"] == "/srv/our faces" and (own / "home").stat().st_mode & 0o777 == 0o700
     [(_, settings, _)] = started(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")
     assert "COALFACE_DATA" not in settings

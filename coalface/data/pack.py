@@ -17,7 +17,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -61,6 +63,47 @@ def cached_pack(
     path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
     write_pack(source, path, size=size, grey=grey, progress=progress)
     return read_pack(path)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A pack as a `Source`, which gives its images at the size and colour that they have."""
+
+    path: Path
+
+    @cached_property
+    def faces(self) -> FaceSet:
+        """The images, mapped."""
+        return read_pack(self.path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The identities."""
+        return self.faces.names
+
+    @property
+    def files(self) -> Sequence[str]:
+        """(n,) where each image came from."""
+        return self.faces.files or ()
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) the identity of each image."""
+        return self.faces.labels
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn. Raises ValueError where another size or colour is asked for."""
+        if self.faces.shape != (size, size, 1 if grey else 3):
+            height, width, channels = self.faces.shape
+            raise ValueError(
+                f"{shown(self.path)} holds images of {height}×{width}×{channels}, and {size}×{size}×{1 if grey else 3} "
+                "are asked for: ask for the pack's, or pack its source anew"
+            )
+        yield from self.faces.pixels
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what the pack says of itself."""
+        return _sha256(self.path / "meta.json")
 
 
 def write_pack(

@@ -30,6 +30,7 @@ from coalface.core import (
     generator,
     plays,
 )
+from coalface.engines import narrowing
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.gathering import Gathering, Lost
@@ -197,6 +198,8 @@ class Asking(Federation):
         for item in replies:
             for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
                 read = functools.partial(self._read, request, reply)
+                if not isinstance(reply, StepFailed):
+                    now.seen[request.party] = time.time()
                 got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
@@ -244,7 +247,7 @@ class Asking(Federation):
         everyone = self.parties(declaration.role)
         return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone)
 
-    def _read(self, request: Request, reply: Reply, cls: type) -> Any:
+    def _read(self, request: Request, reply: Reply, cls: type, sent: Sequence[Any]) -> Any:
         if isinstance(reply, StepFailed):
             if self.rules.on_error == "stop":
                 raise RunFailed(
@@ -254,7 +257,8 @@ class Asking(Federation):
         when = (request.stage, request.round, request.call)
         if why := self.rules.trouble.after(self.rules.seed, request.party, when):
             raise Lost(why)
-        return self.rules.trouble.reply(request.party, wire.decode(_data(reply), cls))
+        message = narrowing.decode(_data(reply), cls, sent, self.numerics.updates)
+        return self.rules.trouble.reply(request.party, message)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""

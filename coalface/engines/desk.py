@@ -18,7 +18,9 @@ from typing import Any, Protocol
 from coalface import wire
 from coalface.core import Method, Party, Tensors
 from coalface.declarations import StepDeclaration, plays
+from coalface.engines import narrowing
 from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
+from coalface.engines.narrowing import Updates
 from coalface.privacy import ledger
 
 
@@ -86,6 +88,8 @@ class Site:
     """Which of them this one is; 0 has the desk."""
     crew: Callable[[str], Crew | None] = lambda party: None
     """The others, by party."""
+    updates: Updates | None = None
+    """The type that updates are sent in."""
 
 
 class Desk:
@@ -228,14 +232,16 @@ class Desk:
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         try:
             with nullcontext() if crew is None else crew.beside(request):
-                result = declaration.function(owner, party=party, **self._arguments(declaration, request, base))
+                arguments = self._arguments(declaration, request, base)
+                result = declaration.function(owner, party=party, **arguments)
             reply, kept = result if isinstance(result, tuple) else (result, None)
             if declaration.reply is None:
                 return reply, None
             if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
-            encoded = wire.encode(reply, hashed=True)
+            sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
+            encoded = narrowing.encode(reply, sent, self.site.updates, hashed=True)
             if crew is not None:
                 crew.agree(encoded.sums)
             return encoded, kept

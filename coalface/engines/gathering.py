@@ -65,14 +65,20 @@ class Gathering:
         self.bytes["down"] += sent
         self.bytes["up"] += size
 
-    def take(self, request: Request, size: int, read: Callable[[type], Any], tally: Tally, most: int) -> None:
-        """Take in one reply of `size` bytes; `read` gives the message, `most` is how many images the party can have."""
+    def take(
+        self, request: Request, size: int, read: Callable[[type, Sequence[Any]], Any], tally: Tally, most: int
+    ) -> None:
+        """Take in one reply of `size` bytes; `most` is how many images the party can have.
+
+        `read` gives the message, from its class and what was sent to the party.
+        """
         party = request.party
         self.count(request, size, tally)
         try:
-            message = read(self._class)
             own = self.call.each[party] if self.call.each is not None else None
-            wire.validate(message, [m for m in (own, self._common) if m is not None])
+            sent = [m for m in (own, self._common) if m is not None]
+            message = read(self._class, sent)
+            wire.validate(message, sent)
             if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
                 raise wire.Refused(f"images is {images}; this party can have 1 to {most}")
             for fold in self._sums:

@@ -117,7 +117,14 @@ class Setup:
                 compute=computes.get(request.party, world.compute),
             )
 
-        return Site(self.method, party, self.folder, save_replies=self.save_replies, shards=self.numerics.shards)
+        return Site(
+            self.method,
+            party,
+            self.folder,
+            save_replies=self.save_replies,
+            shards=self.numerics.shards,
+            updates=self.numerics.updates,
+        )
 
     def prepare(self) -> None:
         """Set this process's arithmetic as the run's record says."""

@@ -45,12 +45,18 @@ class Round:
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     """The training loss that each party's last reply says."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """When each party's last reply was taken in, by the clock."""
     calls: int = 0
 
     @property
     def arrived(self) -> set[str]:
         """The parties that were asked and did not fail."""
         return self.asked - set(self.failed)
+
+    def clock(self) -> dict[str, Any]:
+        """What the clock says of the round's replies, for its line of the events."""
+        return {"seen": self.seen} if len(self.asked) <= FEW else {}
 
     def record(self, stage: str, number: int, abandoned: str | None) -> dict[str, Any]:
         """The round's line of the metrics; `abandoned` is why it was, None where it counts."""

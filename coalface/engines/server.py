@@ -146,7 +146,8 @@ class Server(Asking):
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
-        self._write_line("events.jsonl", {"event": "round", "stage": record["stage"], "round": self.at.round, **clock})
+        ends = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
+        self._write_line("events.jsonl", ends)
         self.report({**record, **clock})
         if over:
             rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"

@@ -10,6 +10,7 @@ from typing import Any
 from coalface import wire
 from coalface.core import Method, Ticket
 from coalface.engines.checkpoint import CheckpointError
+from coalface.engines.narrowing import Updates
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Numerics:
     """Images of several parties that are one batch, where a step has a batched form; 0: party by party."""
     shards: Mapping[str, int] = field(default_factory=dict)
     """How many processes play a party: sums over them round otherwise than those of one."""
+    updates: Updates | None = None
+    """The type that updates are sent in; None: the one that they have."""
 
 
 @dataclass

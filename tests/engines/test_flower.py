@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,26 @@ def test_one_message_goes_to_each_party_in_an_exchange(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     # a round asks every trainer once, and every validator once with all candidates in one message
     assert len(asked) <= len(lines) * (3 + 2) and len(asked) % 5 == 0
+
+
+def test_a_request_that_is_delivered_twice_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second training would move the cursor of the data, which is private state, and write a ledger's line again."""
+    delivered: list[str] = []
+
+    class Doubling(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            found = super().push_messages(messages)
+            for message in self.sent[-len(found) :]:
+                node = message.metadata.dst_node_id
+                delivered.append(message.metadata.message_type)
+                assert self.apps[node](message, self.contexts[node]).has_content()
+            return found
+
+    monkeypatch.setattr("grids.InProcessGrid", Doubling)
+    method, build = recipe("fedavg")
+    once = run(method, tmp_path / "here", build).bytes()
+    assert run(method, tmp_path / "twice", build, transport=over_flower()).bytes() == once
+    assert delivered.count(records.STEP) >= 6
 
 
 # --- parties that are away, late or wrong -----------------------------------------------------------------------------

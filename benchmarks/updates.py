@@ -1,0 +1,143 @@
+"""How far updates in float16, bfloat16 and int8 are off, and what it takes to narrow them.
+
+    python benchmarks/updates.py [recipes/updates/synthetic.yaml] [method=fedavg …] [--json]
+    python benchmarks/updates.py --speed ir18
+
+Runs a recipe with updates as they are, and narrows each reply beside it in every type: ‖δ̂ − δ‖ / ‖δ‖ for each field of
+matrices, where δ is what the party changed and δ̂ what the server would have; medians over parties and rounds, and of
+the last round. `weights as …` is the same for a server that is sent the weights in that type and no differences.
+`--speed` times encoding and decoding of one reply of a backbone, on one thread: medians of seven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface import config, experiment, wire
+from coalface.core import generator, message
+from coalface.declarations import Tensors, counterpart
+from coalface.engines import narrowing
+from coalface.engines.desk import Request
+from coalface.engines.local import InProcess, Setup, World
+from coalface.engines.narrowing import TYPES, Updates
+from coalface.engines.transport import Reply
+from coalface.models import build
+from coalface.report.progress import Progress
+
+Errors = dict[tuple[str, str], list[tuple[int, float]]]
+"""(field, how it is sent) -> round and relative error of every reply."""
+
+
+def matrices(sent: Any, field: str) -> torch.Tensor:
+    """The float32 tensors of two dimensions or more of a field, in one vector."""
+    value = getattr(sent, field)
+    tensors = value.values() if isinstance(value, dict) else [value]
+    found = [t.flatten() for t in tensors if t.dtype == torch.float32 and t.dim() > 1]
+    return torch.cat(found).double() if found else torch.zeros(0, dtype=torch.float64)
+
+
+def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
+    """Note the errors of one reply."""
+    for field, hint in wire.hints(type(reply)).items():
+        model = wire.model_of(type(reply), field, sent)
+        if hint not in (torch.Tensor, Tensors) or model is None or not len(exact := matrices(reply, field)):
+            continue
+        same = counterpart(type(reply), field) == field
+        before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if same else 0 * exact
+        size = torch.linalg.norm(exact - before).item()
+        for name, dtype in TYPES.items():
+            data = narrowing.encode(reply, sent, name).data
+            back = matrices(narrowing.decode(data, type(reply), sent, name), field)
+            errors.setdefault((field, name), []).append((when, torch.linalg.norm(back - exact).item() / size))
+            if same and name != "int8":
+                off = torch.linalg.norm(exact.to(dtype).double() - exact).item() / size
+                errors.setdefault((field, f"weights as {name}"), []).append((when, off))
+
+
+def errors_of(recipe: config.Recipe) -> Errors:
+    """Run a recipe, and narrow every reply of it beside the run."""
+    errors: Errors = {}
+
+    class Measuring(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                declared = self._site.method.steps[request.step][1]
+                pairs = ((request.each, declared.each), (request.common, declared.common))
+                sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
+                if isinstance(reply, wire.Encoded) and declared.reply is not None:
+                    measure(wire.decode(reply.data, declared.reply), sent, request.ordinal, errors)
+                yield request, reply
+
+    def carrier(setup: Setup, world: World) -> InProcess:
+        return Measuring(setup, world)
+
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.run(recipe, Path(folder) / "run", Progress(quiet=True), carrier=carrier, report=False)
+    return errors
+
+
+@message
+class Backbone:
+    """A backbone and nothing else, down and up."""
+
+    backbone: Tensors
+
+
+def speed(name: str) -> dict[str, dict[str, float]]:
+    """Bytes, and milliseconds to encode and to decode, of a reply with a backbone."""
+    rng = torch.Generator().manual_seed(0)
+    made = build(name, size=112, channels=3, generator=generator(0, "backbone"))
+    before = {n: t for n, t in made.state_dict().items() if t.dim()}
+    sent = [Backbone(backbone=before)]
+    after = {n: t + 1e-3 * torch.randn(t.shape, generator=rng) for n, t in before.items()}
+    reply, found = Backbone(backbone=after), {}
+    kinds: list[Updates | None] = [None, *TYPES]
+    for kind in kinds:
+        times = []
+        for _ in range(7):
+            begun = time.perf_counter()
+            data = narrowing.encode(reply, sent, kind).data
+            middle = time.perf_counter()
+            narrowing.decode(data, Backbone, sent, kind)
+            times.append((middle - begun, time.perf_counter() - middle))
+        encoding, decoding = (1000 * statistics.median(column) for column in zip(*times, strict=True))
+        found[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="recipes/updates/synthetic.yaml")
+    parser.add_argument("changes", nargs="*")
+    parser.add_argument("--speed", metavar="BACKBONE")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.speed:
+        found = speed(asked.speed)
+    else:
+        found = {}
+        for (field, how), all_of_it in errors_of(config.load(asked.recipe, asked.changes)).items():
+            last = max(when for when, _ in all_of_it)
+            medians = [statistics.median(e for w, e in all_of_it if w >= since) for since in (0, last)]
+            found[f"{field}, {how}"] = dict(
+                zip(("median, %", "last round, %"), (100 * m for m in medians), strict=True)
+            )
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, figures in found.items():
+        print(f"{name:32}" + "  ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The commands about a federation that trains: `coalface up`, `down`, `status`, `logs`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coalface.data_commands import AsJson, Quiet
+
+KITS = Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")]
+RUN = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of kits.")]
+
+
+def up(
+    kits: KITS,
+    out: Annotated[Path | None, typer.Option(help="Where the server keeps its runs; KITS/superlink/runs.")] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Start the run as well.")] = True,
+    run_config: Annotated[str | None, typer.Option(help="Changes of the recipe, such as 'rounds=3'.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
+    within: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
+    quiet: Quiet = False,
+) -> None:
+    """Start a whole federation on this machine, and bring back what of it has gone; `coalface down` ends it."""
+    from coalface import kitchecking, loopback, watching
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
+    here = loopback.Loopback(kits, tell, within)
+    watching.say_faults(kitchecking.check(kits, watching.now()), tell)
+    here.start(out)
+    if not run:
+        tell(f"`{kits}/operator/run.sh` starts a run, `coalface down {kits}` ends it all")
+        return
+    number, folder = here.run(run_config), here.folder(run_config)
+    tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
+    if detach:
+        tell(f"`coalface status {kits}` says how it goes, `coalface down {kits}` ends it all")
+        return
+    try:
+        watching.follow(here, number, folder, quiet=quiet)
+    except KeyboardInterrupt:
+        typer.echo(f"the federation goes on: `coalface status {kits}`, `coalface down {kits}`", err=True)
+        return
+    tell(f"results: {folder}; the nodes wait for another run, `coalface down {kits}` ends them")
+
+
+def down(
+    kits: KITS,
+    party: Annotated[str | None, typer.Option(help="End the node of this party alone.")] = None,
+) -> None:
+    """End all processes of a federation that `coalface up` has started; what it has written stays."""
+    from coalface import loopback, marked
+
+    loopback.check_party(kits, party)
+    ended = marked.end(kits, part=party)
+    parts = sorted({one.part for one in ended})
+    typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing runs")
+
+
+def status(
+    run: RUN,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until the run ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where a run stands: round and state; and of each party its rounds, failures, bytes, and when it was seen."""
+    from coalface import watching
+
+    if as_json:
+        typer.echo(json.dumps(watching.told(run), indent=1))
+    elif watch:
+        watching.watch(run)
+    else:
+        from coalface.report.console import print_wide
+
+        print_wide(watching.shown(watching.told(run), time.time()))
+
+
+def logs(
+    run: RUN,
+    party: Annotated[str | None, typer.Option(help="Whose log; without it, the server's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as it grows, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 40,
+) -> None:
+    """Print the log of a party, or of the server."""
+    from coalface import watching
+
+    for path in watching.logs(run, party):
+        typer.echo(f"==> {path} <==", err=True)
+        for line in watching.tail(path, lines):
+            typer.echo(line)
+    if follow:
+        for line in watching.growing(path):
+            typer.echo(line)
+
+
+COMMANDS: tuple[Any, ...] = (up, down, status, logs)

@@ -1,0 +1,338 @@
+"""A whole federation on this machine: its parts are started from their kits, in order, and what they say is kept.
+
+Each part is a process of its own, over TLS on the loopback, with its log in `KITS/logs`; `coalface.marked` finds and
+ends them. What is already there is left as it is, so that a second start brings back what has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coalface import config, federation, marked
+from coalface.config import RecipeError
+from coalface.federation import Federation
+from coalface.judging import write_json
+
+SUPERLINK, RUN = "superlink", "run"
+"""The parts that are no party: the SuperLink with the server, and the log of the run."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ONLINE = "SuperNode ID:"
+"""What a SuperNode says once the SuperLink has taken its key; the SuperLink itself takes a minute to miss a node."""
+_REFUSED = "Failed to activate SuperNode"
+_ACTIVE = ("pending", "starting", "running")
+
+
+class Down(RecipeError):
+    """Something of the federation did not come up, or has ended; it says why, by which log, and what to do."""
+
+
+@dataclass
+class Loopback:
+    """The federation of a folder of kits, on this machine. Raises RecipeError for what is no such folder."""
+
+    kits: Path
+    tell: Callable[[str], None] = lambda text: None
+    """Says to a person what is being done."""
+    within: float = 300.0
+    """Seconds that the SuperLink has to answer, and the nodes to be there."""
+    made: Federation = field(init=False)
+    _from: dict[str, int] = field(default_factory=dict)
+    """Part -> length of its log before it was started here."""
+
+    def __post_init__(self) -> None:
+        self.kits = self.kits.resolve()
+        self.made = kept(self.kits)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self, runs: Path | None) -> None:
+        """Start what is not there yet: the SuperLink, the parties' keys, the SuperNodes; until all nodes are online.
+
+        `runs` is the folder of the server's runs; None: where it was before, else in the SuperLink's kit.
+        """
+        self._check_here()
+        (self.kits / "logs").mkdir(mode=0o700, exist_ok=True)
+        with _alone(self.kits):
+            known = state(self.kits)
+            runs = (runs or Path(known.get("runs", self.kits / "superlink" / "runs"))).resolve()
+            self._superlink(runs, known)
+            if not known.get("registered"):
+                self.tell("registering the parties' keys")
+                self._operate(self.kits / "operator" / "register.sh")
+            write_json(self.kits / "up.json", {"runs": str(runs), "registered": True})
+            self._nodes()
+
+    def _check_here(self) -> None:
+        host = self.made.superlink.hosts[0]
+        if host != "localhost" and not (federation.is_address(host) and ipaddress.ip_address(host).is_loopback):
+            raise RecipeError(
+                f"{self.kits}: the SuperLink is at {host}, and this starts a federation on one machine alone: "
+                "provision kits with `superlink: {hosts: 127.0.0.1}` to try it here, or start each kit on its machine"
+            )
+        for place in (SUPERLINK, "operator", *(f"parties/{name}" for name in self.made.parties)):
+            if not (self.kits / place / ("run.sh" if place == "operator" else "start.sh")).is_file():
+                raise RecipeError(f"{self.kits}/{place} is not there whole: all kits are needed here, make them anew")
+
+    def _superlink(self, runs: Path, known: dict[str, Any]) -> None:
+        mine = [one for one in marked.found(self.kits) if one.part == SUPERLINK]
+        if any("flower-superlink" in one.command for one in mine):
+            if runs != Path(known.get("runs", runs)):
+                raise RecipeError(
+                    f"{self.kits}: its SuperLink runs and keeps runs in {known['runs']}: end it with "
+                    f"`coalface down {self.kits}` to give another --out"
+                )
+            self.tell(f"the SuperLink is there already, at {self.made.superlink.address}")
+            return
+        for part in (SUPERLINK, RUN):  # what a SuperLink that was killed has left
+            marked.end(self.kits, part=part)
+        with contextlib.suppress(OSError), self._dialled():
+            raise Down(
+                f"port {self.made.superlink.port} is taken by another process: end that, or provision with another port"
+            )
+        self.tell(f"starting the SuperLink at {self.made.superlink.address}")
+        process = self._begin(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
+        self._until(
+            lambda: self._answers(process), f"the SuperLink does not answer within {self.within:g} s", [SUPERLINK]
+        )
+
+    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the SuperLink takes connections over TLS that the parties would trust."""
+        self._alive(SUPERLINK, process, "the SuperLink has ended")
+        trust = ssl.create_default_context(cafile=str(self.kits / "operator" / "ca.crt"))
+        try:
+            with self._dialled() as plain, trust.wrap_socket(plain, server_hostname=self.made.superlink.hosts[0]):
+                return True
+        except ssl.SSLCertVerificationError as error:
+            raise Down(
+                f"the SuperLink's certificate is refused: {error.verify_message}. `coalface provision check "
+                f"{self.kits}` says what is wrong with the kits; make new ones"
+            ) from None
+        except OSError:
+            return False
+
+    def _dialled(self) -> socket.socket:
+        return socket.create_connection((self.made.superlink.hosts[0], self.made.superlink.port), timeout=5)
+
+    def _nodes(self) -> None:
+        there = {one.part for one in marked.found(self.kits) if "flower-supernode" in one.command}
+        started, away, again = dict[str, subprocess.Popen[bytes]](), list[str](), set[str]()
+        for name in self.made.parties:
+            if name in there:
+                self.tell(f"{name} is there already")
+                continue
+            self.tell(f"starting {name}")
+            marked.end(self.kits, part=name)  # what a node that was killed has left
+            started[name] = self._node(name)
+
+        def online() -> bool:
+            for name, process in started.items():
+                if process.poll() is not None and _REFUSED in self._new(name):
+                    if self._misses_none():
+                        if name not in again:
+                            self.tell(f"{name}: it was killed, and the SuperLink takes it back within a minute")
+                        again.add(name)
+                        time.sleep(5)
+                    elif name in again:  # it was missed in between: once more
+                        again.remove(name)
+                    else:
+                        self._alive(name, process, f"the SuperNode of {name} has ended")
+                    started[name] = self._node(name)
+                else:
+                    self._alive(name, process, f"the SuperNode of {name} has ended")
+            away[:] = [name for name in started if _ONLINE not in self._new(name)]
+            return not away
+
+        self._until(online, f"not all nodes are online within {self.within:g} s", away)
+        self.tell(f"all {len(self.made.parties)} nodes are online")
+
+    def _node(self, name: str) -> subprocess.Popen[bytes]:
+        return self._begin(name, self.kits / "parties" / name / "start.sh", "--port", str(_free_port()))
+
+    def _misses_none(self) -> bool:
+        """Whether the SuperLink has yet to miss a node that was killed: until then it takes no other with its key."""
+        found = self._flwr("supernode", "list", self.made.name, "--format", "json").get("nodes", ())
+        there = sum("flower-supernode" in one.command for one in marked.found(self.kits))
+        return sum(node.get("status") == "online" for node in found) > there
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self, run_config: str | None) -> int:
+        """Start a run, or find the one that is going on; returns its number at the SuperLink."""
+        going = [one for one in self._runs() if one.get("status", "").partition(":")[0] in _ACTIVE]
+        server = any("flwr-serverapp" in one.command for one in marked.found(self.kits))
+        if going and server:
+            if run_config is not None:
+                raise RecipeError(f"{self.kits}: a run is going on: wait for it, or `coalface down {self.kits}`")
+            self.tell("a run is going on already")
+            number = int(going[0]["run-id"])
+        else:
+            self.tell("starting the run")
+            script, given = self.kits / "operator" / "run.sh", ["--run-config", run_config] if run_config else []
+            number = int(json.loads(self._operate(script, "--format", "json", *given))["run-id"])
+            marked.end(self.kits, part=RUN)  # the log of an earlier run
+        if not any(one.part == RUN for one in marked.found(self.kits)):
+            self._begin(RUN, _program("flwr"), "log", str(number), self.made.name, "--stream")
+        return number
+
+    def state_of(self, number: int) -> tuple[str, str]:
+        """What the SuperLink says of a run: `running`, `finished:completed` and the like; and why, where it failed."""
+        if not any("flower-superlink" in one.command for one in marked.found(self.kits)):
+            raise Down(
+                f"the SuperLink has ended{self._said(SUPERLINK)}\n`coalface up {self.kits}` starts it again, and goes "
+                "on with the run from its last checkpoint"
+            )
+        for one in self._runs():
+            if int(one["run-id"]) == number:
+                return str(one["status"]), str(one.get("status-details") or "")
+        return "", ""
+
+    def folder(self, run_config: str | None) -> Path:
+        """Where the server keeps the run that a run-config starts."""
+        recipe = config.load(self.kits / "operator" / "project" / "recipe.yaml")
+        given = dict(part.split("=", 1) for part in shlex.split(run_config or "") if "=" in part)
+        return Path(given.get("out") or Path(state(self.kits)["runs"]) / given.get("name", recipe.name))
+
+    def _runs(self) -> list[dict[str, Any]]:
+        return list(self._flwr("list", self.made.name, "--format", "json").get("runs", ()))
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, part: str, program: Path, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        """A process that outlives this one and its terminal."""
+        path = log(self.kits, part)
+        self._from[part] = path.stat().st_size if path.exists() else 0
+        environment = self._environment() | marked.environment(self.kits, part) | variables
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+            return subprocess.Popen(
+                [str(program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        home = str(self.kits / "operator" / "flower")
+        return os.environ | QUIET | {"PATH": path, "FLWR_HOME": home, "PYTHONUNBUFFERED": "1"}
+
+    def _operate(self, *command: Path | str) -> str:
+        """What a command of the operator's says. Raises Down where it fails, with its reason."""
+        words = [str(word) for word in command]
+        done = subprocess.run(words, env=self._environment(), capture_output=True, text=True, timeout=self.within)
+        if done.returncode:
+            said = plain(done.stdout + done.stderr).strip()
+            raise Down(f"{' '.join(words)} failed:\n{said}{self._said(SUPERLINK)}")
+        return done.stdout
+
+    def _flwr(self, *words: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._operate(_program("flwr"), *words))
+        return found
+
+    def _alive(self, part: str, process: subprocess.Popen[bytes], gone: str) -> None:
+        if process.poll() is not None:
+            raise Down(f"{gone}{self._said(part)}{self._advice(part)}")
+
+    def _advice(self, part: str) -> str:
+        if _REFUSED in self._new(part):
+            return (
+                f"\nThe SuperLink does not take the key of {part}: it was withdrawn by `flwr supernode unregister`, or "
+                "is not the one that was registered. `coalface provision check` compares the keys; for a new one, make "
+                "new kits"
+            )
+        return ""
+
+    def _until(self, there: Callable[[], bool], late: str, parts: Sequence[str]) -> None:
+        ends = time.monotonic() + self.within
+        while not there():
+            if time.monotonic() > ends:
+                raise Down(late + "".join(self._said(part) for part in parts))
+            time.sleep(0.3)
+
+    def _new(self, part: str) -> str:
+        path = log(self.kits, part)
+        if not path.exists():
+            return ""
+        with open(path, "rb") as file:
+            file.seek(self._from.get(part, 0))
+            return plain(file.read().decode(errors="replace"))
+
+    def _said(self, part: str) -> str:
+        """The reason in a part's log: from its last error on, else its last lines."""
+        lines = [line for line in self._new(part).splitlines() if line.strip()]
+        errors = [place for place, line in enumerate(lines) if "ERROR" in line or "Error" in line]
+        reason = lines[errors[-1] :][:6] if errors else lines[-4:]
+        return "".join([f"\n{log(self.kits, part)} says:", *(f"\n    {line.strip()}" for line in reason)])
+
+
+def kept(kits: Path) -> Federation:
+    """The federation of a folder of kits. Raises RecipeError for what is none."""
+    if not (kits / "federation.yaml").is_file():
+        raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")
+    return federation.read(kits / "federation.yaml")
+
+
+def check_party(kits: Path, party: str | None) -> None:
+    """Raise RecipeError where `kits` are none, or have no such party."""
+    parties = kept(kits).parties
+    if party is not None and party not in parties:
+        raise RecipeError(f"{kits}: {party} is none of its parties: {', '.join(parties)}")
+
+
+def state(kits: Path) -> dict[str, Any]:
+    """What a start has left for the next: where runs lie, and whether the keys were registered."""
+    path = kits / "up.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def log(kits: Path, part: str) -> Path:
+    """Where what a part says is kept."""
+    return kits / "logs" / f"{part}.log"
+
+
+def plain(text: str) -> str:
+    """Without colours."""
+    return _COLOUR.sub("", text)
+
+
+def _program(name: str) -> Path:
+    path = Path(sysconfig.get_path("scripts")) / name
+    return path if path.exists() else Path(sys.executable).with_name(name)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _alone(kits: Path) -> Iterator[None]:
+    with open(kits / "logs" / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"{kits}: it is being started by another process; wait for it") from None
+        yield

@@ -1,0 +1,70 @@
+"""Where a run stands, as a person reads it: a head, and a line for each party."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coalface.report.runs import clean, duration, figure_name, figure_text, mapping, number, size
+
+
+def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> RenderableType:
+    """A run's status (`coalface.following.Status.as_dict`) at the time `now`."""
+    done, rounds = int(status["round"]), int(status["rounds"])
+    head = [clean(status["name"]), clean(status["state"]), f"round {done}/{rounds}", clean(status["stage"])]
+    parts: list[RenderableType] = [Text("  ".join(part for part in head if part), style="bold")]
+    if live:
+        parts.append(ProgressBar(total=max(rounds, done, 1), completed=done, width=60))
+    if status["doing"]:
+        since = number(status["since"])
+        parts.append(Text(f"{clean(status['doing'])}{'' if since is None else f', for {duration(now - since)}'}"))
+    sent = [f"down {size(status['bytes_down'])} up {size(status['bytes_up'])}"]
+    if status["abandoned"]:
+        sent.append(f"{status['abandoned']} abandoned")
+    judged = mapping(status["judged"])
+    sent += [f"{clean(figure_name(key))} {figure_text(judged, key)}" for key in list(judged)[:1]]
+    parts.append(Text("  ".join(sent)))
+    if status["parties"]:
+        parts += [Text(""), _parties(status["parties"], now)]
+    if status["state"] != "finished" and status["counted"]:
+        parts.append(
+            Text(f"rounds and bytes as counted by the checkpoint after round {status['counted']}", style="dim")
+        )
+    return Group(*parts)
+
+
+def _parties(parties: Sequence[Mapping[str, Any]], now: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("party", "role", "rounds", "last seen", "down", "up", "failed", "last failure"):
+        table.add_column(name, justify="right" if name in ("rounds", "down", "up", "failed") else "left")
+    for party in parties:
+        table.add_row(
+            clean(party["name"]),
+            clean(party["role"]),
+            str(party["rounds"]),
+            ago(number(party["seen"]), now),
+            size(party["bytes_down"]),
+            size(party["bytes_up"]),
+            str(party["failed"]),
+            Text(clean(party["reason"]), overflow="fold"),
+        )
+    return table
+
+
+def ago(then: float | None, now: float) -> str:
+    """How long ago; on another day, when.
+
+    >>> ago(None, 10), ago(100.0, 165.0)
+    ('', '1:05 ago')
+    """
+    if then is None:
+        return ""
+    if now - then < 86_400:
+        return f"{duration(now - then)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))

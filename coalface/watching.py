@@ -1,0 +1,195 @@
+"""What a person sees of a federation: its run as it goes, where it stands, what its parts say."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from coalface import following, loopback, marked
+from coalface.config import RecipeError
+from coalface.loopback import RUN, SUPERLINK, Down, Loopback, plain
+from coalface.report import runs, standing
+from coalface.report.progress import Progress
+
+LOOKS = 1.0
+"""Seconds between two looks at a run's folder."""
+ASKS = 10.0
+"""Seconds between two questions to the SuperLink, each of which starts a process."""
+
+
+def now() -> datetime.datetime:
+    """By this machine's clock."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def say_faults(faults: Iterable[str], tell: Callable[[str], None]) -> None:
+    """What is wrong with the kits. It stops nothing here: what matters is refused by TLS or by the SuperLink."""
+    for fault in faults:
+        tell(f"kits: {fault}")
+
+
+# --- a run as it goes -------------------------------------------------------------------------------------------------
+
+
+def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) -> None:
+    """Show a run until it ends. Raises Down where it fails, with the reason that the SuperLink has."""
+    shown, asked = -1, 0.0
+    with Progress(quiet=quiet) as view:
+        while True:
+            if time.monotonic() - asked > ASKS:
+                state, why = here.state_of(number)
+                asked = time.monotonic()
+            else:
+                state, why = "running", ""
+            shown = _advance(view, folder, shown)
+            if state == "finished:completed":
+                found = runs.read(folder)
+                view.finish(found.summary.get("figures") or {}, folder)
+                return
+            if state.startswith("finished"):
+                said = why if why and why != "N/A" else state
+                raise Down(
+                    f"the run has failed: {said}\nthe server's log is {loopback.log(here.kits, RUN)}; `coalface up` on "
+                    "the same kits goes on from its last checkpoint, `coalface down` ends the federation"
+                )
+            time.sleep(LOOKS)
+
+
+def _advance(view: Progress, folder: Path, shown: int) -> int:
+    """Report the rounds that have ended since the last look; -1 before the run is there."""
+    try:
+        run = runs.read(folder)
+        if shown < 0:
+            status = following.status(folder)
+            if not any(event.get("event") == "begins" for event in run.events):
+                return shown
+            view.start(run.name, status.rounds, len(run.metrics), (status.bytes_down, status.bytes_up))
+            return len(run.metrics)
+    except (FileNotFoundError, ValueError):  # it has not begun, or is being written
+        return shown
+    for record in run.metrics[shown:]:
+        view.stage(str(record.get("stage", "")))
+        view.round(record)
+    return max(shown, len(run.metrics))
+
+
+# --- where it stands --------------------------------------------------------------------------------------------------
+
+
+def told(place: Path) -> dict[str, Any]:
+    """The status of a run folder or of kits: `run`, and where there are kits on this machine, `processes`."""
+    kits = place if (place / "federation.yaml").is_file() else None
+    folder = place if kits is None else _latest(place)
+    run = following.status(folder).as_dict() if folder is not None else None
+    if kits is None and run is not None and run["kits"] and Path(run["kits"]).is_dir():
+        kits = Path(run["kits"])
+    return {"run": run, "processes": _processes(kits) if kits is not None else None}
+
+
+def _latest(kits: Path) -> Path | None:
+    """The run that was written last below the folder where a start put them."""
+    parent = Path(loopback.state(kits).get("runs", kits / SUPERLINK / "runs"))
+    begun = [path.parent for path in parent.glob("*/config.yaml")]
+    return max(
+        begun,
+        key=lambda path: (path / "events.jsonl").stat().st_mtime if (path / "events.jsonl").exists() else 0.0,
+        default=None,
+    )
+
+
+def _processes(kits: Path) -> dict[str, int]:
+    """Part -> how many processes of it there are on this machine, also of those that have none."""
+    counts = collections.Counter(one.part for one in marked.found(kits) if one.part != RUN)
+    return {part: counts[part] for part in (SUPERLINK, *loopback.kept(kits).parties)}
+
+
+def shown(status: dict[str, Any], at: float, *, live: bool = False) -> RenderableType:
+    """A status as a person reads it."""
+    parts: list[RenderableType] = []
+    if status["run"] is not None:
+        parts.append(standing.rendered(status["run"], at, live=live))
+        if status["run"]["state"] == "stopped":
+            parts.append(Text(_goes_on(status["run"])))
+    else:
+        parts.append(Text("no run has begun"))
+    if (processes := status["processes"]) is not None:
+        away = [part for part, count in processes.items() if not count]
+        if len(away) == len(processes):
+            parts.append(Text("on this machine nothing of it runs"))
+        else:
+            there = [f"{part} ({count})" for part, count in processes.items() if count]
+            parts.append(Text(f"processes here: {', '.join(there)}" + (f"; gone: {', '.join(away)}" if away else "")))
+    return Group(*parts)
+
+
+def _goes_on(run: dict[str, Any]) -> str:
+    if not run["elsewhere"]:
+        return f"`coalface resume {run['folder']}` goes on"
+    return f"`coalface up {run['kits']}` goes on" if run["kits"] else "the operator's `run.sh` goes on"
+
+
+def watch(place: Path) -> None:
+    """Show a status anew every second until its run has ended, or Ctrl-C."""
+    console = Console(highlight=False)
+    with Live(shown(told(place), time.time(), live=True), console=console, refresh_per_second=1) as view:
+        while (status := told(place))["run"] is None or status["run"]["state"] == "running":
+            view.update(shown(status, time.time(), live=True))
+            time.sleep(LOOKS)
+        view.update(shown(status, time.time(), live=True))
+
+
+# --- what its parts say -----------------------------------------------------------------------------------------------
+
+
+def logs(place: Path, party: str | None) -> list[Path]:
+    """The logs of a party, or of the server. Raises RecipeError where none is on this machine, with where it is."""
+    kits = place
+    if not (place / "federation.yaml").is_file():
+        status = following.status(place)
+        if not status.elsewhere:
+            raise RecipeError(
+                f"{place}: its parties were played by the run's own process, and have no logs of their own"
+            )
+        if not status.kits or not Path(status.kits).is_dir():
+            whose = (
+                f"{party}'s log is what its start.sh prints, on its machine" if party else "`flwr log` has the server's"
+            )
+            raise RecipeError(f"{place}: the federation was not started by `coalface up` on this machine: {whose}")
+        kits = Path(status.kits)
+    loopback.check_party(kits, party)
+    found = [loopback.log(kits, part) for part in ((party,) if party else (SUPERLINK, RUN))]
+    if not (there := [path for path in found if path.exists()]):
+        raise RecipeError(
+            f"{found[0]} is not there: `coalface up {kits}` has not started it on this machine; elsewhere the log is "
+            "what start.sh prints"
+        )
+    return there
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last lines, without what could drive a terminal."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return [_line(line) for line in collections.deque(file, count)]
+
+
+def growing(path: Path) -> Iterator[str]:
+    """Lines as they come, for ever."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        file.seek(0, 2)
+        while True:
+            if line := file.readline():
+                yield _line(line)
+            else:
+                time.sleep(0.3)
+
+
+def _line(line: str) -> str:
+    return runs.clean(plain(line.rstrip("\n")))

@@ -1,0 +1,201 @@
+"""What goes wrong between machines, with real processes over TLS that are killed, stopped and turned away for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from federations import DAY, NOW, Standing
+from tinyruns import Silent
+
+from coalface import certificates, config, experiment
+from coalface.engines.commits import Commit
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """Three silos that stand ready; each test runs under a name of its own, and leaves them standing or for `up`."""
+    made = Standing.made(tmp_path_factory.mktemp("standing"))
+    try:
+        assert made.ended(made.up("--no-run"))[0] == 0
+        yield made
+    finally:
+        made.leave()
+        code, said = made.ended(made.coalface("down", str(made.kits)))
+        assert code == 0, said
+    assert not made.processes()
+
+
+def test_a_node_killed_in_a_round_is_left_out_by_the_deadline_and_takes_part_again(standing: Standing) -> None:
+    running = standing.up("--run-config", 'name="killed" rounds=14 step-seconds=12')
+    standing.asked("killed", 2)
+    standing.send("silo-02", signal.SIGKILL)
+    standing.wait(lambda: len(standing.metrics("killed")) >= 2)
+    code, said = standing.ended(standing.up("--no-run"))  # what has gone is brought back, beside the run
+    assert code == 0 and "starting silo-02" in said and "silo-01 is there already" in said, said
+    code, said = standing.ended(running)
+    assert code == 0, said
+    rounds = standing.metrics("killed")
+    assert len(rounds) == 14
+    assert rounds[0]["failed"] == {} and list(rounds[1]["failed"]) == ["silo-02"]
+    assert "no reply within 12 s" in rounds[1]["failed"]["silo-02"] and not rounds[1]["abandoned"]
+    closed = [event["seconds"] for event in standing.events("killed", "round")]
+    assert 12 <= closed[1] < 17, closed
+    assert rounds[-1]["failed"] == {}
+    summary = json.loads((standing.run("killed") / "summary.json").read_text())
+    assert summary["ledger"]["checked"]["faults"] == {}  # one chain from before and after, at its own disk
+    (party,) = (one for one in summary["parties"] if one["name"] == "silo-02")
+    assert party["rounds"] == sum("silo-02" not in one["failed"] for one in rounds)
+    commits = [Commit.open(path) for path in sorted(standing.home("silo-02", "killed").rglob("*.commit"))]
+    assert commits[-1].base is not None  # it went on from its private state, and did not begin anew
+
+
+@pytest.mark.ci
+def test_below_quorum_the_run_ends_and_says_why(standing: Standing) -> None:
+    began = time.monotonic()
+    running = standing.up("--run-config", 'name="few" rounds=5 step-seconds=8 engine.patience=1')
+    standing.asked("few", 1)
+    for party in ("silo-01", "silo-02"):
+        standing.send(party, signal.SIGKILL)
+    code, said = standing.ended(running)
+    assert code == 1 and "the run has failed" in said, said
+    assert "1 of 3 replies count, 2 are needed" in said, said
+    assert time.monotonic() - began < 120
+    (line,) = standing.metrics("few")
+    assert line["abandoned"]
+    standing.wait(lambda: not any("flwr-serverapp" in one.command for one in standing.processes()), 20)
+    assert not standing.processes("silo-01") and not standing.processes("silo-02")
+    code, said = standing.ended(standing.up("--no-run"))
+    assert code == 0, said
+
+
+def test_a_superlink_killed_and_started_again_goes_on_to_the_same_bytes(standing: Standing, tmp_path: Path) -> None:
+    run_config = 'name="again" rounds=5'
+    running = standing.up("--run-config", run_config)
+    standing.asked("again", 3)
+    (link,) = (one for one in standing.processes("superlink") if "flower-superlink" in one.command)
+    os.kill(link.pid, signal.SIGKILL)
+    code, said = standing.ended(running)
+    assert code == 1 and "the SuperLink has ended" in said and "coalface up" in said, said
+    code, said = standing.ended(standing.coalface("resume", str(standing.run("again"))))
+    assert code == 1 and "go on by `coalface up KITS`" in said, said
+    code, said = standing.ended(standing.up("--run-config", run_config))
+    assert code == 0 and "silo-00 is there already" in said, said
+    changes = ["engine.on_error=exclude", "name=again", "rounds=5"]
+    made = config.load(standing.kits / "operator/project/recipe.yaml", changes)
+    whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
+    for name in ("model/backbone.safetensors", "metrics.jsonl", "config.yaml", "evidence.json"):
+        assert (standing.run("again") / name).read_bytes() == (whole / name).read_bytes(), name
+    for party in ("silo-00", "silo-01", "silo-02"):
+        ledger = (standing.home(party, "again") / "ledger" / f"{party}.jsonl").read_bytes()
+        assert ledger == (whole / "ledger" / f"{party}.jsonl").read_bytes()
+
+
+@pytest.mark.ci
+def test_a_straggler_is_left_out_and_its_late_answer_is_discarded_and_counted(standing: Standing) -> None:
+    running = standing.up("--run-config", 'name="slow" rounds=5 step-seconds=10')
+    standing.asked("slow", 2)
+    standing.send("silo-01", signal.SIGSTOP)
+    try:
+        standing.wait(lambda: len(standing.metrics("slow")) >= 2)
+    finally:
+        standing.send("silo-01", signal.SIGCONT)
+    code, said = standing.ended(running)
+    assert code == 0, said
+    rounds = standing.metrics("slow")
+    assert list(rounds[1]["failed"]) == ["silo-01"] and rounds[-1]["failed"] == {}
+    assert "a reply of silo-01 came after its deadline, and is discarded" in standing.log("run")
+
+
+# --- who is turned away, and where the reason stands ------------------------------------------------------------------
+
+
+def turned_away(standing: Standing, party: str = "silo-02") -> str:
+    """What `up` says where a party's node cannot come; the party is as it was afterwards."""
+    code, said = standing.ended(standing.up("--no-run", "--within", "40"))
+    assert code == 1, said
+    assert f"logs/{party}.log says:" in said
+    standing.ended(standing.coalface("down", str(standing.kits), "--party", party))
+    return said
+
+
+@pytest.fixture
+def without(standing: Standing) -> Iterator[Path]:
+    """The kit of a party whose node is not there, put back afterwards."""
+    kit = standing.kits / "parties" / "silo-02"
+    kept = shutil.copytree(kit, standing.kits / "kept")
+    standing.ended(standing.coalface("down", str(standing.kits), "--party", "silo-02"))
+    yield kit
+    standing.ended(standing.coalface("down", str(standing.kits), "--party", "silo-02"))
+    shutil.rmtree(kit)
+    kept.rename(kit)
+
+
+def test_a_node_that_trusts_another_ca_says_so(standing: Standing, without: Path) -> None:
+    (without / "ca.crt").write_bytes(certificates.authority("another", NOW, 365).certificate)
+    assert re.search("certificate verify failed|CERTIFICATE_VERIFY_FAILED", turned_away(standing))
+
+
+@pytest.mark.ci
+def test_a_node_with_a_key_that_nobody_has_registered_is_told_so(standing: Standing, without: Path) -> None:
+    (without / "node.key").write_bytes(certificates.node().private)
+    said = turned_away(standing)
+    assert "Failed to activate SuperNode" in said and "The SuperLink does not take the key of silo-02" in said
+
+
+def test_a_node_without_tls_is_turned_away(standing: Standing, without: Path) -> None:
+    script = (without / "start.sh").read_text()
+    (without / "start.sh").write_text(script.replace('--root-certificates "$here/ca.crt"', "--insecure"))
+    said = turned_away(standing)
+    assert "SuperLink" in said, said
+
+
+def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standing, without: Path) -> None:
+    for file in ("start.sh", "party.yaml"):
+        text = (without / file).read_text()
+        (without / file).write_text(text.replace("silo-02", "silo-01"))
+    code, said = standing.ended(standing.up("--run-config", 'name="claims" join-seconds=60'))
+    assert code == 1 and "silo-02 did not join within 60 s" in said, said
+    assert "says that it is silo-01 and has not its key" in standing.log("run")
+    standing.ended(standing.coalface("down", str(standing.kits), "--party", "silo-02"))
+    for file in ("start.sh", "party.yaml"):
+        text = (without / file).read_text()
+        (without / file).write_text(text.replace("silo-01", "silo-02").replace("role: trainer", "role: validator"))
+    code, said = standing.ended(standing.up("--run-config", 'name="role" join-seconds=60'))
+    assert code == 1 and "silo-02 did not join within 60 s" in said, said
+    assert re.search("validator .*trainer by the recipe", standing.log("silo-02") + standing.log("run"))
+
+
+def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:
+    flwr = [sys.executable, "-c", "from flwr.cli.app import app; app()", "supernode"]
+    home = os.environ | {"FLWR_HOME": str(standing.kits / "operator" / "flower"), "FLWR_TELEMETRY_ENABLED": "0"}
+    listed = json.loads(
+        subprocess.run([*flwr, "list", "here", "--format", "json"], env=home, capture_output=True).stdout
+    )
+    ours = re.findall(r"SuperNode ID: (\d+)", standing.log("silo-02"))[-1]
+    assert ours in [node["node-id"] for node in listed["nodes"]]
+    subprocess.run([*flwr, "unregister", ours, "here"], env=home, check=True, capture_output=True)
+    said = turned_away(standing)
+    assert "it was withdrawn by `flwr supernode unregister`" in said
+
+
+@pytest.mark.ci
+def test_an_expired_certificate_stops_the_start_with_its_reason(tmp_path: Path) -> None:
+    old = Standing.made(tmp_path, NOW - 366 * DAY)
+    try:
+        code, said = old.ended(old.up("--no-run"))
+    finally:
+        old.ended(old.coalface("down", str(old.kits)))
+    assert code == 1 and "the SuperLink's certificate is refused: certificate has expired" in said, said
+    assert "superlink/superlink.crt expired on" in said and not old.processes()

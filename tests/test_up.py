@@ -1,0 +1,217 @@
+"""A federation on one machine: started, looked at and ended by single commands; and where any run stands."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import NOW, Standing, written
+from tinyruns import run
+from typer.testing import CliRunner
+
+from coalface import following, loopback, marked, provisioning, watching
+from coalface.cli import app
+
+
+def said(*words: str | Path) -> tuple[int, str]:
+    """What a command ends with, and what it says or raises."""
+    told = CliRunner().invoke(app, [str(word) for word in words])
+    return told.exit_code, told.output + (str(told.exception) if told.exception else "")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Standing:
+    """Kits for this machine, of which nothing runs."""
+    return Standing.made(tmp_path_factory.mktemp("here"))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+DEAF = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) > 1:
+    subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(600)
+"""
+
+
+def test_all_that_carries_the_mark_is_ended_wherever_it_has_gone_and_nothing_else(tmp_path: Path) -> None:
+    def started(kits: Path, part: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | marked.environment(kits, part)
+        return subprocess.Popen([sys.executable, "-c", DEAF, DEAF], env=environment, start_new_session=True)
+
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    processes = [started(mine, "superlink"), started(mine, "silo-00"), started(other, "silo-00")]
+    try:
+        ends = time.monotonic() + 30
+        while len(marked.found(mine)) < 4 or len(marked.found(other)) < 2:
+            assert time.monotonic() < ends
+        processes[1].kill()  # its child has lost its parent, and had left its session before
+        assert {one.part for one in marked.end(mine, part="silo-00", grace=0.2)} == {"silo-00"}
+        assert {one.part for one in marked.found(mine)} == {"superlink"} and len(marked.found(mine)) == 2
+        assert len(marked.end(mine, grace=0.2)) == 2
+        assert marked.found(mine) == [] and len(marked.found(other)) == 2
+    finally:
+        for kits in (mine, other):
+            marked.end(kits, grace=0)
+        for process in processes:
+            process.wait(10)
+    assert marked.end(mine) == []
+
+
+# --- what cannot be started, and why ----------------------------------------------------------------------------------
+
+
+def test_a_superlink_elsewhere_is_not_started_here(tmp_path: Path) -> None:
+    kits = provisioning.make(written(tmp_path), tmp_path / "kits", NOW)
+    code, text = said("up", kits)
+    assert code == 1 and "the SuperLink is at fl.example.org" in text and "superlink: {hosts: 127.0.0.1}" in text
+    assert not (kits / "logs").exists()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(here: Standing) -> None:
+    with socket.create_server(("127.0.0.1", loopback.kept(here.kits).superlink.port)):
+        code, text = said("up", here.kits)
+    assert code == 1 and "is taken by another process" in text and not here.processes()
+
+
+def test_two_do_not_start_the_same_kits_at_once(here: Standing) -> None:
+    (here.kits / "logs").mkdir(exist_ok=True)
+    with open(here.kits / "logs" / ".lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, text = said("up", here.kits)
+    assert code == 1 and "it is being started by another process" in text
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_what_is_no_folder_of_kits_is_refused(command: str, tmp_path: Path) -> None:
+    code, text = said(command, tmp_path)
+    assert code == 1 and "has no federation.yaml" in text
+
+
+def test_a_federation_that_does_not_run_is_told_so(here: Standing) -> None:
+    assert said("down", here.kits) == (0, f"{here.kits}: nothing runs\n")
+    assert "no run has begun\non this machine nothing of it runs" in said("status", here.kits)[1]
+    code, text = said("logs", here.kits, "--party", "silo-01")
+    assert code == 1 and "silo-01.log is not there: `coalface up" in text
+    code, text = said("logs", here.kits, "--party", "silo-9")
+    assert code == 1 and "silo-9 is none of its parties: silo-00, silo-01, silo-02" in text
+
+
+# --- where a run stands -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trouble = {"corrupt": {"silo-01": "nan"}}
+    return run(tmp_path_factory.mktemp("ran") / "tiny", rounds=2, trouble=trouble)
+
+
+def test_the_status_of_a_local_run_is_what_its_summary_counts(ran: Path) -> None:
+    summary, status = json.loads((ran / "summary.json").read_text()), following.status(ran)
+    assert (status.state, status.round, status.rounds, status.elsewhere) == ("finished", 2, 2, False)
+    assert (status.bytes_down, status.bytes_up) == (summary["bytes"]["down"], summary["bytes"]["up"])
+    found = {party.name: party for party in status.parties}
+    for counted in summary["parties"]:
+        party = found[counted["name"]]
+        for key in ("role", "rounds", "failed", "bytes_down", "bytes_up"):
+            assert getattr(party, key) == counted[key], key
+    code, text = said("status", ran)
+    assert code == 0 and "finished" in text and "round 2/2" in text and "ago" in text
+    shown = json.loads(said("status", ran, "--json")[1])
+    assert shown["run"]["parties"][0]["name"] == "silo-00" and shown["processes"] is None
+
+
+def test_a_run_under_way_is_told_from_one_that_was_stopped(ran: Path, tmp_path: Path) -> None:
+    half = Path(shutil.copytree(ran, tmp_path / "half"))
+    (half / "summary.json").unlink()
+    with open(half / "events.jsonl", "a") as file:
+        file.write(json.dumps({"event": "asks", "step": "train", "round": 3, "parties": 2, "time": time.time()}) + "\n")
+    status = following.status(half)
+    assert (status.state, status.doing, status.counted) == ("stopped", "", 2)
+    assert {party.name: party.rounds for party in status.parties}["silo-00"] == 2  # by the checkpoint
+    assert f"`coalface resume {half}` goes on" in said("status", half)[1].replace("\n", " ")
+    with open(half / "run.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status = following.status(half)
+        assert (status.state, status.doing) == ("running", "waits for round 3, train of 2 parties")
+        assert "waits for round 3" in said("status", half)[1]
+    assert following.status(half).state == "stopped"
+
+
+def test_the_reason_of_the_last_failure_stands_by_its_party(ran: Path) -> None:
+    parties = {party.name: party for party in following.status(ran).parties}
+    assert parties["silo-01"].failed == 2 and parties["silo-01"].reason.startswith("round 2: ")
+    assert parties["silo-00"].failed == 0 and parties["silo-00"].reason == ""
+    assert parties["silo-00"].seen is not None and abs(parties["silo-00"].seen - time.time()) < 600
+
+
+def test_a_run_whose_parties_are_elsewhere_is_not_resumed_here_and_says_where_logs_are(
+    ran: Path, tmp_path: Path
+) -> None:
+    far = Path(shutil.copytree(ran, tmp_path / "far"))
+    code, text = said("logs", ran)
+    assert code == 1 and "were played by the run's own process" in text
+    following.began(far, {}, elsewhere=True)
+    code, text = said("resume", far, "--quiet")
+    assert code == 1 and "go on by `coalface up KITS`" in text
+    code, text = said("logs", far, "--party", "silo-00")
+    assert code == 1 and "silo-00's log is what its start.sh prints, on its machine" in text
+
+
+def test_logs_are_shown_without_what_drives_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.write_bytes(b"one\n\x1b[92mINFO \x1b[0m: two\x07\nthree\xff\n")
+    assert watching.tail(path, 2) == ["INFO : two?", "three\ufffd"]
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> None:
+    made = Standing.made(tmp_path)
+    try:
+        code, text = made.ended(made.up("--out", str(tmp_path / "runs"), "--run-config", "rounds=2"))
+        assert code == 0, text
+        out = tmp_path / "runs" / "faces"
+        assert "faces  round 2/2" in text and f"results: {out}" in text and (out / "report.html").exists()
+        state = watching.told(made.kits)
+        assert state["run"]["state"] == "finished" and all(state["processes"].values())
+        assert [party["rounds"] for party in state["run"]["parties"]] == [2, 2, 2] and state["run"]["elsewhere"]
+        assert watching.told(out)["processes"] == state["processes"]  # the run folder knows its kits
+        assert "Sending: train.step" in "\n".join(watching.tail(*watching.logs(out, "silo-01"), 1000))
+        for log in (made.kits / "logs").glob("*.log"):
+            assert log.stat().st_mode & 0o077 == 0
+        stranger = made.processes("silo-00")[0]
+        os.kill(stranger.pid, signal.SIGKILL)  # half of it has died
+    finally:
+        code, text = made.ended(made.coalface("down", str(made.kits)))
+    assert code == 0 and text.startswith("ended "), text
+    assert not made.processes() and not anywhere(lambda line: str(made.kits) in line)
+
+
+def anywhere(wanted: Callable[[str], Any]) -> list[str]:
+    """The command lines of this machine's processes, but of this one, of which something is so."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if path.parent.name != str(os.getpid()) and wanted(line):
+            found.append(line)
+    return found

@@ -1,0 +1,64 @@
+"""`engine.updates` of a recipe; what it does to replies is in engines/test_narrowing.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tinyruns
+
+from coalface import config, dry, experiment, world
+from coalface.checking import RecipeError
+
+
+def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:
+    recipe = tinyruns.tiny(engine={"updates": "int8"})
+    out = experiment.run(recipe, tmp_path / "run", tinyruns.Silent(), report=False)
+    said = json.loads((out / "summary.json").read_text())
+    assert said["numerics"]["updates"] == "int8"
+    planned, exact = dry.plan(recipe), dry.plan(tinyruns.tiny())
+    up = [s for s in planned.sent if s.direction == "up"]
+    (backbone,) = (s for s in up if s.field == "backbone")
+    assert backbone.kind == "tensors as int8, folded" and "tensors as int8, folded" in dry.describe(recipe)
+    lines = [json.loads(t) for p in (out / "ledger").iterdir() for t in p.read_text().splitlines()]
+    tensors = sum(line["bytes"] for line in lines if line["kind"] == "tensor")
+    assert tensors == 4 * (backbone.bytes or 0)  # two parties, two rounds
+    assert sum(line["bytes"] for line in lines) == said["bytes"]["up"]
+    assert planned.in_all("up") == pytest.approx(said["bytes"]["up"], abs=4 * 8)
+    assert planned.in_all("up") < 0.4 * exact.in_all("up") and planned.in_all("down") == exact.in_all("down")
+    assert {line["dtype"] for line in lines if line["name"] == "backbone/fc.weight"} == {"I8"}
+    assert "scales of backbone/fc.weight" in {line["name"] for line in lines}
+    with pytest.raises(RecipeError, match="engine.updates"):
+        experiment.resume(out, tinyruns.Silent(), ("engine.updates=float16",))
+
+
+def test_the_memory_for_sums_does_not_hang_on_the_type() -> None:
+    for updates in (None, "float16", "int8"):
+        sums = [s.values for s in dry.plan(tinyruns.tiny(engine={"updates": updates})).sent if "folded" in s.kind]
+        assert sums == [s.values for s in dry.plan(tinyruns.tiny()).sent if "folded" in s.kind] and sums[0] > 1000
+
+
+def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
+    made = {updates: tinyruns.tiny(engine={"updates": updates}).digest() for updates in (None, "float16", "int8")}
+    assert made[None] == tinyruns.tiny().digest() and len(set(made.values())) == 3
+    with pytest.raises(RecipeError, match="engine.updates.*'float8'"):
+        tinyruns.tiny(engine={"updates": "float8"})
+
+
+def test_a_pre_training_sends_whole_updates_unless_it_says_otherwise() -> None:
+    pretrain = {"method": "fedavg", "rounds": 1}
+    assert tinyruns.tiny(engine={"updates": "int8"}, pretrain=pretrain).pretraining().engine.updates is None
+    own = pretrain | {"engine": {"updates": "float16"}}
+    assert tinyruns.tiny(pretrain=own).pretraining().engine.updates == "float16"
+
+
+def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
+    common = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
+    refused = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": 64})
+    with pytest.raises(RecipeError, match=r"engine.cohorts: engine.updates narrows .*; set engine.cohorts=0, or auto"):
+        world.cohorts(refused, world.build_world(refused.resolved()))
+    without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
+    here = world.build_world(without.resolved())
+    assert world.cohorts(without, here) == 0 and world.numerics(without).updates == "int8"
+    assert world.cohorts(tinyruns.tiny(**config.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256
