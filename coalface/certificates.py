@@ -89,6 +89,11 @@ def of_private(data: bytes) -> bytes:
     return _public_pem(_private(data).public_key())
 
 
+def secret(data: bytes) -> bytes:
+    """The secret number of a private key, 48 bytes: what other secrets of its owner are derived from."""
+    return _private(data).private_numbers().private_value.to_bytes(48, "big")
+
+
 def of_public(data: bytes) -> bytes:
     """The same of a public key as OpenSSH writes it."""
     try:

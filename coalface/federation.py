@@ -68,6 +68,8 @@ class Party(Section):
     alone is one of identity folders. None: the party says it in its `party.yaml`."""
     pairs: Pairs | None = None
     """A validator's own list of pairs of them."""
+    encrypt: bool | None = None
+    """Whether its private state is encrypted on its disk, with the key of its node; None: what the federation says."""
 
     @field_validator("faces", mode="before")
     @classmethod
@@ -93,7 +95,14 @@ class Federation(Section):
     """How long the certificates hold."""
     recipe: str
     """The recipe that is run, from where this file lies."""
+    encrypt: bool = False
+    """Whether parties encrypt their private state, where they do not say it themselves."""
     parties: dict[str, Party] = Field(min_length=1)
+
+    def encrypts(self, party: str) -> bool:
+        """Whether a party's private state is encrypted on its disk."""
+        own = self.parties[party].encrypt
+        return self.encrypt if own is None else own
 
 
 def read(path: Path) -> Federation:

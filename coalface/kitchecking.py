@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from coalface import certificates, federation, ownfile
+from coalface import certificates, federation, kittexts, ownfile
 from coalface.config import RecipeError
 from coalface.federation import Federation
 
@@ -37,6 +37,7 @@ def check(kits: Path, now: datetime.datetime) -> list[str]:
         *_members(kits, made),
         *_keys(kits, made),
         *_party_files(kits, made),
+        *_start_scripts(kits, made),
         *_strays(kits, made),
         *_modes(kits),
     ]
@@ -138,6 +139,21 @@ def _party_files(kits: Path, made: Federation) -> Iterator[str]:
             yield f"parties/{name}/party.yaml is that of {said.name}: {AGAIN}"
         if said.role not in (None, party.role):
             yield f"parties/{name}/party.yaml says {said.role}, and federation.yaml {party.role}: mend one of them"
+
+
+def _start_scripts(kits: Path, made: Federation) -> Iterator[str]:
+    """A party that encrypts must be given its key, and no other: state begun the other way is refused."""
+    for name in made.parties:
+        script = kits / "parties" / name / "start.sh"
+        if not script.is_file():
+            continue
+        given, wanted = kittexts.KEY in script.read_text(encoding="utf-8", errors="replace"), made.encrypts(name)
+        if given != wanted:
+            says = "encrypts the private state" if given else "leaves the private state in the clear"
+            yield (
+                f"parties/{name}/start.sh {says}, and federation.yaml has `encrypt` {str(wanted).lower()} for it: "
+                "mend one of them"
+            )
 
 
 def _strays(kits: Path, made: Federation) -> Iterator[str]:

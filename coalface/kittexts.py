@@ -14,7 +14,7 @@ set -eu
 umask 077
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 FLWR_HOME="$here/flower"
+export FLWR_HOME="$here/flower"
 """
 
 SUPERLINK = """export COALFACE_KEYS="$here/names.json" COALFACE_RUNS="${{COALFACE_RUNS:-$here/runs}}"
@@ -23,11 +23,15 @@ exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
     --database "$here/state.db" "$@"
 """
 
-PARTY = """{data}mkdir -p "$here/home"
+PARTY = """export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25  # by default a message waits up to a second here
+{data}mkdir -p "$here/home"
 exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
     --auth-supernode-private-key "$here/node.key" --node-config "party=\\"{name}\\" home=\\"$here/home\\" \\
-    data=\\"$here/party.yaml\\"" "$@"
+    data=\\"$here/party.yaml\\"{key}" "$@"
 """
+
+KEY = ' key=\\"$here/node.key\\"'
+"""What a node whose party encrypts its private state is given beside."""
 
 PARTY_FILE = """# What {name} is and where its images lie; for its own node alone, which tells the server its
 # role and how many images and identities it has. `coalface party check party.yaml` says what is found.
@@ -105,7 +109,7 @@ PARTY_PAPER = """# The kit of {party}, a {role} of {name}
     ./start.sh            # dials {address}; what follows is passed on to flower-supernode
 
 Needs `coalface[flower]` on the PATH, and the data of the recipe below {data}. What is your own (private state, ledger)
-lies in `home/`, which nobody else should be able to read. Nothing has to be opened in your firewall for connections
+lies in `home/`, which nobody else may be able to read{encrypted}. Nothing has to be opened in your firewall for connections
 from outside; port {port} is used on this machine alone (another: `./start.sh --port N`).
 
 `party.yaml` says what you are, and where your images lie if the recipe has parties bring their own:
@@ -116,6 +120,10 @@ withdraws it. Compare the SHA-256 of `ca.crt` with what the operator tells you o
 `{fingerprint}`
 It holds until {until}; you need a new kit before.
 """
+
+ENCRYPTED = """; the private state is encrypted with `node.key`, so a backup of `home/`
+should lie elsewhere than one of the key. Without the key it is lost. With a new kit take `home/` along and run
+`coalface party rekey home --from OLD/node.key --to node.key` before you start"""
 
 OPERATOR_PAPER = """# The operator's kit of {name}
 
@@ -138,7 +146,8 @@ def party(made: Federation, name: str) -> str:
     at = made.parties[name].data
     data = f"export COALFACE_DATA={shlex.quote(at)}\n" if at is not None else ""
     address = shlex.quote(made.superlink.address)
-    return HEAD + PARTY.format(data=data, address=address, port=_port(made, name), name=name)
+    key = KEY if made.encrypts(name) else ""
+    return HEAD + PARTY.format(data=data, address=address, port=_port(made, name), name=name, key=key)
 
 
 def party_file(made: Federation, name: str) -> str:
@@ -176,7 +185,12 @@ def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[s
     for name, one in made.parties.items():
         data = f"`{one.data}`" if one.data is not None else "what COALFACE_DATA names"
         found[f"parties/{name}/README.md"] = PARTY_PAPER.format(
-            **plain, party=name, role=one.role, data=data, port=_port(made, name)
+            **plain,
+            party=name,
+            role=one.role,
+            data=data,
+            port=_port(made, name),
+            encrypted=ENCRYPTED if made.encrypts(name) else "",
         )
     return found
 

@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-party = typer.Typer(no_args_is_help=True, help="At a party: what its own file and images come to.")
-
-
-@party.callback()
-def group() -> None:
-    """Keeps `check` a command of its own while it is the only one."""
+party = typer.Typer(no_args_is_help=True, help="At a party: its own file and images, and its private state.")
 
 
 @party.command()
@@ -33,3 +28,22 @@ def check(
     if found.faults:
         raise typer.Exit(1)
     typer.echo(f"{file}: nothing is wrong")
+
+
+@party.command()
+def rekey(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="What the node's configuration names as home.")],
+    old: Annotated[
+        Path | None, typer.Option("--from", help="The node's key that it is encrypted with; without it, none.")
+    ] = None,
+    new: Annotated[
+        Path | None, typer.Option("--to", help="The key to encrypt it with; without it, it will be in the clear.")
+    ] = None,
+) -> None:
+    """Write the party's private state anew under another key of its node, once the node has been ended."""
+    from coalface import sealing
+
+    if old is None and new is None:
+        raise typer.BadParameter("say the key that it is encrypted with (--from), the one that it shall be, or both")
+    written = sealing.rekey(home, old, new)
+    typer.echo(f"{home}: {written} files were written anew; start the node with {f'key={new}' if new else 'no key'}")

@@ -1,19 +1,24 @@
-"""A party's own process: plays one party of a recipe for the SuperNode that began it, message after message."""
+"""A party's own process: plays one party of a recipe for the SuperNode that began it, message after message.
+
+All that it writes below the party's `home` is its owner's alone, and encrypted where the node's configuration names a
+`key`: see `coalface.engines.vault`. It goes on with nothing that others can read or change.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coalface import ownworld, world
+from coalface import ownworld, sealing, world
 from coalface.config import RecipeError
-from coalface.engines import resident, seat
+from coalface.engines import modes, resident, seat
 from coalface.engines.local import Setup
 from coalface.engines.seat import Data, Said, Seat
 from coalface.flowerclient import home
@@ -30,7 +35,8 @@ def answers(
 def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Seat:
     """The seat of the party that a node's configuration names.
 
-    Raises ValueError where it names none, RecipeError where the recipe has no such party.
+    Raises ValueError where it names none, RecipeError where the recipe has no such party or the key cannot be used,
+    PermissionError where others can get at what is the party's.
     """
     own, name = home(node_config), str(node_config["party"])
     made = read(recipe, run_config)
@@ -38,9 +44,14 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     here = ownworld.party_world(made, name, Path(str(file)) if file else None)
     if name not in here.data:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
-    setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, own / made.name)
+    folder = own / made.name
+    modes.make_folder(folder)
+    modes.check(own, (folder, own / "processes"))
+    key = node_config.get("key")
+    vault = sealing.vault(Path(str(key)), made.name, name) if key else None
+    setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
     setup.prepare()
-    return Seat(name, here.members()[name], replace(setup.site(here), flush=True))
+    return Seat(name, here.members()[name], replace(setup.site(here), flush=True, vault=vault))
 
 
 def main() -> None:
@@ -48,6 +59,7 @@ def main() -> None:
     place, words, watched = sys.argv[1:]
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     recipe, node_config, run_config = json.loads(words)
+    os.umask(0o077)  # for what it keeps beside its home as well, such as decoded images
     resident.serve(Path(place), answers(Path(recipe), node_config, run_config), watched=int(watched))
 
 

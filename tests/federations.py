@@ -73,13 +73,13 @@ class Standing:
     """The commands that were started."""
 
     @classmethod
-    def made(cls, folder: Path, now: datetime.datetime = NOW) -> Standing:
+    def made(cls, folder: Path, now: datetime.datetime = NOW, recipe: dict[str, Any] = FACES) -> Standing:
         """The kits of three silos; nothing is started."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
         parties = {f"silo-0{i}": {"role": "trainer"} for i in range(3)}
         file = written(folder, name="here", superlink={"hosts": "127.0.0.1", "port": port}, parties=parties)
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(FACES))
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         return cls(provisioning.make(file, folder / "kits", now))
 
     def coalface(self, *words: str) -> subprocess.Popen[str]:

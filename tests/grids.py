@@ -37,6 +37,7 @@ class InProcessGrid(Grid):
             for node in self.apps
         }
         self.sent: list[Message] = []
+        self.answered: list[Message] = []
         self._numbers = itertools.count(1)
         self._replies: dict[str, tuple[int, Message]] = {}
 
@@ -63,7 +64,8 @@ class InProcessGrid(Grid):
             self.sent.append(message)
             node = message.metadata.dst_node_id
             if node not in self.away:
-                self._replies[name] = node, self.apps[node](message, self.contexts[node])
+                self.answered.append(self.apps[node](message, self.contexts[node]))
+                self._replies[name] = node, self.answered[-1]
             found.append(name)
         return found
 

@@ -102,7 +102,6 @@ def test_a_superlink_killed_and_started_again_goes_on_to_the_same_bytes(standing
         assert ledger == (whole / "ledger" / f"{party}.jsonl").read_bytes()
 
 
-@pytest.mark.ci
 def test_a_straggler_is_left_out_and_its_late_answer_is_discarded_and_counted(standing: Standing) -> None:
     running = standing.up("--run-config", 'name="slow" rounds=5 step-seconds=10')
     standing.asked("slow", 2)
@@ -174,7 +173,7 @@ def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standin
         (without / file).write_text(text.replace("silo-01", "silo-02").replace("role: trainer", "role: validator"))
     code, said = standing.ended(standing.up("--run-config", 'name="role" join-seconds=60'))
     assert code == 1 and "silo-02 did not join within 60 s" in said, said
-    assert re.search("validator .*trainer by the recipe", standing.log("silo-02") + standing.log("run"))
+    assert "says that it is silo-02, a validator, who is a trainer by the recipe" in standing.log("run")
 
 
 def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coalface.privacy import ledger
 
+if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
+    from coalface.engines.vault import Cipher, Vault
+
 REPLY, LINES = "(reply)", "(ledger)"  # in a commit, beside the private states, which have the names of their classes
 _MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
-
+_MARK = 16  # bytes after the header of an encrypted commit, by which it is known to be as it was written
 
 _REMEDY = "Restore the party's folder, or start a new run: going on without it would silently begin the party anew."
 
 
 class DamagedCommit(ValueError):
     """A commit that is not as it was written: a power cut can leave a file empty, cut short or full of zeros."""
+
+
+class LockedCommit(ValueError):
+    """A commit that does not open with the party's key, or without one. It is left as it is, and nothing goes on."""
 
 
 @dataclass
@@ -37,12 +45,17 @@ class Commit:
     """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
     shards: tuple[str, ...] = ()
     """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
+    vault: Vault | None = None
+    """The party's, where it has one."""
+    cipher: Cipher | None = None
+    """Opens what the spans say, where they are encrypted."""
 
     @classmethod
-    def open(cls, path: Path) -> Commit:
-        """Read the header.
+    def open(cls, path: Path, vault: Vault | None = None) -> Commit:
+        """Read the header; with a `vault`, of a commit that was written with it.
 
-        Raises FileNotFoundError where the commit is gone, and DamagedCommit where it is not whole, with what to do.
+        Raises FileNotFoundError where the commit is gone, DamagedCommit where it is not whole, and LockedCommit where
+        it was written with another vault, with one or without, or was changed since; with what to do.
         """
         try:
             with open(path, "rb") as file:
@@ -50,11 +63,15 @@ class Commit:
                 length = int.from_bytes(file.read(8), "little")
                 if not 0 < length <= there - 8:
                     raise ValueError(f"{there} bytes hold no header of {length}")
-                head = json.loads(file.read(length))
+                text = file.read(length)
+                head = json.loads(text)
+                sealed = head.get("sealed")
+                mark = file.read(_MARK) if sealed is not None else b""
             spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-            if (end := max((start + size for start, size in spans.values()), default=8 + length)) != there:
+            if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != there:
                 raise ValueError(f"it was written with {end} bytes and has {there}")
-            return cls(path, head.get("base"), ledger.Head(**head["ledger"]), spans, tuple(head.get("shards", ())))
+            after, shards = ledger.Head(**head["ledger"]), tuple(head.get("shards", ()))
+            written = sealed if sealed is None else str(sealed["key"])
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path}: the private state that the server last accepted is not here. {_REMEDY}"
@@ -63,13 +80,21 @@ class Commit:
             raise DamagedCommit(
                 f"{path} is damaged ({error}), and with it the private state that the server last accepted. {_REMEDY}"
             ) from None
+        if written != (None if vault is None else vault.id):
+            raise LockedCommit(f"{path}{_why_locked(written, vault)}. Nothing of it was changed.")
+        cipher = None
+        if vault is not None:
+            with _unlocking(path):
+                cipher = vault.cipher(path.name, text)
+                cipher.check(mark)
+        return cls(path, head.get("base"), after, spans, shards, vault, cipher)
 
     @classmethod
-    def whole(cls, path: Path) -> Commit:
+    def whole(cls, path: Path, vault: Vault | None = None) -> Commit:
         """As `open`, once the parts of the other processes that it names have been opened as well."""
-        commit = cls.open(path)
+        commit = cls.open(path, vault)
         for name in commit.shards:
-            cls.open(path.with_name(name))
+            cls.open(path.with_name(name), vault)
         return commit
 
     def part(self, rank: int, size: int) -> Commit:
@@ -81,7 +106,7 @@ class Commit:
                 f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
                 f"{size} processes: go on with the engine.shards that the run was begun with"
             )
-        return Commit.open(self.path.with_name(self.shards[rank - 1]))
+        return Commit.open(self.path.with_name(self.shards[rank - 1]), self.vault)
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
@@ -93,10 +118,46 @@ class Commit:
         return bytes(self.read(LINES) or b"").decode().splitlines()
 
     def read(self, name: str) -> bytearray | memoryview | None:
-        """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none."""
+        """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none.
+
+        Raises LockedCommit where they are encrypted and not as they were written.
+        """
         if name not in self.spans or self.path is None:
             return None
-        return read_span(self.path, *self.spans[name])
+        stored = read_span(self.path, *self.spans[name])
+        if self.cipher is None:
+            return stored
+        with _unlocking(self.path):
+            return self.cipher.open(stored, self.spans[name][0])
+
+
+def _why_locked(written: str | None, vault: Vault | None) -> str:
+    """Why a commit cannot be read that says with which key it was written, after its path."""
+    rekey = "end the node and run `coalface party rekey HOME"
+    if vault is None:
+        return (
+            ": the private state is encrypted with the key of the party's node: start the node with key=… in its "
+            f"configuration, or to have it in the clear {rekey} --from KEY`"
+        )
+    if written is None:
+        return (
+            f": the private state is in the clear, and {vault.party}'s node was given a key to encrypt it with: "
+            f"{rekey} --to KEY`, or leave key=… out of its configuration"
+        )
+    return (
+        f": the private state is encrypted with another key than that of {vault.party}'s node: start the node with "
+        f"the key that it was written with, or {rekey} --from OLD --to NEW`"
+    )
+
+
+@contextmanager
+def _unlocking(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise LockedCommit(
+            f"{path} was changed after it was written, or is a file of another run, party or place ({error}). {_REMEDY}"
+        ) from None
 
 
 def read_span(path: Path, start: int, size: int) -> bytearray | memoryview:
@@ -119,32 +180,38 @@ def write_commit(
     over: Path | None,
     flush: bool,
     shards: Iterable[str] = (),
+    vault: Vault | None = None,
 ) -> None:
     """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again.
 
-    `shards` names the parts of other processes, which lie there already.
+    `shards` names the parts of other processes, which lie there already. With a `vault` it is encrypted but for its
+    header: names of classes, sizes, and the ledger's head.
     """
-    spans, offset = {}, 0
+    spans, offset = {}, 0 if vault is None else _MARK
     for name, part in parts.items():
-        spans[name] = (offset, len(part))
-        offset += len(part)
+        size = len(part) if vault is None else vault.taken(len(part))
+        spans[name] = (offset, size)
+        offset += size
     about: dict[str, Any] = {"base": base, "ledger": vars(after), "spans": spans}
     if named := list(shards):
         about["shards"] = named
+    if vault is not None:
+        about["sealed"] = vault.fresh()
     head = json.dumps(about).encode()
+    begun = [len(head).to_bytes(8, "little"), head]
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        written = os.writev(descriptor, [len(head).to_bytes(8, "little"), head, *parts.values()])
-        if written != 8 + len(head) + offset:  # one call writes at most 2 GiB
+        if vault is not None:
+            cipher = vault.cipher(path.name, head)
+            _write(descriptor, [*begun, cipher.mark()])
+            for name, part in parts.items():
+                _write(descriptor, cipher.seal(part, 8 + len(head) + spans[name][0]))
+        elif os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # a call writes 2 GiB at most
             os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
-            for part in parts.values():
-                with memoryview(part) as rest:
-                    done = 0
-                    while done < len(rest):
-                        done += os.write(descriptor, rest[done:])
+            _write(descriptor, parts.values())
         os.ftruncate(descriptor, 8 + len(head) + offset)
         if flush:
             os.fsync(descriptor)
@@ -153,6 +220,14 @@ def write_commit(
     os.rename(fresh, path)
     if flush:
         flush_folder(path.parent)  # without it a power cut may undo the rename
+
+
+def _write(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+    for piece in pieces:
+        with memoryview(piece) as rest:
+            done = 0
+            while done < len(rest):
+                done += os.write(descriptor, rest[done:])
 
 
 def flush_folder(path: Path) -> None:

@@ -13,15 +13,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coalface import wire
 from coalface.core import Method, Party, Tensors
 from coalface.declarations import StepDeclaration, plays
-from coalface.engines import narrowing
+from coalface.engines import modes, narrowing
 from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engines.narrowing import Updates
 from coalface.privacy import ledger
+
+if TYPE_CHECKING:
+    from coalface.engines.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class Site:
     """The others, by party."""
     updates: Updates | None = None
     """The type that updates are sent in."""
+    vault: Vault | None = None
+    """Of a process that plays one party: its commits are encrypted with it."""
 
 
 class Desk:
@@ -109,7 +114,7 @@ class Desk:
         commits, head = self._look({f"{name}.commit" for name in (request.base, request.horizon[1])})
         place = self.folder / f"{request.id}.commit"
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
-        before = Commit.open(place) if place.name in commits else None
+        before = self._open(place) if place.name in commits else None
         again = before is not None and before.base == request.base
         if before is not None and again and (saved := before.read(REPLY)) is not None:
             return saved
@@ -126,7 +131,8 @@ class Desk:
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
         flush, shards = self.site.flush, self._shards_of(request, over)
-        write_commit(place, request.base, head.after(lines), parts, over=over, flush=flush, shards=shards)
+        after, vault = head.after(lines), self.site.vault
+        write_commit(place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         if flush and not head.size:
             flush_folder(self.ledger.parent)
@@ -146,7 +152,8 @@ class Desk:
             began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
             name = f"{request.id}.{self.site.rank}-{began}.shard"
             parts = self._parts(base, kept)
-            write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush)
+            vault = self.site.vault
+            write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush, vault=vault)
             return name
 
         return reply.sums if isinstance(reply, wire.Encoded) else (), keep
@@ -164,7 +171,7 @@ class Desk:
         if accepted is None and not self.folder.exists():
             return
         if f"{accepted}.commit" in (commits := self._look({f"{accepted}.commit"})[0]):
-            stays = {f"{accepted}.commit", *Commit.open(self.folder / f"{accepted}.commit").shards}
+            stays = {f"{accepted}.commit", *self._open(self.folder / f"{accepted}.commit").shards}
         else:
             stays = set()
         if commits:
@@ -181,12 +188,15 @@ class Desk:
             return
         self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
         if accepted is not None:
-            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit").head)
+            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit", self.site.vault).head)
         if whole and self.ledger.exists():
             ledger.verify(self.ledger)
 
+    def _open(self, path: Path) -> Commit:
+        return Commit.open(path, self.site.vault)
+
     def _base(self, request: Request) -> Commit:
-        made = Commit.open(self.folder / f"{request.base}.commit") if request.base else Commit()
+        made = self._open(self.folder / f"{request.base}.commit") if request.base else Commit()
         return made.part(self.site.rank, self.site.shards.get(self.name, 1))
 
     def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
@@ -204,7 +214,7 @@ class Desk:
         crew = self.site.crew(self.name)
         if crew is None:
             return ()
-        named = {n for path in self.folder.glob("*.commit") if path != over for n in Commit.open(path).shards}
+        named = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
         for path in self.folder.glob("*.shard"):
             if path.name not in named:
                 path.unlink()
@@ -273,20 +283,21 @@ class Desk:
         `whole` only once the chain has been followed.
 
         After a power cut any of the files that were not flushed may be torn, or gone. A commit that is damaged is
-        dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit.
+        dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit. One that does
+        not open with the party's key raises LockedCommit, needed or not.
         """
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
         except FileNotFoundError:
-            self.folder.mkdir(parents=True, mode=0o700)
-            self.ledger.parent.mkdir(parents=True, exist_ok=True)
+            modes.make_folder(self.folder)
+            modes.make_folder(self.ledger.parent)
             for made in (self.folder.parent, self.site.folder) if self.site.flush else ():
                 flush_folder(made)
             names = []
         commits: dict[str, Commit] = {}
         for name in names:
             try:
-                commits[name] = Commit.whole(self.folder / name)
+                commits[name] = Commit.whole(self.folder / name, self.site.vault)
             except (DamagedCommit, FileNotFoundError):
                 if name in needed:
                     raise
@@ -299,8 +310,9 @@ class Desk:
         head = ledger.follow(self.ledger) if size else ledger.Head()
         for name in sorted(commits, key=lambda name: commits[name].head.lines):
             if commits[name].head.lines > head.lines:
+                lines = commits[name].lines()
                 try:
-                    head = ledger.extend(self.ledger, commits[name].lines(), head, flush=self.site.flush)
+                    head = ledger.extend(self.ledger, lines, head, flush=self.site.flush)
                 except ValueError:  # the commits before it are lost, and their lines
                     if name in needed or self.site.flush:
                         raise

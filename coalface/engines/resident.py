@@ -3,7 +3,7 @@
 Flower starts a process for every message. What such a process would do anew each time (import torch, open the data,
 build the network) costs seconds; so it hands its message, over a socket that only its owner can open, to a process that
 was begun by the first and stays. It ends with the one that it serves, or when nothing has come for a while; whatever it
-has not committed by then is asked for again. Imports nothing but the standard library.
+has not committed by then is asked for again. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from coalface.engines import modes
+
 log = logging.getLogger(__name__)
 
-IDLE = 900.0
+IDLE = 120.0
 """Seconds without a message after which a resident ends."""
 STARTS = 120.0
 """Seconds that a resident may take until it listens."""
@@ -56,7 +58,7 @@ def ask(
 def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
     if connection := _connected(place):
         return connection
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    modes.make_folder(place.parent)
     with _turn(place.with_suffix(".lock")):  # of several that come at once, one starts it
         if connection := _connected(place):
             return connection
@@ -74,6 +76,15 @@ def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
         raise Absent(f"the party's process did not listen within {STARTS:g} s")
 
 
+def serving(folder: Path) -> list[int]:
+    """The processes that stay and whose places are in a folder."""
+    found = []
+    for place in folder.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):  # it ends just now
+            found.append(int(json.loads(place.read_text())["process"]))
+    return [process for process in found if _began(process) is not None]
+
+
 def _connected(place: Path) -> Connection[Any, Any] | None:
     try:
         return Client(json.loads(place.read_text())["socket"], "AF_UNIX")
@@ -83,7 +94,7 @@ def _connected(place: Path) -> Connection[Any, Any] | None:
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    with open(path, "a") as file:
+    with open(path, "a", opener=modes.opener) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -104,7 +115,8 @@ def serve(
     """
     with Listener(family="AF_UNIX") as listener:  # in a new folder of mode 0700
         fresh = place.with_name(f"{place.name}.{os.getpid()}")
-        fresh.write_text(json.dumps({"socket": listener.address, "process": os.getpid()}))
+        with open(fresh, "w", opener=modes.opener) as file:
+            json.dump({"socket": listener.address, "process": os.getpid()}, file)
         fresh.replace(place)
         last = _Last(time.monotonic())
         about = (place, Path(str(listener.address)), watched, idle, last)

@@ -20,7 +20,9 @@ def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> Re
     head = [clean(status["name"]), clean(status["state"]), f"round {done}/{rounds}", clean(status["stage"])]
     parts: list[RenderableType] = [Text("  ".join(part for part in head if part), style="bold")]
     if live:
-        parts.append(ProgressBar(total=max(rounds, done, 1), completed=done, width=60))
+        bar = Table.grid()  # which ends its line
+        bar.add_row(ProgressBar(total=max(rounds, done, 1), completed=done, width=60))
+        parts.append(bar)
     if status["doing"]:
         since = number(status["since"])
         parts.append(Text(f"{clean(status['doing'])}{'' if since is None else f', for {duration(now - since)}'}"))

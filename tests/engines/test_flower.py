@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import threading
 from collections.abc import Iterable
@@ -75,6 +76,21 @@ def test_a_request_that_is_delivered_twice_trains_once(tmp_path: Path, monkeypat
     once = run(method, tmp_path / "here", build).bytes()
     assert run(method, tmp_path / "twice", build, transport=over_flower()).bytes() == once
     assert delivered.count(records.STEP) >= 6
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfm-fv", "fedface"])
+def test_the_bytes_in_messages_are_those_that_the_run_and_the_ledgers_count(name: str, tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe(name)
+    totals = run(method, tmp_path, build, transport=over_flower(grids=grids)).server.at.totals
+
+    def payload(messages: list[Message]) -> int:
+        steps = [m.content for m in messages if m.metadata.message_type == records.STEP]
+        return sum(len(data) for content in steps for data in records.read(content)[1].values())
+
+    lines = [json.loads(t) for p in (tmp_path / "ledger").iterdir() for t in p.read_text().splitlines()]
+    assert payload(grids[0].sent) == totals["down"] > 0
+    assert payload(grids[0].answered) == totals["up"] == sum(line["bytes"] for line in lines) > 0
 
 
 # --- parties that are away, late or wrong -----------------------------------------------------------------------------

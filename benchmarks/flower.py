@@ -1,0 +1,190 @@
+"""Seconds of an exchange over Flower, for a small and a large message, against the local engine; where they go.
+
+    python benchmarks/flower.py                     # cnn-small (1 MB) and ir50 (about 175 MB)
+    python benchmarks/flower.py --networks cnn-small --rounds 8
+
+Two parties and a SuperLink are real processes over TLS on this machine, from provisioned kits. A round of `fedavg` with
+one step of two images is one exchange; its time is from the server's asking to the last reply, the median of the rounds
+after the first two. `each message alone` is Flower's own way, where the process that it starts for a message imports
+torch and builds the party anew; else such a process hands the message to one that stays. The bytes are counted by a
+relay between one party and the SuperLink, over all of the run's rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coalface import config, experiment, loopback, marked, provisioning
+from coalface.loopback import Loopback
+
+ALONE = """from pathlib import Path
+
+from coalface import partyprocess
+from coalface.engines.flower.node import client_app
+
+recipe = Path(__file__).with_name("recipe.yaml")
+app = client_app(lambda context: partyprocess.answers(recipe, context.node_config, context.run_config))
+"""
+NETWORKS = {"cnn-small": 64, "ir50": 112}
+"""Network -> side of its images."""
+RELAYED = "silo-00"
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None: ...
+    def round(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
+
+
+class Relay:
+    """Passes connections on to a port, and counts what goes each way."""
+
+    def __init__(self, port: int) -> None:
+        self.up = self.down = 0
+        self._to = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listening.accept()
+            far = socket.create_connection(("127.0.0.1", self._to))
+            for source, sink, way in ((near, far, "up"), (far, near, "down")):
+                threading.Thread(target=self._pass, args=(source, sink, way), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        try:
+            while data := source.recv(1 << 20):
+                sink.sendall(data)
+                setattr(self, way, getattr(self, way) + len(data))
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def recipe(network: str, rounds: int) -> dict[str, Any]:
+    return {
+        "name": network,
+        "method": "fedavg",
+        "rounds": rounds,
+        "local": {"iterations": 1, "batch": 2, "lr": 0.01},
+        "data": {
+            "source": {"kind": "synthetic", "identities": 8, "images": 3},
+            "size": NETWORKS[network],
+            "partition": {"parties": 2},
+        },
+        "judge": {"lists": {}},
+        "model": {"name": network},
+        "engine": {"threads": 1, "on_error": "exclude"},
+    }
+
+
+def exchanges(run: Path) -> list[float]:
+    """Seconds from asking to the last reply, of every round."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    asked = [line["time"] for line in lines if line["event"] == "asks"]
+    answered = [line["time"] for line in lines if line["event"] == "answered"]
+    return [end - begin for begin, end in zip(asked, answered, strict=True)]
+
+
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def over_flower(folder: Path, tree: dict[str, Any], *, alone: bool) -> tuple[list[float], list[float], Relay, Path]:
+    """(seconds of every exchange, seconds of the parties' work in each, what the relay saw, the run)."""
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    link = port()
+    about = {"name": "bench", "superlink": {"hosts": "127.0.0.1", "port": link}, "recipe": "recipe.yaml"}
+    about["parties"] = {name: {"role": "trainer"} for name in ("silo-00", "silo-01")}
+    (folder / "federation.yaml").write_text(yaml.safe_dump(about))
+    kits = provisioning.make(folder / "federation.yaml", folder / "kits", datetime.datetime.now(datetime.UTC))
+    if alone:
+        (kits / "operator" / "project" / "client.py").write_text(ALONE)
+    relay = Relay(link)
+    start = kits / "parties" / RELAYED / "start.sh"
+    start.write_text(start.read_text().replace(f"--superlink 127.0.0.1:{link}", f"--superlink 127.0.0.1:{relay.port}"))
+    here = Loopback(kits)
+    try:
+        here.start(folder / "runs")
+        number = here.run(None)
+        while not (state := here.state_of(number)[0]).startswith("finished"):
+            time.sleep(1)
+        if state != "finished:completed":
+            raise SystemExit(f"the run ended as {state}: {here.state_of(number)[1]}; see {kits / 'logs'}")
+    finally:
+        marked.end(kits)
+    log = loopback.log(kits, RELAYED).read_text()
+    work = [float(seconds) for seconds in re.findall(r"train\.step: answered in ([0-9.]+) s", log)]
+    return exchanges(folder / "runs" / tree["name"]), work, relay, folder / "runs" / tree["name"]
+
+
+def median(seconds: list[float]) -> float:
+    return statistics.median(seconds[2:])
+
+
+def began(code: str) -> float:
+    """Seconds of a process that imports something."""
+    found = []
+    for _ in range(3):
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        found.append(time.monotonic() - begun)
+    return statistics.median(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=6, help="the first two are left out")
+    given = parser.parse_args()
+    light, heavy = began("import coalface.flowerclient"), began("import coalface.partyprocess")
+    print(f"a process for a message: {light:.2f} s until it can hand it on, {heavy:.2f} s where it plays the party\n")
+    for network in given.networks:
+        tree = recipe(network, given.rounds)
+        with tempfile.TemporaryDirectory() as kept:
+            place = Path(kept)
+            experiment.run(config.parse(tree), place / "local", Silent(), report=False)
+            here = median(exchanges(place / "local"))
+            before = median(over_flower(place / "alone", tree, alone=True)[0])
+            found, work, relay, run = over_flower(place / "stays", tree, alone=False)
+            same = (run / "model/backbone.safetensors").read_bytes() == (
+                place / "local/model/backbone.safetensors"
+            ).read_bytes()
+            party = next(p for p in json.loads((run / "summary.json").read_text())["parties"] if p["name"] == RELAYED)
+        after, inside = median(found), statistics.median(work[2:])
+        print(f"{network}, {party['bytes_up'] / given.rounds / 1e6:.1f} MB up a round; same model: {same}")
+        print(f"  local engine                {here:8.2f} s an exchange")
+        print(f"  Flower, each message alone  {before:8.2f} s")
+        print(f"  Flower                      {after:8.2f} s ({before / after:.2f} times as fast), of which")
+        print(f"    the party's own process   {inside:8.2f} s")
+        print(f"    Flower's process begins   {light:8.2f} s")
+        print(f"    polls and transport       {after - inside - light:8.2f} s")
+        for way in ("up", "down"):
+            payload, seen = party[f"bytes_{way}"], getattr(relay, way)
+            print(f"  {way:4}: {payload:,} bytes of messages, {seen:,} on the wire ({seen / payload:.3f})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Folders and files that are their owner's alone, whatever the umask. Imports nothing but the standard library."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, each with mode 0700; one that is there stays as it is."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open(…, opener=…)`: a file that is made has mode 0600."""
+    return os.open(path, flags, 0o600)
+
+
+def check(home: Path, below: Iterable[Path]) -> None:
+    """Raise PermissionError where others can get at a folder, or at what is below some folders in it.
+
+    Modes are not changed here: `home` may be a folder that somebody keeps for more than this.
+    """
+    every = [home, *(path for folder in below for path in (folder, *folder.rglob("*")))]
+    for path in every:
+        if (mode := _mode(path)) & 0o077:
+            raise PermissionError(
+                f"{path} can be read or changed by others (mode {mode:03o}), and holds what is the party's alone: "
+                f"`chmod -R go= {home}` closes it, or name another folder as home"
+            )
+
+
+def _mode(path: Path) -> int:
+    """0 of what has gone meanwhile, as a file that is renamed, and of a link, whose own mode says nothing."""
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return 0
+    return 0 if stat.S_ISLNK(about.st_mode) else stat.S_IMODE(about.st_mode)

@@ -1,0 +1,37 @@
+"""A model of 175 MB over real processes: it goes through, and its bytes are those that the ledger says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from federations import FACES, Standing
+from tinyruns import Silent
+
+from coalface import config, experiment
+
+LARGE = {**FACES, "name": "large", "rounds": 1, "local": {"iterations": 1, "batch": 2, "lr": 0.01}}
+LARGE |= {"model": {"name": "ir50"}, "data": {**FACES["data"], "size": 112}, "judge": {"lists": {}}}
+
+
+@pytest.mark.slow
+def test_a_large_model_goes_through_with_the_bits_of_a_local_run(tmp_path: Path) -> None:
+    made = Standing.made(tmp_path, recipe=LARGE)
+    here, there = tmp_path / "local", made.run("large")
+    try:
+        code, text = made.ended(made.up(), within=1500)
+        assert code == 0, text
+    finally:
+        made.leave()
+        made.ended(made.coalface("down", str(made.kits)))
+    recipe = config.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude"])
+    experiment.run(recipe, here, Silent(), report=False)
+    model = (there / "model" / "backbone.safetensors").read_bytes()
+    assert len(model) > 174e6 and model == (here / "model" / "backbone.safetensors").read_bytes()
+    (record,) = made.metrics("large")
+    assert record == json.loads((here / "metrics.jsonl").read_text()) and record["failed"] == {}
+    for party in ("silo-00", "silo-01", "silo-02"):
+        ledger = made.home(party, "large") / "ledger" / f"{party}.jsonl"
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        assert sum(line["bytes"] for line in lines) * 3 == record["bytes_up"] > 3 * 174e6
