@@ -39,9 +39,32 @@ from coalface.engines.flower.node import client_app
 recipe = Path(__file__).with_name("recipe.yaml")
 app = client_app(lambda context: partyprocess.answers(recipe, context.node_config, context.run_config))
 """
+TRACED = """import os
+import time
+from pathlib import Path
+
+from coalface import flowerclient
+
+NOW = time.time()
+ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+BEGAN = NOW - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks)
+hand_on = flowerclient.forward
+
+
+def forward(recipe, node_config, run_config, about, said, data):
+    here = time.time()
+    answer = hand_on(recipe, node_config, run_config, about, said, data)
+    print("TRACE", about, BEGAN, here, time.time(), flush=True)
+    return answer
+
+
+flowerclient.forward = forward
+app = flowerclient.client(Path(__file__).with_name("recipe.yaml"))
+"""
 NETWORKS = {"cnn-small": 64, "ir50": 112}
 """Network -> side of its images."""
 RELAYED = "silo-00"
+SPANS = ("until Flower's process begins", "it imports flwr and the app", "the party's process answers", "the way back")
 
 
 class Silent:
@@ -66,7 +89,11 @@ class Relay:
     def _accept(self) -> None:
         while True:
             near, _ = self._listening.accept()
-            far = socket.create_connection(("127.0.0.1", self._to))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:  # the SuperLink has ended before its node
+                near.close()
+                continue
             for source, sink, way in ((near, far, "up"), (far, near, "down")):
                 threading.Thread(target=self._pass, args=(source, sink, way), daemon=True).start()
 
@@ -97,12 +124,19 @@ def recipe(network: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def exchanges(run: Path) -> list[float]:
-    """Seconds from asking to the last reply, of every round."""
+def exchanges(run: Path) -> list[tuple[float, float]]:
+    """When the server asked and had the last reply, of every round."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     asked = [line["time"] for line in lines if line["event"] == "asks"]
     answered = [line["time"] for line in lines if line["event"] == "answered"]
-    return [end - begin for begin, end in zip(asked, answered, strict=True)]
+    return list(zip(asked, answered, strict=True))
+
+
+def spans(log: str, rounds: list[tuple[float, float]]) -> list[tuple[float, float, float, float]]:
+    """Of every round at a party: the seconds of `SPANS`."""
+    traced = [[float(word) for word in line.split()[2:]] for line in re.findall("^TRACE train.step .*", log, re.M)]
+    whens = [(asked, *seen, answered) for (asked, answered), seen in zip(rounds, traced, strict=True)]
+    return [(b - a, c - b, d - c, e - d) for a, b, c, d, e in whens]
 
 
 def port() -> int:
@@ -110,8 +144,8 @@ def port() -> int:
         return int(listening.getsockname()[1])
 
 
-def over_flower(folder: Path, tree: dict[str, Any], *, alone: bool) -> tuple[list[float], list[float], Relay, Path]:
-    """(seconds of every exchange, seconds of the parties' work in each, what the relay saw, the run)."""
+def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, Relay, Path]:
+    """(the log of the relayed party, its relay, the run) of a run whose nodes import `client`."""
     folder.mkdir()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
     link = port()
@@ -119,8 +153,7 @@ def over_flower(folder: Path, tree: dict[str, Any], *, alone: bool) -> tuple[lis
     about["parties"] = {name: {"role": "trainer"} for name in ("silo-00", "silo-01")}
     (folder / "federation.yaml").write_text(yaml.safe_dump(about))
     kits = provisioning.make(folder / "federation.yaml", folder / "kits", datetime.datetime.now(datetime.UTC))
-    if alone:
-        (kits / "operator" / "project" / "client.py").write_text(ALONE)
+    (kits / "operator" / "project" / "client.py").write_text(client)
     relay = Relay(link)
     start = kits / "parties" / RELAYED / "start.sh"
     start.write_text(start.read_text().replace(f"--superlink 127.0.0.1:{link}", f"--superlink 127.0.0.1:{relay.port}"))
@@ -134,13 +167,11 @@ def over_flower(folder: Path, tree: dict[str, Any], *, alone: bool) -> tuple[lis
             raise SystemExit(f"the run ended as {state}: {here.state_of(number)[1]}; see {kits / 'logs'}")
     finally:
         marked.end(kits)
-    log = loopback.log(kits, RELAYED).read_text()
-    work = [float(seconds) for seconds in re.findall(r"train\.step: answered in ([0-9.]+) s", log)]
-    return exchanges(folder / "runs" / tree["name"]), work, relay, folder / "runs" / tree["name"]
+    return loopback.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"]
 
 
-def median(seconds: list[float]) -> float:
-    return statistics.median(seconds[2:])
+def median(rounds: list[tuple[float, float]]) -> float:
+    return statistics.median(end - begin for begin, end in rounds[2:])
 
 
 def began(code: str) -> float:
@@ -166,20 +197,18 @@ def main() -> int:
             place = Path(kept)
             experiment.run(config.parse(tree), place / "local", Silent(), report=False)
             here = median(exchanges(place / "local"))
-            before = median(over_flower(place / "alone", tree, alone=True)[0])
-            found, work, relay, run = over_flower(place / "stays", tree, alone=False)
-            same = (run / "model/backbone.safetensors").read_bytes() == (
-                place / "local/model/backbone.safetensors"
-            ).read_bytes()
+            before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
+            log, relay, run = over_flower(place / "stays", tree, TRACED)
+            after, parts = median(exchanges(run)), zip(*spans(log, exchanges(run))[2:], strict=True)
+            models = [folder / "model" / "backbone.safetensors" for folder in (run, place / "local")]
+            same = models[0].read_bytes() == models[1].read_bytes()
             party = next(p for p in json.loads((run / "summary.json").read_text())["parties"] if p["name"] == RELAYED)
-        after, inside = median(found), statistics.median(work[2:])
         print(f"{network}, {party['bytes_up'] / given.rounds / 1e6:.1f} MB up a round; same model: {same}")
-        print(f"  local engine                {here:8.2f} s an exchange")
-        print(f"  Flower, each message alone  {before:8.2f} s")
-        print(f"  Flower                      {after:8.2f} s ({before / after:.2f} times as fast), of which")
-        print(f"    the party's own process   {inside:8.2f} s")
-        print(f"    Flower's process begins   {light:8.2f} s")
-        print(f"    polls and transport       {after - inside - light:8.2f} s")
+        print(f"  local engine                      {here:8.2f} s an exchange")
+        print(f"  Flower, each message alone        {before:8.2f} s")
+        print(f"  Flower                            {after:8.2f} s ({before / after:.2f} times as fast); at one party")
+        for what, seconds in zip(SPANS, map(statistics.median, parts), strict=True):
+            print(f"    {what:32}{seconds:8.2f} s")
         for way in ("up", "down"):
             payload, seen = party[f"bytes_{way}"], getattr(relay, way)
             print(f"  {way:4}: {payload:,} bytes of messages, {seen:,} on the wire ({seen / payload:.3f})")

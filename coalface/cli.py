@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coalface import federation_commands, field_commands
+from coalface import federation_commands, field_commands, ledger_commands
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
 from coalface.party_commands import party
@@ -244,6 +244,7 @@ def evaluate(
 
 app.command()(field_commands.ijb)
 app.command()(field_commands.megaface)
+app.command()(ledger_commands.ledger)
 for command in federation_commands.COMMANDS:
     app.command()(command)
 

@@ -33,11 +33,14 @@ from coalface.yamltext import parse_yaml
 
 ADJUSTABLE = ("engine.quorum", "engine.patience")
 """What a resume may change although the result depends on it; the run folder then records the change."""
-FREE = ("data.root", "engine.workers", "engine.window", "engine.save_replies", "engine.checkpoint", "engine.keep")
+FREE = (
+    "data.root",
+    *(f"engine.{key}" for key in ("workers", "window", "save_replies", "checkpoint", "keep", "tensorboard")),
+)
 """Keys that the result does not depend on: a resumed run may change them."""
 
-FEDERATED = ("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error")
-"""Keys of `engine` that are about a run's parties, not about the machine: a pre-training has its own."""
+FEDERATED = ("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error", "tensorboard")
+"""Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
 
 
 class Recipe(Section):

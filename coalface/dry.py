@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coalface import domains, ownworld, pairlists, planning, sources, splits, world
+from coalface import domains, ownworld, pairlists, planning, sources, splits, tracking, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import plays
@@ -29,6 +29,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     """(the trainers of a run, a round's messages among all of its parties, images of a cohort), checked as a run is."""
     world.check_device(recipe)
+    tracking.check(recipe)
     if recipe.pretrain is not None:
         try:
             check_leaves_shared(inner := recipe.pretraining())

@@ -29,6 +29,7 @@ from coalface import (
     personal,
     planning,
     splits,
+    tracking,
     world,
 )
 from coalface.checking import nearest
@@ -128,6 +129,7 @@ def _execute(
     begun = time.perf_counter()
     method = recipe.build_method()
     world.check_device(recipe)
+    tracking.check(recipe)
     ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
     initial, classifier = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None)
     train, held = splits.training_faces(recipe, _packing(view))
@@ -153,6 +155,8 @@ def _execute(
     if test is not None and recipe.judge.personalised is not None:
         _check_served(personal.tested(world.clients(recipe, train), test))
     planned = _planned(recipe, method, here)  # what cannot be run is found before anything is written
+    if recipe.engine.tensorboard:
+        view = tracking.Tracked(view, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
         write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))

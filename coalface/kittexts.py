@@ -109,8 +109,8 @@ PARTY_PAPER = """# The kit of {party}, a {role} of {name}
     ./start.sh            # dials {address}; what follows is passed on to flower-supernode
 
 Needs `coalface[flower]` on the PATH, and the data of the recipe below {data}. What is your own (private state, ledger)
-lies in `home/`, which nobody else may be able to read{encrypted}. Nothing has to be opened in your firewall for connections
-from outside; port {port} is used on this machine alone (another: `./start.sh --port N`).
+lies in `home/`; where others can read it, the party does not take part.{encrypted} Nothing has to be opened in your
+firewall for connections from outside; port {port} is used on this machine alone (another: `./start.sh --port N`).
 
 `party.yaml` says what you are, and where your images lie if the recipe has parties bring their own:
 `coalface party check party.yaml --recipe RECIPE` tells what is found there, before you start and without sending any.
@@ -121,9 +121,10 @@ withdraws it. Compare the SHA-256 of `ca.crt` with what the operator tells you o
 It holds until {until}; you need a new kit before.
 """
 
-ENCRYPTED = """; the private state is encrypted with `node.key`, so a backup of `home/`
-should lie elsewhere than one of the key. Without the key it is lost. With a new kit take `home/` along and run
-`coalface party rekey home --from OLD/node.key --to node.key` before you start"""
+ENCRYPTED = """ The private state is encrypted with
+`node.key`: without the key it is lost, and a backup of `home/` should not lie beside one of the key. With a new kit
+take `home/` along, and before you start run `coalface party rekey home --from OLD/node.key --to node.key`.
+"""
 
 OPERATOR_PAPER = """# The operator's kit of {name}
 

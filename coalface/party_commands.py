@@ -46,4 +46,5 @@ def rekey(
     if old is None and new is None:
         raise typer.BadParameter("say the key that it is encrypted with (--from), the one that it shall be, or both")
     written = sealing.rekey(home, old, new)
-    typer.echo(f"{home}: {written} files were written anew; start the node with {f'key={new}' if new else 'no key'}")
+    done = f"{written} file was" if written == 1 else f"{written} files were"
+    typer.echo(f"{home}: {done} written anew; start the node with {f'key={new}' if new else 'no key'}")

@@ -237,3 +237,5 @@ class Engine(Section):
     quorum: float = Field(0.5, ge=0, le=1)
     patience: int = Field(5, ge=0)
     on_error: Literal["stop", "exclude"] = "stop"
+    tensorboard: bool = False
+    """Also write what `metrics.jsonl` holds as events for TensorBoard, into `tensorboard/` in the run's folder."""

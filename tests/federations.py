@@ -1,23 +1,25 @@
-"""A federation of three parties: as a file with its recipe beside it, and as real processes."""
+"""A federation of a few parties: as a file with its recipe beside it, and as real processes; and what a run left."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from coalface import marked, provisioning
+from coalface import flowerproject, marked, provisioning
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -62,6 +64,19 @@ FACES: dict[str, Any] = {
     "engine": {"threads": 1, "quorum": 0.5, "patience": 5},
 }
 """A recipe whose parties keep private state: class embeddings and their place in the data."""
+SILOS: dict[str, str] = {f"silo-0{i}": "trainer" for i in range(3)}
+"""Its parties, and their roles."""
+
+
+def left(run: Path, homes: Mapping[str, Path]) -> dict[str, str]:
+    """Everything that a run left whose bytes are promised, each file by its SHA-256: model, metrics and evidence from
+    the folder at the server, of each party its ledger and private state from its home; of a run here all are one."""
+    found = {path.relative_to(run): path for path in (run / "model").rglob("*") if path.is_file()}
+    found |= {Path(name): run / name for name in ("metrics.jsonl", "evidence.json")}
+    for party, home in homes.items():
+        mine = [home / "ledger" / f"{party}.jsonl", *(home / "parties" / party).rglob("*")]
+        found |= {path.relative_to(home): path for path in mine if path.is_file()}
+    return {str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(found.items())}
 
 
 @dataclass
@@ -73,14 +88,26 @@ class Standing:
     """The commands that were started."""
 
     @classmethod
-    def made(cls, folder: Path, now: datetime.datetime = NOW, recipe: dict[str, Any] = FACES) -> Standing:
-        """The kits of three silos; nothing is started."""
+    def made(
+        cls,
+        folder: Path,
+        now: datetime.datetime = NOW,
+        recipe: dict[str, Any] = FACES,
+        roles: Mapping[str, str] = SILOS,
+    ) -> Standing:
+        """The kits of parties with their roles; nothing is started."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
-        parties = {f"silo-0{i}": {"role": "trainer"} for i in range(3)}
+        parties = {name: {"role": role} for name, role in roles.items()}
         file = written(folder, name="here", superlink={"hosts": "127.0.0.1", "port": port}, parties=parties)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         return cls(provisioning.make(file, folder / "kits", now))
+
+    def takes(self, recipe: Path) -> Path:
+        """The operator's project is that of another recipe from now on; returns where the recipe lies in it."""
+        project = self.kits / "operator" / "project"
+        shutil.rmtree(project)
+        return flowerproject.new(project, recipe) / "recipe.yaml"
 
     def coalface(self, *words: str) -> subprocess.Popen[str]:
         """A command of its own."""

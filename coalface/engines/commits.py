@@ -65,6 +65,8 @@ class Commit:
                     raise ValueError(f"{there} bytes hold no header of {length}")
                 text = file.read(length)
                 head = json.loads(text)
+                if unknown := head.keys() - {"base", "ledger", "spans", "shards", "sealed"}:
+                    raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
                 mark = file.read(_MARK) if sealed is not None else b""
             spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}

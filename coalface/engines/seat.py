@@ -68,7 +68,7 @@ def _check(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
     try:
         Desk(seat.site, seat.name).check(said["accepted"], whole=said["whole"])
     except (FileNotFoundError, ValueError) as error:
-        log.error("the ledger does not hold: %s", error)
+        log.error("what the party keeps does not hold: %s", error)
         return {"fault": type(error).__name__}, {}
     return {}, {}
 

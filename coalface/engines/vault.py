@@ -45,7 +45,7 @@ class Vault:
     party: str
     key: bytes = field(repr=False)
     id: str
-    """Names the key in a file's header, so that a wrong key is told from a damaged file. It tells nothing of the key."""
+    """Names the key in a file's header, so that a wrong key is told from a damaged file; says nothing of the key."""
 
     @classmethod
     def of(cls, secret: bytes, run: str, party: str) -> Vault:
@@ -63,8 +63,11 @@ class Vault:
         return size + TAG * -(-size // PIECE)
 
     def cipher(self, name: str, header: bytes) -> Cipher:
-        """For the file `name` with this header, which says what `fresh` gave under `sealed`."""
-        salt = bytes.fromhex(json.loads(header)["sealed"]["salt"])
+        """For the file `name` with this header; ValueError where it lacks what `fresh` gave, under `sealed`."""
+        try:
+            salt = bytes.fromhex(json.loads(header)["sealed"]["salt"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"its header does not say {error}") from None
         bound = json.dumps([self.run, self.party, name]).encode() + b"\0" + header
         return Cipher(AESGCM(_derived(self.key, salt, b"coalface commit 1", 32)), bound)
 

@@ -10,15 +10,16 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from coalface.wire import Entry
 
 START = "0" * 64
 _CHAIN = b'"chain": "'
+_LONGEST = 1 << 20  # bytes; no line is nearly as long
 _RESTORE = "Restore the file, or start a new run: a chain that is patched proves nothing."
 
 
@@ -122,10 +123,11 @@ def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> 
         os.close(descriptor)
 
 
-def follow(path: Path) -> Head:
-    """Follow the chain from the start as far as a crash left it: up to a line that is cut off or no text of a line.
+def lines(path: Path) -> Iterator[tuple[Head, dict[str, Any]]]:
+    """Each line with the head after it, from the start as far as a crash left it.
 
-    Raises ValueError naming the first whole line that breaks the chain.
+    That is up to a line that is cut off or no text of a line. Raises ValueError naming the first whole line that breaks
+    the chain.
     """
     head = Head()
     with open(path, "rb") as file:
@@ -135,12 +137,20 @@ def follow(path: Path) -> Head:
                 entry = json.loads(text)
                 holds = text.endswith(f'"chain": "{chain}"}}\n'.encode()) and entry["line"] == head.lines
             except (ValueError, KeyError, TypeError):
-                return head
+                return
             if not text.endswith(b"\n"):
-                return head
+                return
             if not holds:
                 raise ValueError(_breaks(path, head))
             head = Head(head.lines + 1, chain, head.size + len(text))
+            yield head, entry
+
+
+def follow(path: Path) -> Head:
+    """The last head of `lines`, which may raise."""
+    head = Head()
+    for each, _ in lines(path):
+        head = each
     return head
 
 
@@ -150,6 +160,26 @@ def verify(path: Path) -> Head:
     if head.size != path.stat().st_size:
         raise ValueError(_breaks(path, head))
     return head
+
+
+def is_cut_off(path: Path, head: Head) -> bool:
+    """Whether there is text after the last of `lines`: a line that is being written, or was when the power went.
+
+    Raises ValueError where it is a whole line that does not follow, which nobody can have been writing.
+    """
+    with open(path, "rb") as file:
+        file.seek(head.size)
+        text = file.readline(_LONGEST)
+    if text.endswith(b"\n") and not _follows(head, text) or len(text) == _LONGEST:
+        raise ValueError(_breaks(path, head))
+    return bool(text)
+
+
+def _follows(head: Head, text: bytes) -> bool:
+    try:
+        return bool(json.loads(text)["chain"] == _chained(head.chain, text))
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def check_holds(path: Path, head: Head) -> None:

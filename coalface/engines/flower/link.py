@@ -131,7 +131,8 @@ class Link:
             for place, (party, commit) in enumerate(accepted.items())
         }
         faults = {party: said["fault"] for party, said in self._tell(CHECK, asked).items() if "fault" in said}
-        return {p: f"the ledger of {p} does not hold ({kind}); its own log says why" for p, kind in faults.items()}
+        said = "does not hold, its ledger or its private state"
+        return {p: f"what {p} keeps {said} ({kind}); its own log says why" for p, kind in faults.items()}
 
     def close(self) -> None:
         """Nothing of it outlives the run."""

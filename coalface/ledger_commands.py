@@ -1,0 +1,80 @@
+"""The command about what left a party: `coalface ledger`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coalface.data_commands import AsJson
+
+MOST = 32
+"""Ledgers of which each has a line of its own."""
+
+
+def ledger(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger's file, a run's folder, or a party's home.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="A row for each tensor, not for each field.")] = False,
+    head: Annotated[
+        str | None, typer.Option(metavar="HASH", help="A head that was written down: is it still in the chain?")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow the hash chain of what left a party, and say what that was; exit status 1 where it does not hold."""
+    from coalface import outgoing
+    from coalface.data.words import several, shown
+    from coalface.report.console import print_table
+    from coalface.report.runs import size
+
+    if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
+        raise typer.BadParameter(f"{head!r} is no head of a ledger, which has 64 of the digits 0-9a-f")
+    read = outgoing.read(outgoing.files(path), each=tensors, head=head)
+    if as_json:
+        typer.echo(json.dumps(read.as_dict(), indent=1))
+    else:
+        rows = [
+            {
+                **({"run": row["run"]} if len({one.run for one in read.rows}) > 1 else {}),
+                "step": row["step"],
+                "what": shown(row["name"]) + (f" ({row['tensors']})" if row["tensors"] > 1 else ""),
+                "kind": row["kind"],
+                "shape": outgoing.shown_shape(row["shapes"]),
+                "type": ", ".join(row["dtypes"]),
+                "times": f"{row['times']:,}",
+                "bytes": size(row["bytes"]),
+                "rounds": outgoing.shown_rounds(row["rounds"]),
+                "to": row["to"],
+                "protection": row["protection"],
+            }
+            for row in (one.as_dict() for one in read.rows)
+        ]
+        if rows:
+            print_table(rows, numbers={"times", "bytes"})
+        lines = sum(one.lines for one in read.ledgers)
+        typer.echo(
+            f"\n{read.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(read.ledgers), 'ledger')}\n"
+        )
+        for one in read.ledgers[:MOST]:
+            more = "; a last line is cut off: it is being written, or a crash has left it" if one.cut_off else ""
+            typer.echo(f"{shown(one.party)}: {several(one.lines, 'line')}, {one.bytes:,} bytes, head {one.head}{more}")
+        if len(read.ledgers) > MOST:
+            typer.echo(f"… and {len(read.ledgers) - MOST:,} more: --json has them, or name one's file")
+        if head is None and read.ledgers:
+            typer.echo("Write the head down elsewhere: `--head` tells whether what was before it is still as it was")
+    wrong = [one.fault for one in read.ledgers if one.fault]
+    if head is not None:
+        for one in read.ledgers:
+            if one.found is not None and not as_json:
+                typer.echo(f"the head that was given ends line {one.found:,} of {one.lines:,} of {shown(one.party)}")
+        if all(one.found is None for one in read.ledgers):
+            wrong.append(
+                f"{path}: no line ends with the head {head}: lines before it were changed or removed since it was "
+                "written down, or it is of another ledger"
+            )
+    for why in wrong:
+        typer.echo(f"coalface: {why}", err=True)
+    if wrong:
+        raise typer.Exit(1)

@@ -1,0 +1,187 @@
+"""What left a party, by its ledger: which tensors, how often, in how many bytes, in which rounds, to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coalface.checking import RecipeError
+from coalface.engines.cohorts import COHORTS
+from coalface.privacy import ledger
+
+
+class Rounds:
+    """A set of rounds, kept as spans: most come one after the other."""
+
+    def __init__(self) -> None:
+        self._spans: list[list[int]] = []
+
+    def add(self, number: int) -> None:
+        if self._spans and self._spans[-1][0] <= number <= self._spans[-1][1] + 1:
+            self._spans[-1][1] = max(self._spans[-1][1], number)
+        else:
+            self._spans.append([number, number])
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last of each run of consecutive rounds, in order."""
+        found: list[tuple[int, int]] = []
+        for first, last in sorted(self._spans):
+            if found and first <= found[-1][1] + 1:
+                found[-1] = found[-1][0], max(last, found[-1][1])
+            else:
+                found.append((first, last))
+        return found
+
+
+@dataclass
+class Row:
+    """Tensors that left alike: those of one field, or a single one."""
+
+    run: str
+    step: str
+    name: str
+    kind: str
+    to: str
+    protection: str
+    parties: set[str] = field(default_factory=set)
+    """Whose ledgers list it."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """How many times each tensor of it left."""
+    bytes: int = 0
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    dtypes: set[str] = field(default_factory=set)
+    rounds: dict[str, Rounds] = field(default_factory=dict)
+    """By stage."""
+
+    @property
+    def times(self) -> int:
+        """In how many messages it was."""
+        return max(self.sent.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        shapes = sorted(self.shapes)
+        return {
+            "run": self.run,
+            "step": self.step,
+            "name": self.name,
+            "kind": self.kind,
+            "tensors": len(self.sent),
+            "shapes": [list(shape) for shape in shapes],
+            "dtypes": sorted(self.dtypes),
+            "times": self.times,
+            "bytes": self.bytes,
+            "rounds": {stage: [list(span) for span in each.spans()] for stage, each in self.rounds.items()},
+            "to": self.to,
+            "protection": self.protection,
+            "parties": len(self.parties),
+        }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One ledger: how long it is, and where its chain stands."""
+
+    party: str
+    path: str
+    lines: int
+    bytes: int
+    """That its lines say were sent."""
+    head: str
+    cut_off: bool = False
+    """Its last line is not whole: it is being written, or a crash cut it off. It is not counted."""
+    fault: str = ""
+    """Why the chain does not hold, from the line that is named; what is before it is counted."""
+    found: int | None = None
+    """The line that ends with the hash that was looked for; 0 where that is of an empty ledger."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What several ledgers say."""
+
+    ledgers: tuple[Kept, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.ledgers)
+
+    def as_dict(self) -> dict[str, Any]:
+        kept = [asdict(one) for one in self.ledgers]
+        return {"ledgers": kept, "bytes": self.bytes, "left": [row.as_dict() for row in self.rows]}
+
+
+def files(path: Path) -> list[Path]:
+    """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
+    if path.is_file():
+        return [path]
+    found = [path / f"{COHORTS}.jsonl"] if (path / f"{COHORTS}.jsonl").exists() else []
+    found += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
+    if not found:
+        raise RecipeError(
+            f"{path} has no ledger: name a run's folder, a party's home, or a ledger's file. A party's ledger lies at "
+            "that party, below its home"
+        )
+    return found
+
+
+def read(paths: Iterable[Path], *, each: bool = False, head: str | None = None) -> Outgoing:
+    """Follow the chains of ledgers, line by line, and sum up what they list; with `each`, tensor by tensor.
+
+    `head` is a hash that was written down: `Kept.found` then says at which line a ledger has it.
+    """
+    rows: dict[tuple[str, ...], Row] = {}
+    return Outgoing(tuple(_read(path, rows, each, head) for path in paths), tuple(rows.values()))
+
+
+def _read(path: Path, rows: dict[tuple[str, ...], Row], each: bool, wanted: str | None) -> Kept:
+    at, total, fault, cut_off = ledger.Head(), 0, "", False
+    found = 0 if wanted == ledger.START else None
+    try:
+        for at, line in ledger.lines(path):
+            total += _add(rows, path.stem, line, each)
+            if at.chain == wanted:
+                found = at.lines
+        cut_off = ledger.is_cut_off(path, at)
+    except ValueError as error:
+        fault = str(error)
+    return Kept(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, found)
+
+
+def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], each: bool) -> int:
+    """Count a line in its row; returns its bytes. Raises ValueError where it lacks what a line must say."""
+    try:
+        name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
+        shown = f"{above}/*" if below and not each else name
+        run, step, kind, to, protection = (str(line[what]) for what in ("run", "step", "kind", "to", "protection"))
+        key = (run, step, shown, kind, to, protection)
+        if (row := rows.get(key)) is None:
+            row = rows[key] = Row(run, step, shown, kind, to, protection)
+        row.parties.add(party)
+        row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a line of a cohort is of many parties
+        row.bytes += int(line["bytes"])
+        row.shapes.add(tuple(line["shape"]))
+        row.dtypes.add(str(line["dtype"]))
+        row.rounds.setdefault(str(line["stage"]), Rounds()).add(int(line["round"]))
+        return int(line["bytes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
+
+
+def shown_shape(shapes: Sequence[Sequence[int]]) -> str:
+    """Of one tensor its shape, of several how different they are."""
+    if len(shapes) != 1:
+        return f"{len(shapes)} shapes"
+    return "×".join(map(str, shapes[0])) or "–"
+
+
+def shown_rounds(rounds: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """Rounds by stage, such as `train 1–5, 7`."""
+    stages = []
+    for stage, spans in rounds.items():
+        words = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans]
+        more = f", … {words[-1]}" if len(words) > 6 else ""
+        stages.append(f"{stage} {', '.join(words[:5] if more else words)}{more}")
+    return "; ".join(stages)

@@ -1,0 +1,144 @@
+"""Every registered method over one standing federation of real processes over TLS: the bytes of a run here.
+
+The nodes stand for all of them, so parties are called alike whatever the method: `shares` gives silos and clients of
+one identity the names that methods for two domains, or pooled ones, give their parties. A node that a method has no
+party for is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinydomains
+import yaml
+from federations import Standing, left
+from tinyruns import Silent
+
+from coalface import config, experiment
+from coalface.methods import METHODS
+
+ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clinic": "validator"}
+"""All parties of all methods."""
+
+SILOS: dict[str, Any] = {
+    "name": "silos",
+    "method": "fedavg",
+    "rounds": 2,
+    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "data": {
+        "size": 32,
+        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "partition": {"kind": "shares", "shares": {"source": 1, "target-00": 1}},
+        "hold_out": 4,
+    },
+    "validators": {"clinic": {"identities": 4, "pairs": 10}},
+    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
+    "engine": {"threads": 1},
+}
+"""Two silos of two identities each, whom a validator judges."""
+
+PRETRAINED: dict[str, Any] = {
+    **{key: value for key, value in SILOS.items() if key != "validators"},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 8, "lr": 0.02}},
+}
+"""The server begins with a model of public identities."""
+
+CLIENTS = config.merged(
+    PRETRAINED,
+    {
+        "name": "clients",
+        "method": "fedface",
+        "data": {"private": {"identities": 3}, "partition": {"shares": {"source": 1, "target-00": 1, "pooled": 1}}},
+        "methods": {"fedfv": {"sample": 1, "equivalents": 5}, "feduv": {"sample": None, "length": 127}},
+    },
+)
+"""Three clients of one identity."""
+
+JOINT = config.merged(
+    PRETRAINED,
+    {
+        "name": "joint",
+        "method": "fedfr-joint",
+        "data": {"source": {"images": 5}, "private": {"identities": 4}, "test": {"images": 2}},
+        "methods": {"fedfr-joint": {"threshold": 0.5}},
+        "judge": {"personalised": {"fars": [0.1], "fpirs": [0.25]}},
+    },
+)
+"""Two clients of two identities each, who hold the public identities' images as well."""
+
+DOMAINS = config.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
+"""A source and one target."""
+
+ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
+PERSONAL = ("fedfr-joint", "finetune", "kd", "fedface-multi")
+ACROSS_SILOS = (
+    *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
+    *("solo", "centralized"),
+)
+RECIPES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(ACROSS_SILOS, SILOS),
+    **dict.fromkeys(ONE_IDENTITY, CLIENTS),
+    **dict.fromkeys(PERSONAL, JOINT),
+    **dict.fromkeys(tinydomains.METHODS, DOMAINS),
+}
+"""Method -> the recipe that it is run by."""
+
+STAYS = {"solo": "each party has a model of its own, which the laboratory's judge sees here and no server elsewhere"}
+"""Methods that leave no model at the server, and why; all else of them is compared."""
+
+
+def test_every_method_is_run() -> None:
+    """A new one takes a line above."""
+    assert set(RECIPES) == set(METHODS) and STAYS.keys() <= set(METHODS)
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """Four nodes that stand ready for any of the recipes."""
+    made = Standing.made(tmp_path_factory.mktemp("standing"), recipe=SILOS, roles=ROLES)
+    try:
+        code, said = made.ended(made.up("--no-run"))
+        assert code == 0, said
+        yield made
+    finally:
+        made.leave()
+        code, said = made.ended(made.coalface("down", str(made.kits)))
+        assert code == 0, said
+    assert not made.processes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: Standing, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPES[method]))
+    recipe = standing.takes(tmp_path / "recipe.yaml")
+    running = standing.up("--run-config", f'name="{method}" method="{method}"')
+    changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
+    here = experiment.run(config.load(recipe, changes), tmp_path / "here", Silent(), report=False)
+    code, said = standing.ended(running)
+    assert code == 0, said
+    there, homes = standing.run(method), {party: standing.home(party, method) for party in ROLES}
+    assert (there / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
+    ours, theirs = left(here, dict.fromkeys(ROLES, here)), left(there, homes)
+    asked = {party["name"] for party in summary(here)["parties"] if party["rounds"]}  # a method may sample them
+    assert asked and {name.split("/")[1] for name in ours if name.startswith("parties/")} == asked
+    assert all(f"ledger/{party}.jsonl" in ours for party in asked)
+    if method in STAYS:  # what is judged and given on
+        assert not [name for name in theirs if name.endswith(".safetensors")]
+        of_models = {name for name in ours if name.startswith("model/")} | {"evidence.json"}
+        ours, theirs = ({name: found[name] for name in found.keys() - of_models} for found in (ours, theirs))
+    assert theirs == ours
+    assert summary(there)["ledger"]["checked"] == summary(here)["ledger"]["checked"]
+    if "personalised" in RECIPES[method]["judge"]:  # by everybody's models; of a client's own nothing leaves it
+        ours, theirs = summary(here)["personalised"], summary(there)["personalised"]
+        assert theirs["start"] and theirs["shared"] and theirs.keys().isdisjoint({"own", "branch"})
+        assert all(theirs[kind] == ours[kind] for kind in ("start", "shared"))
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found

@@ -1,0 +1,166 @@
+"""`coalface ledger`: what left a party, whether the chain holds, and whether a head that was written down is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from typer.testing import CliRunner
+
+from coalface import outgoing
+from coalface.checking import RecipeError
+from coalface.cli import app
+from coalface.privacy import ledger
+from coalface.wire import Entry
+
+
+@dataclass(frozen=True)
+class Message:
+    entries: tuple[Entry, ...]
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return tuple(f"{place:064x}" for place, _ in enumerate(self.entries))
+
+
+HEADER = Entry("header", "header", (), "JSON", 100)
+MODEL = Message(
+    (HEADER, Entry("backbone/a", "tensor", (3, 2), "F32", 24), Entry("backbone/b", "tensor", (5,), "F16", 10))
+)
+CENTRE = Message((HEADER, Entry("centre", "tensor", (4,), "F32", 16)))
+
+
+def wrote(path: Path, sent: Iterable[tuple[Message, str, int]], **more: Any) -> Path:
+    """A ledger of some messages: what, at which stage, in which round."""
+    head = ledger.Head()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    for message, stage, number in sent:
+        step = "train" if message is MODEL else "look"
+        about = {"run": "faces", "stage": stage, "round": number, "call": 1, "step": step, "to": "server"}
+        lines = ledger.lines_for(message, {**about, "protection": "none", **more}, head)
+        ledger.append(path, lines, head)
+        head = head.after(lines)
+    return path
+
+
+def told(*words: object) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["ledger", *map(str, words)])
+    return found.exit_code, found.output
+
+
+def by_name(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    return {f"{row.step} {row.name}": row.as_dict() for row in outgoing.read(outgoing.files(path), **options).rows}
+
+
+ROUNDS = [(MODEL, "train", n) for n in (1, 2, 3, 5, 6, 3)] + [(CENTRE, "last", 1)]  # a resume has sent 3 again
+
+
+def test_what_left_is_counted_by_step_and_field(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "silo.jsonl", ROUNDS)
+    rows = by_name(path)
+    assert {name: (row["tensors"], row["times"], row["bytes"]) for name, row in rows.items()} == {
+        "train header": (1, 6, 600),
+        "train backbone/*": (2, 6, 6 * 34),
+        "look header": (1, 1, 100),
+        "look centre": (1, 1, 16),
+    }
+    model = rows["train backbone/*"]
+    assert model["shapes"] == [[3, 2], [5]] and model["dtypes"] == ["F16", "F32"]
+    assert model["rounds"] == {"train": [[1, 3], [5, 6]]} and rows["look centre"]["rounds"] == {"last": [[1, 1]]}
+    each = by_name(path, each=True)
+    assert each["train backbone/b"]["bytes"] == 60 and each["train backbone/b"]["shapes"] == [[5]]
+    code, text = told(path)
+    assert code == 0 and "backbone/* (2)" in text and "train 1–3, 5–6" in text and "3×2" not in text
+    assert "3×2" in told(path, "--tensors")[1]
+    (kept,) = outgoing.read([path]).ledgers
+    assert kept.bytes == sum(row["bytes"] for row in rows.values()) == 920 and f"head {kept.head}" in text
+
+
+def test_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
+    method, build = worlds.recipe("fedavg")
+    worlds.run(method, tmp_path, build)
+    lines = [json.loads(text) for path in tmp_path.glob("ledger/*") for text in path.read_text().splitlines()]
+    code, text = told(tmp_path, "--json")
+    found = json.loads(text)
+    assert code == 0 and found["bytes"] == sum(line["bytes"] for line in lines) == sum(
+        r["bytes"] for r in found["left"]
+    )
+    metrics = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert found["bytes"] == sum(record["bytes_up"] for record in metrics)
+    assert {one["party"] for one in found["ledgers"]} == {path.stem for path in tmp_path.glob("ledger/*")}
+    assert {row["parties"] for row in found["left"]} == {len(found["ledgers"])}
+
+
+def test_a_partys_home_has_the_ledgers_of_all_its_runs(tmp_path: Path) -> None:
+    wrote(tmp_path / "home" / "one" / "ledger" / "silo.jsonl", ROUNDS[:2], run="one")
+    wrote(tmp_path / "home" / "two" / "ledger" / "silo.jsonl", ROUNDS[:1], run="two")
+    code, text = told(tmp_path / "home")
+    assert code == 0 and "one" in text and "two" in text and "402 bytes left, in 9 lines of 2 ledgers" in text
+    with pytest.raises(RecipeError, match="has no ledger: name a run's folder, a party's home, or a ledger's file"):
+        outgoing.files(tmp_path)
+
+
+def test_a_cohorts_lines_count_for_all_its_parties(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "cohorts.jsonl", ROUNDS[:1], parties=40)
+    assert outgoing.files(tmp_path) == [path] and by_name(path)["train backbone/*"]["times"] == 40
+
+
+def test_a_head_that_was_written_down_is_found_or_not(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "silo.jsonl", ROUNDS[:2])
+    early = outgoing.read([path]).ledgers[0].head
+    wrote(path.with_name("longer.jsonl"), ROUNDS)
+    path.write_bytes(path.with_name("longer.jsonl").read_bytes())  # it went on
+    code, text = told(path, "--head", early)
+    assert code == 0 and "the head that was given ends line 6 of 20 of silo" in text
+    assert told(path, "--head", ledger.START)[0] == 0  # nothing had left yet
+    forged = wrote(tmp_path / "forged.jsonl", ROUNDS[1:])  # a chain that holds, and is another
+    code, text = told(forged, "--head", early)
+    assert code == 1 and f"no line ends with the head {early}: lines before it were changed or removed" in text
+    code, text = told(path, "--head", "abc")
+    assert code == 2 and "64" in text
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_chain_that_breaks_is_told_with_its_line(as_json: bool, tmp_path: Path) -> None:
+    path = wrote(tmp_path / "silo.jsonl", ROUNDS)
+    good = path.read_bytes().splitlines(keepends=True)
+    for lines, where in (
+        ([*good[:4], good[4].replace(b'"bytes": 24', b'"bytes": 25'), *good[5:]], 5),
+        ([*good[:4], *good[5:]], 5),
+        ([*good[:4], b"nonsense\n", *good[4:]], 5),
+        ([*good, b"{}\n"], 21),
+    ):
+        path.write_bytes(b"".join(lines))
+        code, text = told(path, *["--json"] * as_json)
+        assert code == 1 and f"line {where}: the hash chain breaks here" in text
+        assert f'"lines": {where - 1}' in text or f"silo: {where - 1} lines" in text
+
+
+def test_a_line_that_is_being_written_is_not_counted(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "silo.jsonl", ROUNDS)
+    for torn in (b'{"line": 20, "run"', bytes(30)):
+        path.write_bytes((whole := path.read_bytes()) + torn)
+        code, text = told(path)
+        assert code == 0 and "silo: 20 lines" in text and "a last line is cut off" in text
+        path.write_bytes(whole)
+
+
+def test_a_line_that_was_finished_meanwhile_is_no_break(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "silo.jsonl", ROUNDS)
+    heads = [head for head, _ in ledger.lines(path)]
+    assert ledger.is_cut_off(path, heads[-2]) and not ledger.is_cut_off(path, heads[-1])
+
+
+def test_many_rounds_take_little_memory_and_are_shown_short() -> None:
+    rounds = outgoing.Rounds()
+    for number in (*range(1, 5000), 7, *range(5000, 9000), 9500, 9400):
+        rounds.add(number)
+    assert rounds.spans() == [(1, 8999), (9400, 9400), (9500, 9500)]
+    every = outgoing.shown_rounds({"train": [[n, n + 1] for n in range(0, 90, 3)]})
+    assert every == "train 0–1, 3–4, 6–7, 9–10, 12–13, … 87–88"

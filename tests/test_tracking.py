@@ -1,0 +1,125 @@
+"""TensorBoard's events, read back by its own reader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+from tinyruns import Silent, tiny
+
+from coalface import config, dry, experiment, tracking
+from coalface.config import RecipeError
+from coalface.engines import server
+
+pytest.importorskip("tensorboard")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+
+WANTED = {"engine": {"tensorboard": True}}
+
+
+def read(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> (step, value) of each event, as TensorBoard finds them in a run's folder."""
+    found = EventAccumulator(str(run / tracking.FOLDER)).Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(values: Callable[[dict[str, Any]], float], run: Path) -> list[tuple[int, Any]]:
+    return [(place, pytest.approx(values(record))) for place, record in enumerate(metrics(run), 1)]
+
+
+def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
+    run = tinyruns.run(tmp_path / "run", **config.merged(WANTED, {"judge": {"every": 1}}))
+    found = read(run)
+    assert found["loss"] == steps(lambda r: r["loss"], run)
+    assert found["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
+    assert found["bytes/up"] == steps(lambda r: r["bytes_up"], run)
+    assert found["bytes/down"] == steps(lambda r: r["bytes_down"], run)
+    assert found["parties/arrived"] == [(1, 2.0), (2, 2.0)] and found["parties/failed"] == [(1, 0.0), (2, 0.0)]
+    assert found["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
+    assert [step for step, seconds in found["seconds/round"] if seconds > 0] == [1, 2]
+    plain = tinyruns.run(tmp_path / "plain", judge={"every": 1})
+    assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert not (plain / tracking.FOLDER).exists()
+
+
+class Stop(Exception):
+    """A run that is stopped."""
+
+
+def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = tmp_path / "run", server.Server._write_line
+
+    def stops(self: Any, name: str, record: Any) -> None:
+        real(self, name, record)
+        if name == "metrics.jsonl" and record["round"] == 3:  # after round 3 was written, before its checkpoint
+            raise Stop
+
+    monkeypatch.setattr(server.Server, "_write_line", stops)
+    with pytest.raises(Stop):
+        tinyruns.run(out, rounds=4, **WANTED)
+    monkeypatch.undo()
+    before = read(out)
+    assert [step for step, _ in before["loss"]] == [1, 2]
+    view = Silent()
+    experiment.resume(out, view)
+    found = read(out)
+    assert found["loss"] == steps(lambda r: r["loss"], out) and len(found["loss"]) == 4
+    assert found["seconds/round"][:2] == before["seconds/round"] and len(found["seconds/round"]) == 4
+    figures = json.loads((out / "summary.json").read_text())["figures"]["unseen"]
+    assert found["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
+    assert view.started and view.rounds and view.finished == [out]
+    assert len(list((out / tracking.FOLDER).iterdir())) == 1
+    experiment.resume(out, Silent())  # a finished run is judged again
+    assert read(out) == found
+
+
+def test_a_run_that_was_begun_without_has_all_its_rounds_once_it_is_wanted(fedavg_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
+    experiment.resume(run, Silent(), ("engine.tensorboard=true",))
+    assert read(run)["loss"] == steps(lambda r: r["loss"], run)
+
+
+def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path) -> None:
+    changes = {"engine": {"tensorboard": True, "quorum": 1.0, "patience": 9}, "trouble": {"dropout": 0.3}}
+    run = tinyruns.run(tmp_path / "run", rounds=5, seed=3, **changes)
+    found = read(run)
+    assert found["parties/failed"] == steps(lambda r: len(r["failed"]), run)
+    assert {count for _, count in found["parties/failed"]} > {0}
+    assert found["parties/round abandoned"] == steps(lambda r: float(r["abandoned"]), run)
+
+
+def test_a_run_over_flower_has_the_events_of_one_here(tmp_path: Path) -> None:
+    from test_flowerapp import run as over_flower
+
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **WANTED)
+    over_flower(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))
+    tinyruns.run(tmp_path / "here", **WANTED)
+    there, here = read(tmp_path / "there"), read(tmp_path / "here")
+    clocks = {"seconds/round", "seconds/checkpoint"}
+    assert there.keys() == here.keys() > clocks
+    assert all(there[tag] == here[tag] for tag in here.keys() - clocks)
+
+
+def test_the_settings_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    recipe = tiny(**WANTED)
+    for act in (lambda: experiment.run(recipe, tmp_path / "run", Silent()), lambda: dry.check(recipe)):
+        with pytest.raises(RecipeError, match=r"is not installed: pip install 'coalface\[tracking\]', or leave"):
+            act()
+    assert not (tmp_path / "run").exists()
+    dry.check(tiny())
+
+
+def test_a_pre_training_writes_none(tmp_path: Path) -> None:
+    recipe = tiny(**config.merged(WANTED, {"pretrain": {"method": "centralized", "rounds": 1}}))
+    assert recipe.engine.tensorboard and not recipe.pretraining().engine.tensorboard
