@@ -230,6 +230,28 @@ def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:
     assert len(run(method, tmp_path, build, transport=transport).server.at.tallies) == 3
 
 
+@pytest.mark.parametrize("failing", ["get_nodes", "push_messages", "pull_messages"])
+def test_a_superlink_that_fails_is_asked_again_and_not_for_ever(
+    failing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, build = recipe("fedavg")
+    here = run(method, tmp_path / "local", build).bytes()
+    right, calls = getattr(InProcessGrid, failing), [0]
+
+    def fails(self: InProcessGrid, *given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 4:
+            raise OSError("500 Internal Server Error")
+        return right(self, *given)
+
+    monkeypatch.setattr(InProcessGrid, failing, fails)
+    assert run(method, tmp_path / "flower", build, transport=over_flower()).bytes() == here
+    assert "the SuperLink failed (OSError: 500 Internal Server Error): it is asked again" in caplog.text
+    monkeypatch.setattr(InProcessGrid, failing, lambda self, *given: 1 / 0)
+    with pytest.raises(RunFailed, match="the SuperLink failed 10 times .*The run goes on from its last checkpoint"):
+        run(method, tmp_path / "never", build, transport=over_flower())
+
+
 def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:
     """Nothing is unpickled at either end: a record holds JSON, or the bytes of an encoding."""
     grids: list[InProcessGrid] = []

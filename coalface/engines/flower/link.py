@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
@@ -23,6 +23,10 @@ from coalface.engines.transport import Member, Reply, RunFailed
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+TRIES = 10
+"""How often a call of the SuperLink is tried, before the run ends."""
 AGAIN = 30.0
 """Seconds after which a node is asked again that could not say who it is."""
 Answered = tuple[dict[str, Any], dict[str, bytes]]
@@ -141,7 +145,7 @@ class Link:
 
     def _look(self) -> None:
         """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
-        keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        keys = {node.node_id: node.public_key for node in self._tried(self._grid.get_nodes)}
         now = time.monotonic()
         self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
         self._joining = {message: node for message, node in self._joining.items() if node in keys}
@@ -208,7 +212,25 @@ class Link:
 
     def _push(self, about: str, node: int, content: RecordDict) -> str:
         message = Message(content, node, about, ttl=4 * self._patience.step)
-        return next(iter(self._grid.push_messages([message])))
+        return next(iter(self._tried(lambda: self._grid.push_messages([message]))))
+
+    def _tried(self, call: Callable[[], T]) -> T:
+        """What the SuperLink says; where it fails it is asked again, as one that is busy does better in a moment.
+
+        A message that is sent twice by this trains once. Raises RunFailed after `TRIES`.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                return call()
+            except Exception as error:  # of whatever Flower speaks by
+                if not left:
+                    raise RunFailed(
+                        f"the SuperLink failed {TRIES} times ({type(error).__name__}: {error}); its log says why. The "
+                        "run goes on from its last checkpoint when it is started again"
+                    ) from error
+                log.warning("the SuperLink failed (%s: %s): it is asked again", type(error).__name__, error)
+                time.sleep(5 * self._patience.poll)
+        raise AssertionError
 
     def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answered]:
         """The replies that come before `ends`."""
@@ -225,7 +247,8 @@ class Link:
         A node of somebody else's may say anything: what is no answer of ours is taken as a failure.
         """
         found: dict[str, Answered] = {}
-        for reply in self._grid.pull_messages([*messages, *self._late]) if messages or self._late else ():
+        wanted = [*messages, *self._late]
+        for reply in self._tried(lambda: self._grid.pull_messages(wanted)) if wanted else ():
             answered = reply.metadata.reply_to_message_id
             if answered in self._late:
                 party = self._late.pop(answered)
