@@ -29,6 +29,7 @@ from coalface import (
     personal,
     planning,
     splits,
+    summing,
     tracking,
     world,
 )
@@ -36,15 +37,12 @@ from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, Tensors
 from coalface.data.pack import default_cache
-from coalface.engines.cohorts import COHORTS
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
-from coalface.engines.server import READ, Server
+from coalface.engines.server import Server
 from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
-from coalface.learn.spreadout import cosine_histogram, mean_cosine
 from coalface.owned import OWN
-from coalface.privacy import ledger
 from coalface.report import page, runs
 
 
@@ -200,9 +198,9 @@ def _execute(
         modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
-    summary = _summary(recipe, method, server, planned, judge, figures, untrained) | summary
+    summary = summing.of_run(recipe, method, server, planned, judge, figures, untrained) | summary
     if models.class_embeddings:
-        summary["class_embeddings"] = _class_embeddings(torch.cat(list(models.class_embeddings.values())))
+        summary["class_embeddings"] = summing.class_embeddings(torch.cat(list(models.class_embeddings.values())))
     if found:
         summary["clusters"] = found
     if used and here.public is not None:
@@ -213,7 +211,7 @@ def _execute(
         view.note(f"{recipe.name}: data.test: the test images are the parties' own, so nobody is verified on them")
     elif test is not None and "personalised" not in summary:
         view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
-    summary["ledger"] = _ledger(out, list(server.at.tallies), faults)
+    summary["ledger"] = summing.ledgers(out, list(server.at.tallies), faults)
     for fault in faults.values():
         view.note(fault)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
@@ -360,70 +358,3 @@ def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
             view.note(f"another process is pre-training in {place}; waiting for its model")
             fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
         yield
-
-
-def _summary(
-    recipe: Recipe,
-    method: Method,
-    server: Server,
-    planned: planning.Plan,
-    judge: Judge,
-    figures: judging.Figures,
-    untrained: judging.Figures,
-) -> dict[str, Any]:
-    members = server.transport.members
-    parties = [
-        {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
-        for n, tally in server.at.tallies.items()
-    ]
-    return {
-        "name": recipe.name,
-        "method": recipe.method,
-        "setting": method.setting,
-        "pooled": method.pooled,
-        "seed": recipe.seed,
-        "rounds": sum(stage.rounds for stage in method.stages()),
-        "parties": parties,
-        "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
-        "figures": figures,
-        "untrained": untrained,
-        "curves": judge.curves(),
-        "numerics": vars(server.numerics),
-        "messages": planning.as_dicts(planned.sent),
-        "stays": list(planned.stays),
-    }
-
-
-def _class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
-    """How close the class embeddings that the server knows are to each other: cosines of all their pairs."""
-    if len(rows) < 2:
-        return {}
-    found = cosine_histogram(rows)
-    about = {"count": len(rows), "mean": mean_cosine(rows)}
-    return about | {"edges": found.edges.tolist(), "pairs": found.pairs.tolist()}
-
-
-def _ledger(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
-    lines, heads, total = 0, {}, 0
-    distinct: dict[tuple[Any, ...], int] = {}
-    for place, party in enumerate([COHORTS, *parties]):
-        path = out / f"{COHORTS}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"
-        if party in faults:
-            continue
-        head = ledger.read_head(path)
-        lines += head.lines
-        if head.lines:
-            heads[party] = head.chain
-        if place <= READ and path.exists():
-            with open(path, encoding="utf-8") as file:
-                for text in file:
-                    line, count = json.loads(text), 1
-                    total += line["bytes"]
-                    if place == 0:  # of so many parties at once; their headers differ by a few bytes
-                        count = line["parties"]
-                    key = (line["name"], line["kind"], tuple(line["shape"]), line["dtype"], line["bytes"] // count)
-                    distinct[key] = distinct.get(key, 0) + count
-    names = ("name", "kind", "shape", "dtype", "bytes")
-    tensors = [{**dict(zip(names, key, strict=True)), "count": count} for key, count in distinct.items()]
-    checked = {"heads": len(parties), "whole": min(READ, len(parties)), "faults": faults}
-    return {"lines": lines, "bytes": total, "tensors": tensors, "head": heads, "checked": checked}

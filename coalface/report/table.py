@@ -253,6 +253,7 @@ OF_KIND: tuple[dict[str, set[str]], ...] = (
         "rec": {"path"},
         "pack": {"path"},
         "joined": {"parts"},
+        "own": {"parties", "parts"},
     },
     {
         "equal": {"parties"},
