@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,8 +55,14 @@ class View(Protocol):
     def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
 
-Carrier = Callable[[Setup, World], Transport]
-"""Makes the transport of a run, where its parties are elsewhere."""
+class Carrier(Protocol):
+    """Makes the transport of a run, where its parties are elsewhere."""
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """How the run was asked for: its run-config, by which it can be gone on with."""
+
+    def __call__(self, setup: Setup, here: World) -> Transport: ...
 
 
 def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: Carrier | None = None) -> Path:
@@ -83,8 +89,8 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
         )
     if carrier is None and following.is_elsewhere(out):
         raise RecipeError(
-            f"{out}: the parties of this run are at nodes of their own: go on by `coalface up KITS` where all of it is "
-            "on this machine, else by the operator's `run.sh` with the same run-config"
+            f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by the "
+            "operator's `run.sh` with the same run-config"
         )
     recipe, before = config.load(out / "config.yaml", changes), config.load(out / "config.yaml")
     begun, now = (runs.flatten(r.essence()) for r in (before, recipe))
@@ -161,7 +167,7 @@ def _execute(
     with alone(out), _transport(recipe, setup, here, carrier) as transport:
         if adjusted:
             _adjust(out, recipe, adjusted)
-        following.began(out, transport.members, elsewhere=carrier is not None)
+        following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         untrained = judge.models([first])
         server = Server(
             method,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,26 @@ def server(recipe: Path) -> Any:
         patience = link.Patience(
             join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
         )
-
-        def carrier(setup: Setup, here: World) -> link.Link:
-            roles = {name: member.role for name, member in here.members().items()}
-            return link.Link(grid, roles, patience, keys=keys(list(roles)))
-
+        carrier = Nodes(grid, patience, run_config)
         if (out / "config.yaml").exists():
             experiment.resume(out, Progress(), carrier=carrier)
         else:
             experiment.run(made, out, Progress(), carrier=carrier)
 
     return link.server_app(serve)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Makes a run's transport of the nodes of a grid; see `coalface.experiment.Carrier`."""
+
+    grid: Any
+    patience: link.Patience
+    asked: Mapping[str, Any]
+
+    def __call__(self, setup: Setup, here: World) -> link.Link:
+        roles = {name: member.role for name, member in here.members().items()}
+        return link.Link(self.grid, roles, self.patience, keys=keys(list(roles)))
 
 
 def keys(parties: Sequence[str]) -> dict[str, bytes] | None:

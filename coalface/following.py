@@ -69,9 +69,14 @@ class Status:
         return asdict(self)
 
 
-def began(out: Path, members: Mapping[str, Member], *, elsewhere: bool) -> None:
-    """Note in a run's events that it begins or goes on, and who takes part; of more than `FEW`, how many."""
-    about: dict[str, Any] = {"event": "begins", "time": time.time(), "elsewhere": elsewhere}
+def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] | None) -> None:
+    """Note in a run's events that it begins or goes on, and who takes part; of more than `FEW`, how many.
+
+    `asked` is the run-config of a run whose parties are elsewhere, None of any other.
+    """
+    about: dict[str, Any] = {"event": "begins", "time": time.time(), "elsewhere": asked is not None}
+    if asked is not None:
+        about["run_config"] = dict(asked)
     if kits := os.environ.get(marked.KITS):
         about["kits"] = kits
     if len(members) <= FEW:
@@ -82,11 +87,26 @@ def began(out: Path, members: Mapping[str, Member], *, elsewhere: bool) -> None:
 
 def is_elsewhere(out: Path) -> bool:
     """Whether the parties of a run are nodes of their own."""
+    return bool(_begins(out).get("elsewhere"))
+
+
+def brought_up(out: Path) -> tuple[Path, dict[str, Any]] | None:
+    """(the kits, the run-config) of a run that `coalface up` has started from kits which are on this machine."""
+    begins = _begins(out)
+    kits = Path(begins.get("kits", ""))
+    return (kits, mapping(begins.get("run_config"))) if (kits / "federation.yaml").is_file() else None
+
+
+def _begins(out: Path) -> dict[str, Any]:
+    """What was noted when a run began or went on the last time."""
     path = out / "events.jsonl"
-    if not path.exists():
-        return False
-    with open(path, encoding="utf-8") as file:
-        return any('"elsewhere": true' in line for line in file if '"event": "begins"' in line)
+    found: dict[str, Any] = {}
+    if path.exists():
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if '"event": "begins"' in line and line.endswith("\n"):
+                    found = json.loads(line)
+    return found
 
 
 def status(out: Path) -> Status:

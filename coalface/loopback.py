@@ -19,12 +19,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coalface import config, federation, marked
+from coalface import config, federation, flowerproject, marked
 from coalface.config import RecipeError
 from coalface.federation import Federation
 from coalface.judging import write_json
@@ -292,6 +293,14 @@ def kept(kits: Path) -> Federation:
     if not (kits / "federation.yaml").is_file():
         raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")
     return federation.read(kits / "federation.yaml")
+
+
+def changed(kits: Path, run_config: Mapping[str, Any]) -> str | None:
+    """What a run-config changes of the values that the kits' project has, as `--run-config` takes it; None: nothing."""
+    about = tomllib.loads((kits / "operator" / "project" / "pyproject.toml").read_text(encoding="utf-8"))
+    usual = dict(flowerproject.leaves(about["tool"]["flwr"]["app"]["config"]))
+    words = [f"{key}={json.dumps(value)}" for key, value in run_config.items() if usual.get(key) != value]
+    return " ".join(words) or None
 
 
 def check_party(kits: Path, party: str | None) -> None:

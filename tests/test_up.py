@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from federations import NOW, Standing, written
+from flwr.common.config import parse_config_args
 from tinyruns import run
 from typer.testing import CliRunner
 
@@ -164,11 +165,26 @@ def test_a_run_whose_parties_are_elsewhere_is_not_resumed_here_and_says_where_lo
     far = Path(shutil.copytree(ran, tmp_path / "far"))
     code, text = said("logs", ran)
     assert code == 1 and "were played by the run's own process" in text
-    following.began(far, {}, elsewhere=True)
+    following.began(far, {}, asked={"rounds": 2})
     code, text = said("resume", far, "--quiet")
-    assert code == 1 and "go on by `coalface up KITS`" in text
+    assert code == 1 and "go on by the operator's `run.sh`" in text
     code, text = said("logs", far, "--party", "silo-00")
     assert code == 1 and "silo-00's log is what its start.sh prints, on its machine" in text
+
+
+def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
+    ran: Path, here: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = Path(shutil.copytree(ran, tmp_path / "far"))
+    monkeypatch.setenv(marked.KITS, str(here.kits))
+    usual = {"rounds": 2, "local.lr": 0.02, "name": "faces", "step-seconds": 3600}
+    following.began(far, {}, asked={**usual, "rounds": 5, "name": "my faces", "local.lr": 1e-5})
+    brought = following.brought_up(far)
+    assert brought is not None and brought[0] == here.kits
+    text = loopback.changed(*brought)
+    assert parse_config_args([text]) == {"rounds": 5, "name": "my faces", "local.lr": 1e-5}
+    assert loopback.changed(here.kits, usual) is None
+    assert "leave engine.quorum=0.2 out" in said("resume", far, "engine.quorum=0.2")[1]
 
 
 def test_logs_are_shown_without_what_drives_a_terminal(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from coalface.experiment import _class_embeddings
 from coalface.learn.cosines import unit
 from coalface.report import charts, page, runs
+from coalface.summing import class_embeddings
 
 
 def test_a_collapse_shows_as_cosines_of_one(write_run: Any) -> None:
     rng = np.random.default_rng(0)
     apart = unit(torch.from_numpy(rng.standard_normal((40, 64))))
     together = unit(apart * 0.01 + apart[:1])
-    spread = runs.read(write_run("spread", class_embeddings=_class_embeddings(apart)))
-    fallen = runs.read(write_run("fallen", class_embeddings=_class_embeddings(together)))
+    spread = runs.read(write_run("spread", class_embeddings=class_embeddings(apart)))
+    fallen = runs.read(write_run("fallen", class_embeddings=class_embeddings(together)))
     plain = runs.read(write_run("plain"))
     histogram, *trace = charts.class_embeddings([spread, fallen, plain])
     assert "spread: 40 class embeddings, mean cosine" in histogram.caption and not trace  # nobody logged one a round
@@ -30,8 +30,8 @@ def test_a_collapse_shows_as_cosines_of_one(write_run: Any) -> None:
 
 def test_the_histogram_counts_every_pair_once() -> None:
     rows = torch.eye(5).repeat(2, 1)  # 5 pairs at 1, 40 at 0
-    found = _class_embeddings(rows)
+    found = class_embeddings(rows)
     counts = dict(zip(found["edges"], found["pairs"], strict=False))
     assert sum(found["pairs"]) == 45 and found["pairs"][-1] == 5
     assert sum(n for low, n in counts.items() if -0.02 < low <= 0.01) == 40
-    assert abs(found["mean"] - 5 / 45) < 1e-12 and _class_embeddings(rows[:1]) == {}
+    assert abs(found["mean"] - 5 / 45) < 1e-12 and class_embeddings(rows[:1]) == {}
