@@ -61,16 +61,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
-    from coalface import experiment, following, loopback
+    from coalface import experiment
     from coalface.report.progress import Progress
 
-    if brought := following.brought_up(run_folder):
-        kits, asked = brought
-        if changes:
-            raise typer.BadParameter(
-                f"{run_folder}: a run over Flower goes on as it was asked for: leave {changes[0]} out"
-            )
-        federation_commands.up(kits, run_config=loopback.changed(kits, asked), quiet=quiet)
+    if federation_commands.goes_on(run_folder, tuple(changes or ()), quiet):
         return
     with Progress(quiet=quiet) as view:
         experiment.resume(run_folder, view, tuple(changes or ()))

@@ -89,8 +89,8 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
         )
     if carrier is None and following.is_elsewhere(out):
         raise RecipeError(
-            f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by the "
-            "operator's `run.sh` with the same run-config"
+            f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
+            "the operator's `run.sh` with the same run-config"
         )
     recipe, before = config.load(out / "config.yaml", changes), config.load(out / "config.yaml")
     begun, now = (runs.flatten(r.essence()) for r in (before, recipe))

@@ -50,6 +50,20 @@ def up(
     tell(f"results: {folder}; the nodes wait for another run, `coalface down {kits}` ends them")
 
 
+def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
+    """Go on with a run that kits on this machine have started, as it was asked for; False where it is none."""
+    from coalface import following, loopback
+
+    brought = following.brought_up(run)
+    if brought is None:
+        return False
+    kits, asked = brought
+    if changes:
+        raise typer.BadParameter(f"{run}: a run over Flower goes on as it was asked for: leave {changes[0]} out")
+    up(kits, run_config=loopback.changed(kits, asked), quiet=quiet)
+    return True
+
+
 def down(
     kits: KITS,
     party: Annotated[str | None, typer.Option(help="End the node of this party alone.")] = None,
