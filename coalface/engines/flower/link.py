@@ -219,18 +219,19 @@ class Link:
 
         A message that is sent twice by this trains once. Raises RunFailed after `TRIES`.
         """
-        for left in reversed(range(TRIES)):
+        tried = 0
+        while True:
             try:
                 return call()
             except Exception as error:  # of whatever Flower speaks by
-                if not left:
+                tried += 1
+                if tried == TRIES:
                     raise RunFailed(
                         f"the SuperLink failed {TRIES} times ({type(error).__name__}: {error}); its log says why. The "
                         "run goes on from its last checkpoint when it is started again"
                     ) from error
                 log.warning("the SuperLink failed (%s: %s): it is asked again", type(error).__name__, error)
                 time.sleep(5 * self._patience.poll)
-        raise AssertionError
 
     def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answered]:
         """The replies that come before `ends`."""
