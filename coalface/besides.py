@@ -17,6 +17,9 @@ from coalface.report.runs import figure_name, gaps
 DRAWS = 2_000
 """Draws of the clients with replacement, behind an interval."""
 
+ALIKE = 0.1
+"""Percent points within which figures of one model may lie that two processors have computed."""
+
 Group = Sequence[Mapping[str, Any]]
 """The cells of a setting, one for each seed."""
 
@@ -94,6 +97,39 @@ def clusters(groups: Mapping[str, Group]) -> list[str]:
             rows.append([label, *map(mean_and_spread, values)])
     said = "Clusters of the parties' own images against who is in them: mean over parties, then over seeds, in percent;"
     return ["", said, "clusters, identities and images are counts.", "", *aligned(rows, left=1)]
+
+
+def unlike_starts(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which seeds' cells start from pre-trained models that are not the same, though their recipes say so.
+
+    One recipe leaves another model on a processor that rounds otherwise, such as one without bfloat16.
+    """
+    found: dict[tuple[str, str], list[float]] = {}  # (pre-training, figure on those pairs) -> of each cell
+    seeds = {}
+    for cell in cells:
+        if cell.recipe.pretrain is None or (line := done.get(cell.recipe.digest())) is None:
+            continue
+        start = cell.recipe.pretraining().digest()
+        seeds[start] = line["seed"]
+        for name, figures in line["untrained"].items():
+            pairs = line.get("lists", {}).get(name)
+            for figure, value in figures.items():
+                if pairs is not None and not figure.endswith("_se"):
+                    found.setdefault((start, f"{name}/{figure} {pairs}"), []).append(value)
+    said = {}
+    for (start, figure), values in found.items():
+        if max(values) - min(values) > ALIKE and start not in said:
+            shown = f"{figure_name(figure.split()[0])} {min(values):.2f} and {max(values):.2f}"
+            said[start] = f"- seed {seeds[start]}: {shown}"
+    if not said:
+        return []
+    return [
+        "",
+        "**Not from one model:** these seeds' runs start from pre-trained models that differ (on processors that round",
+        "otherwise, the same recipe leaves another). Their differences hold the difference of what they start from.",
+        "",
+        *said.values(),
+    ]
 
 
 def cosines(groups: Mapping[str, Group]) -> list[str]:

@@ -149,7 +149,11 @@ class Recipe(Section):
         ):
             tree["data"] = {**whole["data"], "partition": {"seed": self.data.partition.seed}}  # nothing is dealt
         if self.data.private is not None:  # nobody's test images are among the public ones
-            tree["data"] = {**tree["data"], "side": "public", "test": None}
+            private = {
+                **whole["data"]["private"],
+                "dealt": None,
+            }  # who holds the others does not matter
+            tree["data"] = {**tree["data"], "side": "public", "test": None, "private": private}
         if self.data.source.kind == owned.OWN:  # the parties' images are not here
             tree["data"] = {key: whole["data"][key] for key in owned.SHARED}
         if self.data.domains is not None:

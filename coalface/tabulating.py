@@ -19,6 +19,7 @@ from coalface.besides import (
     mean_and_spread,
     personalised,
     public_images,
+    unlike_starts,
 )
 from coalface.comparing import bootstrap_of, resampled
 from coalface.config import Recipe, RecipeError
@@ -69,6 +70,7 @@ def table(
             mine = [cell for cell in group if cell["cell"].get("half_split") == half]
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves)), *_said_of_bounds(cells)]
+    lines += unlike_starts(cells, done)
     lines += domain_gaps(cells, there)
     lines += clusters(there)
     lines += enrolled(there)

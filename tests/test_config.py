@@ -288,6 +288,15 @@ def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, An
     assert (inner[0].digest() == inner[1].digest()) is same
 
 
+def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
+    start = {"pretrain": {"method": "centralized"}, "data": {"side": "private", "private": {"identities": 12}}}
+    digests = {
+        tiny(**config.merged(start, {"data": {"private": {"dealt": dealt}}})).pretraining().digest()
+        for dealt in (None, 12, 4)
+    }
+    assert len(digests) == 1
+
+
 def test_a_pretraining_over_parties_is_dealt_as_the_run_is() -> None:
     start = {"pretrain": {"method": "fedavg"}}
     assert tiny(**start).pretraining().data == tiny(**start).data

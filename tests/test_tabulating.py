@@ -16,6 +16,7 @@ from tinyruns import Silent
 from typer.testing import CliRunner
 
 from coalface import cli, config, pairlists, splits, tabulating, wire, world
+from coalface.besides import unlike_starts
 from coalface.comparing import bootstrap_of, intervals
 from coalface.engines.commits import Commit
 from coalface.evaluate.paired import resample
@@ -225,3 +226,34 @@ def test_what_is_pooled_is_said_beneath_the_table() -> None:
     text, _ = table(cells, {})
     assert "Pooled at one party, and no federation: dan; merge, told who is in the target's images." in text
     assert "Pooled at one party" not in table(cells[:1], {})[0]
+
+
+def test_runs_that_start_from_other_models_than_their_recipes_say_are_named() -> None:
+    recipes = [
+        config.parse({"pretrain": {"method": "centralized"}, "local": {"lr": lr}, "seed": seed})
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    cells = [Cell({"local.lr": recipe.local["lr"], "seed": recipe.seed}, recipe) for recipe in recipes]
+
+    def lines(*eers: float) -> dict[str, dict[str, Any]]:
+        return {
+            cell.recipe.digest(): {
+                "seed": cell.recipe.seed,
+                "untrained": {"unseen": {"eer": eer, "accuracy_se": eer}},
+                "lists": {"unseen": "a"},
+            }
+            for cell, eer in zip(cells, eers, strict=True)
+        }
+
+    assert unlike_starts(cells, lines(25.0, 22.0, 25.05, 22.0)) == []
+    told = unlike_starts(cells, lines(25.0, 22.0, 22.4, 22.0))
+    assert told[-1] == "- seed 0: unseen EER 22.40 and 25.00" and len(told) == 5
+    fewer = {digest: line for digest, line in lines(25.0, 22.0, 22.4, 22.0).items() if line["seed"] == 1}
+    assert unlike_starts(cells, fewer) == []
+    other = lines(25.0, 22.0, 22.4, 22.0)
+    other[cells[2].recipe.digest()]["lists"] = {"unseen": "b"}  # other pairs
+    assert unlike_starts(cells, other) == []
+    untrained = [Cell(cell.chosen, cell.recipe.model_copy(update={"pretrain": None})) for cell in cells]
+    lines_of = dict(zip((c.recipe.digest() for c in untrained), lines(25.0, 22.0, 22.4, 22.0).values(), strict=True))
+    assert unlike_starts(untrained, lines_of) == []
