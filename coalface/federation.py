@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.config import RecipeError
 from coalface.ownfile import Pairs
@@ -28,6 +28,16 @@ class SuperLink(Section):
     hosts: tuple[str, ...] = Field(min_length=1)
     """Names or addresses, one or a list; the first is the one that parties and the operator dial."""
     port: int = Field(8000, ge=1, le=65535)
+    """Where the parties dial."""
+    loopback_port: int | None = Field(None, ge=1, le=65535)
+    """Where the SuperLink itself listens, on its own machine alone, if a reverse proxy stands at `port`; the operator
+    works on that machine. None: no proxy, it listens at `port`, and whoever reaches it can start runs."""
+
+    @model_validator(mode="after")
+    def _are_two_ports(self) -> SuperLink:
+        if self.loopback_port == self.port:
+            raise ValueError("loopback_port: the proxy listens at `port`, so the SuperLink needs another")
+        return self
 
     @field_validator("hosts", mode="before")
     @classmethod
@@ -47,14 +57,27 @@ class SuperLink(Section):
 
     @property
     def address(self) -> str:
-        """What is dialled: `HOST:PORT`."""
-        host = self.hosts[0]
-        return f"{f'[{host}]' if ':' in host else host}:{self.port}"
+        """What the parties dial: `HOST:PORT`."""
+        return _address(self.hosts[0], self.port)
+
+    @property
+    def own(self) -> tuple[str, int]:
+        """The host and port of the SuperLink itself, past any proxy."""
+        return (self.hosts[0], self.port) if self.loopback_port is None else ("127.0.0.1", self.loopback_port)
+
+    @property
+    def own_address(self) -> str:
+        """What the operator dials: `HOST:PORT`."""
+        return _address(*self.own)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name and address that its certificate must hold."""
         return tuple(dict.fromkeys((*self.hosts, *LOOPBACK)))
+
+
+def _address(host: str, port: int) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Party(Section):

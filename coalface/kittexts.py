@@ -23,6 +23,42 @@ exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
     --database "$here/state.db" "$@"
 """
 
+PROXY = """mkdir -p "$here/proxy"
+exec nginx -p "$here/proxy" -c "$here/nginx.conf" -e stderr -g "daemon off;" "$@"
+"""
+
+NGINX = """# The parties' half of Flower's interface alone, before a SuperLink that listens on this machine alone.
+# `proxy.sh` starts it, as any user; for an nginx that is there already, take the server block, with absolute paths.
+pid nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log access.log;
+    client_body_temp_path body;
+    proxy_temp_path proxied;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    server {{
+        listen {listen} ssl;
+        server_name {host};
+        ssl_certificate superlink.crt;
+        ssl_certificate_key superlink.key;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        client_max_body_size 0;  # a model is sent in pieces of 5 MB; no limit of the proxy's own
+        proxy_request_buffering off;
+        location /v1/fleet/ {{
+            proxy_pass https://127.0.0.1:{inside};
+            proxy_ssl_trusted_certificate ca.crt;
+            proxy_ssl_verify on;
+            proxy_ssl_name localhost;
+            proxy_read_timeout 300s;
+        }}
+        location / {{ return 403; }}
+    }}
+}}
+"""
+
 PARTY = """export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25  # by default a message waits up to a second here
 {data}mkdir -p "$here/home"
 exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
@@ -84,20 +120,27 @@ Keys of nodes do not expire by themselves; the operator withdraws one by `flwr s
 2. Give each its kit, and no other, over a channel that is private and knows both ends: an encrypted disk from hand to
    hand, or a copy over SSH. Never by mail or chat. Unpack so that modes are kept (`tar -p`, `cp -p`, `scp -p`).
 3. Compare, over another channel, the SHA-256 of `ca.crt`: `{fingerprint}`
-4. Open the SuperLink's port {port} for the addresses of the parties and the operator only. Flower's open edition does
-   not ask who speaks to its control API, which is at the same port: who reaches it can start runs and register nodes.
-   Such a node still plays no party of the runs you start, as your server compares names with keys; a run of another's
-   is another's app.
-5. The SuperLink starts (`superlink/start.sh`), the operator registers the keys (`operator/register.sh`, once), the
-   parties start (`start.sh`), and the operator runs (`operator/run.sh`).
+4. {open}
+5. The SuperLink starts (`superlink/start.sh`{proxy}), the operator registers
+   the keys (`operator/register.sh`, once), the parties start (`start.sh`), and the operator runs (`operator/run.sh`).
 6. Who has made the kits has seen every party's key: delete `parties/` here once the kits are handed over. What is left
    can still be checked, and says when it expires.
 """
 
+OPEN = """Open the SuperLink's port {port} for the addresses of the parties and the operator only. Flower's open edition
+   does not ask who speaks to its control API, which is at the same port: who reaches it can start runs and register
+   nodes.
+   Such a node still plays no party of the runs you start, as your server compares names with keys; a run of another's
+   is another's app. With `superlink.loopback_port` in federation.yaml a proxy keeps that API from the parties."""
+
+PROXIED = """Open port {port} for the addresses of the parties only: the proxy there passes the parties' half of
+   Flower's interface, and not its control API, which asks nobody who they are. That is at {own}, for all users
+   of the SuperLink's machine: the operator works on it, and let nobody else log in there."""
+
 SUPERLINK_PAPER = """# The SuperLink of {name}
 
     ./start.sh            # listens at {bind}:{port}; what follows is passed on to flower-superlink
-
+{proxy}
 Needs `coalface[flower]` on the PATH, and where the recipe judges on images, COALFACE_DATA. Runs are kept in `runs/`,
 Flower's state in `state.db`. `names.json` says which key each party has; a node with another cannot play it.
 
@@ -132,7 +175,7 @@ OPERATOR_PAPER = """# The operator's kit of {name}
     ./run.sh                            # starts the recipe of project/; what follows is passed on to `flwr run`
     ./run.sh --run-config 'rounds=3'
 
-Needs `coalface[flower]` on the PATH. Nothing here is secret, but who can reach {address} can do what you can: let
+Needs `coalface[flower]` on the PATH. Nothing here is secret, but who can reach {own} can do what you can: let
 nobody else. To withdraw a party's key: `FLWR_HOME=$PWD/flower flwr supernode ls`, then `… unregister`.
 
 The SuperLink's certificate holds until {until}.
@@ -140,7 +183,17 @@ The SuperLink's certificate holds until {until}.
 
 
 def superlink(made: Federation) -> str:
-    return HEAD + SUPERLINK.format(bind=_bind(made), port=made.superlink.port)
+    return HEAD + SUPERLINK.format(bind=_bind(made), port=made.superlink.own[1])
+
+
+def proxy(made: Federation) -> dict[str, str]:
+    """Name -> text of the files of a reverse proxy, in the SuperLink's kit; none where there is to be none."""
+    link = made.superlink
+    if link.loopback_port is None:
+        return {}
+    listen = f"127.0.0.1:{link.port}" if _local(made) else str(link.port)
+    text = NGINX.format(listen=listen, host=link.hosts[0], inside=link.loopback_port)
+    return {"nginx.conf": text, "proxy.sh": HEAD + PROXY}
 
 
 def party(made: Federation, name: str) -> str:
@@ -160,7 +213,7 @@ def party_file(made: Federation, name: str) -> str:
 
 def config(made: Federation, root: str) -> str:
     """Flower's configuration; `root` is where the CA's certificate lies."""
-    return CONFIG.format(name=made.name, address=made.superlink.address, root=root)
+    return CONFIG.format(name=made.name, address=made.superlink.own_address, root=root)
 
 
 def register(made: Federation) -> str:
@@ -174,14 +227,24 @@ def run(made: Federation) -> str:
 def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
     """Path -> text of the checklist and of each kit's README."""
     until = f"{now + datetime.timedelta(days=made.days):%Y-%m-%d}"
-    plain = {"name": made.name, "until": until, "address": made.superlink.address, "fingerprint": fingerprint}
+    link = made.superlink
+    plain = {"name": made.name, "until": until, "address": link.address, "fingerprint": fingerprint}
+    proxied = link.loopback_port is not None
+    opened = (PROXIED if proxied else OPEN).format(port=link.port, own=link.own_address)
+    beside = f"    ./proxy.sh            # nginx at {link.port}, for the parties; needs nginx on the PATH\n"
     rows = [f"| `parties/{name}/` | {name}, a {one.role} | `node.key` |" for name, one in made.parties.items()]
     found = {
         "README.md": CHECKLIST.format(
-            **plain, made=f"{now:%Y-%m-%d}", port=made.superlink.port, parties="\n".join(rows)
+            **plain,
+            made=f"{now:%Y-%m-%d}",
+            open=opened,
+            proxy=" and `superlink/proxy.sh`" if proxied else "",
+            parties="\n".join(rows),
         ),
-        "superlink/README.md": SUPERLINK_PAPER.format(**plain, bind=_bind(made), port=made.superlink.port),
-        "operator/README.md": OPERATOR_PAPER.format(**plain),
+        "superlink/README.md": SUPERLINK_PAPER.format(
+            **plain, bind=_bind(made), port=link.own[1], proxy=beside if proxied else ""
+        ),
+        "operator/README.md": OPERATOR_PAPER.format(**plain, own=link.own_address),
     }
     for name, one in made.parties.items():
         data = f"`{one.data}`" if one.data is not None else "what COALFACE_DATA names"
@@ -201,11 +264,15 @@ def _operator(made: Federation) -> str:
 
 
 def _bind(made: Federation) -> str:
-    """All addresses, unless only this machine can dial it."""
-    return "127.0.0.1" if set(made.superlink.hosts) <= set(LOOPBACK) else "0.0.0.0"
+    """All addresses, unless only this machine can dial it, or is to."""
+    return "127.0.0.1" if _local(made) or made.superlink.loopback_port is not None else "0.0.0.0"
+
+
+def _local(made: Federation) -> bool:
+    return set(made.superlink.hosts) <= set(LOOPBACK)
 
 
 def _port(made: Federation, name: str) -> int:
     """Where a SuperNode speaks with its own processes: one of its own, so that several can run on a machine."""
     place = 9100 + list(made.parties).index(name) % 50000
-    return place + 50000 if place == made.superlink.port else place
+    return place + 50000 if place in (made.superlink.port, made.superlink.loopback_port) else place

@@ -77,6 +77,7 @@ class Loopback:
         with _alone(self.kits):
             known = state(self.kits)
             runs = (runs or Path(known.get("runs", self.kits / "superlink" / "runs"))).resolve()
+            self._check_proxy()
             self._superlink(runs, known)
             if not known.get("registered"):
                 self.tell("registering the parties' keys")
@@ -103,15 +104,15 @@ class Loopback:
                     f"{self.kits}: its SuperLink runs and keeps runs in {known['runs']}: end it with "
                     f"`coalface down {self.kits}` to give another --out"
                 )
-            self.tell(f"the SuperLink is there already, at {self.made.superlink.address}")
+            self.tell(f"the SuperLink is there already, at {self.made.superlink.own_address}")
             return
         for part in (SUPERLINK, RUN):  # what a SuperLink that was killed has left
             marked.end(self.kits, part=part)
         with contextlib.suppress(OSError), self._dialled():
             raise Down(
-                f"port {self.made.superlink.port} is taken by another process: end that, or provision with another port"
+                f"port {self.made.superlink.own[1]} is taken by another process: end that, or provision with another"
             )
-        self.tell(f"starting the SuperLink at {self.made.superlink.address}")
+        self.tell(f"starting the SuperLink at {self.made.superlink.own_address}")
         process = self._begin(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
         self._until(
             lambda: self._answers(process), f"the SuperLink does not answer within {self.within:g} s", [SUPERLINK]
@@ -122,7 +123,7 @@ class Loopback:
         self._alive(SUPERLINK, process, "the SuperLink has ended")
         trust = ssl.create_default_context(cafile=str(self.kits / "operator" / "ca.crt"))
         try:
-            with self._dialled() as plain, trust.wrap_socket(plain, server_hostname=self.made.superlink.hosts[0]):
+            with self._dialled() as plain, trust.wrap_socket(plain, server_hostname=self.made.superlink.own[0]):
                 return True
         except ssl.SSLCertVerificationError as error:
             raise Down(
@@ -133,7 +134,18 @@ class Loopback:
             return False
 
     def _dialled(self) -> socket.socket:
-        return socket.create_connection((self.made.superlink.hosts[0], self.made.superlink.port), timeout=5)
+        return socket.create_connection(self.made.superlink.own, timeout=5)
+
+    def _check_proxy(self) -> None:
+        link = self.made.superlink
+        if link.loopback_port is not None:
+            try:
+                socket.create_connection((link.hosts[0], link.port), timeout=5).close()
+            except OSError as error:
+                raise Down(
+                    f"nothing listens at {link.address}, where the parties dial ({error}): by the kits a reverse proxy "
+                    f"does. Start {self.kits / SUPERLINK / 'proxy.sh'}, and then this again"
+                ) from None
 
     def _nodes(self) -> None:
         there = {one.part for one in marked.found(self.kits) if "flower-supernode" in one.command}

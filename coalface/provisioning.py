@@ -98,6 +98,7 @@ def _fill(folder: Path, made: Federation, recipe: Path, now: datetime.datetime, 
         "operator/run.sh": kittexts.run(made).encode(),
         "operator/flower/config.toml": kittexts.config(made, str(out / "operator" / "ca.crt")).encode(),
     }
+    files |= {f"superlink/{name}": text.encode() for name, text in kittexts.proxy(made).items()}
     for name, key in keys.items():
         files |= {
             f"operator/keys/{name}.pub": key.public,

@@ -94,12 +94,14 @@ class Standing:
         now: datetime.datetime = NOW,
         recipe: dict[str, Any] = FACES,
         roles: Mapping[str, str] = SILOS,
+        proxied: bool = False,
     ) -> Standing:
         """The kits of parties with their roles; nothing is started."""
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+            port, inside = first.getsockname()[1], second.getsockname()[1]
         parties = {name: {"role": role} for name, role in roles.items()}
-        file = written(folder, name="here", superlink={"hosts": "127.0.0.1", "port": port}, parties=parties)
+        link = {"hosts": "127.0.0.1", "port": port} | ({"loopback_port": inside} if proxied else {})
+        file = written(folder, name="here", superlink=link, parties=parties)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         return cls(provisioning.make(file, folder / "kits", now))
 

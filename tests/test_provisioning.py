@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -223,6 +224,10 @@ def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: p
         ({"name": 'x" y'}, "cannot be a name here"),
         ({"superlink": {"hosts": ["https://a"]}}, "'https://a' is no host"),
         ({"superlink": {"hosts": "10.0.0.256"}}, "'10.0.0.256' is no host"),
+        (
+            {"superlink": {"hosts": "a.org", "port": 9, "loopback_port": 9}},
+            "loopback_port: the proxy listens",
+        ),
         ({"days": 0}, "days: Input should be greater than or equal to 1"),
         ({"recipe": "none.yaml"}, "none.yaml is not there"),
         ({"parties": {"silo-00": {"role": "trainer"}}}, "the recipe's validator clinic is none of the parties"),
@@ -242,6 +247,23 @@ def test_one_host_may_stand_by_itself_and_ipv6_is_dialled_in_brackets(tmp_path: 
     assert read.superlink.names == ("2001:db8::1", "localhost", "127.0.0.1")
     kits = provisioning.make(tmp_path / "federation.yaml", tmp_path / "kits", NOW)
     assert kitchecking.check(kits, NOW) == []
+
+
+def test_behind_a_proxy_parties_dial_it_and_the_operator_the_superlink_itself(made: Path, tmp_path: Path) -> None:
+    link = {"hosts": "fl.example.org", "port": 9443, "loopback_port": 9444}
+    kits = provisioning.make(written(tmp_path / "in", superlink=link), tmp_path / "kits", NOW)
+    assert kitchecking.check(kits, NOW) == []
+    assert "--superlink fl.example.org:9443" in (kits / "parties" / "silo-00" / "start.sh").read_text()
+    assert 'address = "127.0.0.1:9444"' in (kits / "operator" / "flower" / "config.toml").read_text()
+    assert 'address = "127.0.0.1:9444"' in (kits / "operator" / "run.sh").read_text()
+    assert "--host 127.0.0.1 --port 9444" in (kits / "superlink" / "start.sh").read_text()
+    proxy = (kits / "superlink" / "nginx.conf").read_text()
+    assert "listen 9443 ssl;" in proxy and "server_name fl.example.org;" in proxy
+    assert re.findall(r"location (\S+) ", proxy) == ["/v1/fleet/", "/"] and "https://127.0.0.1:9444;" in proxy
+    assert os.access(kits / "superlink" / "proxy.sh", os.X_OK)
+    assert "127.0.0.1:9444, for all users" in (kits / "README.md").read_text()
+    assert not (made / "superlink" / "proxy.sh").exists()
+    assert "--host 0.0.0.0 --port 9443" in (made / "superlink" / "start.sh").read_text()
 
 
 # --- the server's app -------------------------------------------------------------------------------------------------

@@ -255,6 +255,16 @@ def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:
     assert [row[0] for row in rows(both)[2:4]] == ["untrained", "pre-trained"]
 
 
+def test_cells_that_start_from_another_pretrained_model_are_named_beneath_the_table(tmp_path: Path) -> None:
+    swept, out = ["pretrain={method: centralized, rounds: 1}", "local.lr=0.1,0.2", "seed=0"], tmp_path / "out"
+    assert "Not from one model" not in sweep(recipe(tmp_path), swept, out, Silent())
+    lines = cells(out)
+    for figure in lines[0]["untrained"]["unseen"]:
+        lines[0]["untrained"]["unseen"][figure] += 3.0
+    (out / "cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert "**Not from one model:**" in sweep(recipe(tmp_path), swept, out, Silent())
+
+
 def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
     sweep(recipe(tmp_path), ["seed=0,1"], tmp_path / "out", Silent(), keep_runs=True)
     kept = sorted((tmp_path / "out" / "runs").iterdir())

@@ -1,0 +1,75 @@
+"""A SuperLink behind the kit's reverse proxy: parties pass, and nobody reaches the control API."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from federations import FACES, SILOS, Standing, left
+from tinyruns import Silent
+
+from coalface import config, experiment, loopback
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Iterator[Standing]:
+    made = Standing.made(tmp_path, proxied=True)
+    try:
+        yield made
+    finally:
+        made.leave()
+        made.ended(made.coalface("down", str(made.kits)))
+
+
+def answer(port: int, path: str, trusted: Path) -> int:
+    """The status of a request over TLS."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    try:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", data=b"", context=context, timeout=20) as found:
+            return int(found.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as dialled:
+        return dialled.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_without_the_proxy_nothing_is_started(standing: Standing) -> None:
+    code, said = standing.ended(standing.up())
+    assert code == 1 and "by the kits a reverse proxy does. Start " in said and "superlink/proxy.sh" in said, said
+    assert not standing.processes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_parties_pass_and_nobody_reaches_the_control_api(standing: Standing, tmp_path: Path) -> None:
+    link, kit = loopback.kept(standing.kits).superlink, standing.kits / "superlink"
+    assert link.loopback_port is not None
+    proxy = subprocess.Popen([kit / "proxy.sh"])
+    try:
+        standing.wait(lambda: listens(link.port), 20)
+        code, said = standing.ended(standing.up())
+        assert code == 0, said
+        here = experiment.run(config.parse(FACES), tmp_path / "here", Silent())
+        homes = {party: standing.home(party, "faces") for party in SILOS}
+        assert left(standing.run("faces"), homes) == left(here, dict.fromkeys(SILOS, here))
+        trusted = standing.kits / "operator" / "ca.crt"
+        for path in ("/", "/v1/control/list-runs", "/v1/control/start-run", "/v1/fleet/../control/list-runs"):
+            assert answer(link.port, path, trusted) == 403
+        assert answer(link.loopback_port, "/v1/control/list-runs", trusted) != 403
+        passed = re.findall(r'"POST (\S+) HTTP/[\d.]+" (\d+)', (kit / "proxy" / "access.log").read_text())
+        let = {(path.split("/")[2], status) for path, status in passed if status != "403"}
+        assert let == {("fleet", "200")}, let
+    finally:
+        proxy.terminate()
+        proxy.wait(20)
