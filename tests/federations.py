@@ -95,13 +95,15 @@ class Standing:
         recipe: dict[str, Any] = FACES,
         roles: Mapping[str, str] = SILOS,
         proxied: bool = False,
+        **changes: Any,
     ) -> Standing:
-        """The kits of parties with their roles; nothing is started."""
+        """The kits of parties with their roles; `changes` are the federation's. Nothing is started."""
+        folder.mkdir(exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
             port, inside = first.getsockname()[1], second.getsockname()[1]
         parties = {name: {"role": role} for name, role in roles.items()}
         link = {"hosts": "127.0.0.1", "port": port} | ({"loopback_port": inside} if proxied else {})
-        file = written(folder, name="here", superlink=link, parties=parties)
+        file = written(folder, name="here", superlink=link, parties=parties, **changes)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         return cls(provisioning.make(file, folder / "kits", now))
 

@@ -1,0 +1,71 @@
+"""All keys of an encrypting federation are changed in the middle of a run, with real processes over TLS."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from federations import FACES, SILOS, Standing, left
+from tinyruns import Silent
+
+from coalface import config, experiment, sealing
+from coalface.engines.commits import Commit, LockedCommit
+
+pytestmark = pytest.mark.slow
+RUN = ("--run-config", "rounds=6")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[[str], Standing]]:
+    """Makes federations of nodes that encrypt their private state; each is ended."""
+    standing: list[Standing] = []
+
+    def make(name: str) -> Standing:
+        standing.append(Standing.made(tmp_path / name, encrypt=True))
+        return standing[-1]
+
+    yield make
+    for one in standing:
+        one.leave()
+        one.ended(one.coalface("down", str(one.kits)))
+        assert not one.processes()
+
+
+def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], Standing], tmp_path: Path) -> None:
+    old, new = made("old"), made("new")
+    running = old.up(*RUN)
+    old.wait(lambda: len(old.metrics("faces")) >= 2)
+    assert old.ended(old.coalface("down", str(old.kits)))[0] == 0
+    assert old.ended(running)[0] == 1 and 2 <= len(old.metrics("faces")) < 6
+    for party in SILOS:
+        homes, keys = (
+            [kits / "parties" / party / name for kits in (old.kits, new.kits)] for name in ("home", "node.key")
+        )
+        (commit, *_) = old.home(party, "faces").rglob("*.commit")
+        with pytest.raises(LockedCommit):
+            Commit.open(commit)
+        assert Commit.open(commit, sealing.vault(keys[0], "faces", party)).states()
+        shutil.copytree(homes[0], homes[1], dirs_exist_ok=True)
+        code, said = new.ended(
+            new.coalface("party", "rekey", str(homes[1]), "--from", str(keys[0]), "--to", str(keys[1]))
+        )
+        assert code == 0, said
+    shutil.copytree(old.kits / "superlink" / "runs", new.kits / "superlink" / "runs")
+    code, said = new.ended(new.up(*RUN))
+    assert code == 0, said
+    here = experiment.run(config.parse({**FACES, "rounds": 6}), tmp_path / "here", Silent())
+    homes = {party: new.home(party, "faces") for party in SILOS}
+
+    def bare(found: dict[str, str]) -> dict[str, str]:
+        return {name: digest for name, digest in found.items() if not name.endswith(".commit")}
+
+    assert bare(left(new.run("faces"), homes)) == bare(left(here, dict.fromkeys(SILOS, here)))
+    for party in SILOS:
+        vault = sealing.vault(new.kits / "parties" / party / "node.key", "faces", party)
+        for theirs in (here / "parties" / party).glob("*.commit"):
+            mine = Commit.open(homes[party] / "parties" / party / theirs.name, vault).states()
+            assert {n: bytes(d) for n, d in mine.items()} == {
+                n: bytes(d) for n, d in Commit.open(theirs).states().items()
+            }
