@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from coalface import domains, ownworld, pairlists, planning, sources, splits, tracking, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
-from coalface.core import plays
+from coalface.core import Method, plays
 from coalface.data.faces import FaceSet
+from coalface.engines.local import World
 from coalface.footprint import footprint
 from coalface.methods import METHODS
 from coalface.methods.validation import FederatedValidation
@@ -40,17 +41,21 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     nobody = () if recipe.data.source.kind == OWN and ownworld.lacking(recipe) else None
     here = world.build_world(recipe.resolved(), packing=sources.unseen, played=nobody)
     pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, sources.unseen)
+    messages = planned(recipe, recipe.build_method(), here)
+    training = [name for name, member in here.members().items() if plays(member.role, "trainer")]
+    return {name: here.data[name] for name in sorted(training)}, messages, world.cohorts(recipe, here)
+
+
+def planned(recipe: Recipe, method: Method, here: World) -> Plan:
+    """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
     trouble = recipe.build_trouble()
-    named = [] if METHODS[recipe.method].pooled else [*trouble.corrupt, *(n for n in trouble.slow if n != "*")]
-    for party in named:
+    for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)
     by_role: dict[str, list[str]] = {}
     for name, member in here.members().items():
         by_role.setdefault(member.role, []).append(name)
-    planned = planning.plan(recipe.build_method(), by_role, here.backbone, here.public, recipe.engine.updates)
-    training = [name for role, names in by_role.items() if plays(role, "trainer") for name in names]
-    return {name: here.data[name] for name in sorted(training)}, planned, world.cohorts(recipe, here)
+    return planning.plan(method, by_role, here.backbone, here.public, recipe.engine.updates)
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -110,13 +115,13 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    parties, planned, together = _checked(recipe)
+    parties, messages, together = _checked(recipe)
     engine = recipe.engine
-    rounds = several(planned.rounds, "round")
-    if len(planned.stages) > 1:
-        rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in planned.stages)})"
-    roles = {s.step: s.role for s in planned.sent}
-    asked = max(count for step, count in planned.parties.items() if roles[step] != world.VALIDATOR)
+    rounds = several(messages.rounds, "round")
+    if len(messages.stages) > 1:
+        rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in messages.stages)})"
+    roles = {s.step: s.role for s in messages.sent}
+    asked = max(count for step, count in messages.parties.items() if roles[step] != world.VALIDATOR)
     validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0
     over = several(len(parties), "trainer") if validators else several(len(parties), "party", "parties")
     over += f" ({asked:,} a round)" if asked < len(parties) else ""
@@ -125,14 +130,14 @@ def describe(recipe: Recipe) -> str:
     lines = [
         f"{recipe.name}: {recipe.method} over {over}, {rounds}, seed {recipe.seed}",
         "",
-        wire_text(recipe, planned),
+        wire_text(recipe, messages),
         "",
-        *_traffic(planned),
+        *_traffic(messages),
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
         *([f"parties are computed together, {together} images at a time (engine.cohorts)"] if together else []),
         "",
-        *_takes(recipe, parties, planned, asked),
+        *_takes(recipe, parties, messages, asked),
         "",
         f"checked as a run does before it begins: {_images(parties)}, "
         f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",

@@ -27,15 +27,13 @@ from coalface import (
     ownworld,
     pairlists,
     personal,
-    planning,
     splits,
     summing,
     tracking,
     world,
 )
-from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
-from coalface.core import Method, Tensors
+from coalface.core import Tensors
 from coalface.data.pack import default_cache
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
@@ -158,7 +156,7 @@ def _execute(
         view.note(f"{recipe.name}: {wrong}")
     if test is not None and recipe.judge.personalised is not None:
         _check_served(personal.tested(world.clients(recipe, train), test))
-    planned = _planned(recipe, method, here)  # what cannot be run is found before anything is written
+    planned = dry.planned(recipe, method, here)  # what cannot be run is found before anything is written
     if recipe.engine.tensorboard:
         view = tracking.Tracked(view, out)
     out.mkdir(parents=True, exist_ok=True)
@@ -232,18 +230,6 @@ def _execute(
     said |= {f"personalised {k}": each for k, each in personal.by_kind(summary.get("personalised", {})).items()}
     view.finish(figures | said, out)
     return out
-
-
-def _planned(recipe: Recipe, method: Method, here: World) -> planning.Plan:
-    """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
-    by_role: dict[str, list[str]] = {}
-    for name, member in here.members().items():
-        by_role.setdefault(member.role, []).append(name)
-    trouble = recipe.build_trouble()
-    for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
-        nearest(party, here.data, "trouble: the party")
-    world.check_shards(recipe, here.data)
-    return planning.plan(method, by_role, here.backbone, here.public, recipe.engine.updates)
 
 
 def _check_served(clients: list[str]) -> None:
