@@ -147,7 +147,7 @@ def cosines(groups: Mapping[str, Group]) -> list[str]:
 
 def public_images(groups: Mapping[str, Group]) -> list[str]:
     """Which share of the public images clients trained on, where cells say it: hard negatives are some of them."""
-    found = {label: [_shares(cell.get("public_images")) for cell in group] for label, group in groups.items()}
+    found = {label: [shares(cell.get("public_images")) for cell in group] for label, group in groups.items()}
     names = ("first round", "last round", "all rounds")
     rows = [["setting", *names]]
     for label, group in groups.items():
@@ -160,7 +160,8 @@ def public_images(groups: Mapping[str, Group]) -> list[str]:
     return ["", said, "then over seeds ± standard deviation.", "", *aligned(rows, left=1)]
 
 
-def _shares(said: Mapping[str, Any] | None) -> dict[str, float]:
+def shares(said: Mapping[str, Any] | None) -> dict[str, float]:
+    """Percent of the public images that clients trained on: mean over clients, by what a cell keeps of its run."""
     each = [100 * np.array(rounds) / said["held"] for rounds in said["used"].values() if rounds] if said else []
     if not each:
         return {}

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coalface import personal
+from coalface.besides import shares
 from coalface.config import RecipeError
 from coalface.enrolled import by_kind
 from coalface.gridding import AVERAGED, Cell
 from coalface.report import series, sweeps
 from coalface.report.runs import start_name
 from coalface.report.series import Point
+
+SHARE = "share of the public images that clients trained on"
 
 
 def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
@@ -24,13 +28,21 @@ def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list
             Point(
                 chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
                 seed=cell.recipe.seed,
-                figures=sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {}))),
+                figures=_figures(line),
                 half=cell.recipe.half_split,
                 start=start_name(cell.recipe.pretrain),
                 untrained=sweeps.figures(line.get("untrained", {}), {}),
             )
         )
     return found
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a cell, of its run's own clients, and how much of the public images these took."""
+    served = {k: v for k, v in personal.by_kind(line.get("personalised", {})).items() if k != personal.START}
+    found = sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {})) | served)
+    share = shares(line.get("public_images")).get("all rounds")
+    return found if share is None else {**found, SHARE: share}
 
 
 def axes_of(cells: Sequence[Cell], wanted: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from coalface.engines.narrowing import Updates
 
@@ -75,7 +75,13 @@ class Private(Section):
     min_images: int = 1
     """From those with so many images or more."""
     dealt: int | None = Field(None, ge=1)
-    """The parties hold only so many of them, and nobody the rest; None: all."""
+    """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
+
+    @field_validator("dealt")
+    @classmethod
+    def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """One recipe, and one digest, for all."""
+        return None if value == info.data.get("identities") else value
 
 
 class Testing(Section):

@@ -170,7 +170,23 @@ def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
     for place, line in enumerate(done.values()):
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
     shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
-    assert "Clients verified by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+    assert "Clients judged by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+
+
+def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(finished: Path) -> None:
+    cells = grid(finished / "grids.yaml", [])
+    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    for place, line in enumerate(done.values()):
+        line["public_images"] = {"held": 50, "used": {"a": [10, 20 + place], "b": [20, 10]}}
+        line["personalised"] = {"start": {"eer": 9.0}, "branch": {"eer": 8.0 - place}, "clients": {}}
+    (first, *_) = done
+    (found,) = (
+        point for cell, point in zip(cells, charting.points(cells, done), strict=True) if cell.recipe.digest() == first
+    )
+    assert found.figures[charting.SHARE] == pytest.approx(30.0)  # (15 of 50 + 15 of 50) / 2
+    assert found.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in found.figures
+    shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
+    assert f"<h3>{charting.SHARE} (%)</h3>" in shown and "<h3>clients by branch EER (%)</h3>" in shown
 
 
 def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:

@@ -297,6 +297,15 @@ def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
     assert len(digests) == 1
 
 
+def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
+    data = {"side": "private", "private": {"identities": 12}}
+    one, other, fewer = (
+        tiny(pretrain={"method": "centralized"}, data=config.merged(data, {"private": {"dealt": dealt}}))
+        for dealt in (None, 12, 4)
+    )
+    assert one == other and one.digest() == other.digest() != fewer.digest()
+
+
 def test_a_pretraining_over_parties_is_dealt_as_the_run_is() -> None:
     start = {"pretrain": {"method": "fedavg"}}
     assert tiny(**start).pretraining().data == tiny(**start).data
