@@ -1,0 +1,136 @@
+"""How a sweep's table says how well clients are served: means, paired differences, and whom it compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from test_personal import JUDGED
+from test_public_images import recipe
+from tinyruns import Silent
+
+from coalface import besides, config
+from coalface.core import generator
+from coalface.gridding import grid
+from coalface.sweeping import read_cells, sweep
+from coalface.tabulating import table
+
+GRIDS = [
+    {"name": "base", "seed": [0, 1]},
+    {"name": "faster", "local.lr": 0.5, "seed": [0, 1]},
+    {"name": "without a branch", "methods.fedfr-joint.branch": "none", "seed": [0, 1]},
+    {"name": "one person each", "data.private.dealt": 3, "seed": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of clients that have models of their own; tests only read it."""
+    folder, threads = tmp_path_factory.mktemp("served"), torch.get_num_threads()
+    made = recipe(**JUDGED).model_dump(mode="json", exclude_unset=True)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(made), encoding="utf-8")
+    (folder / "grids.yaml").write_text(yaml.safe_dump({"recipe": "tiny.yaml", "grids": GRIDS}), encoding="utf-8")
+    sweep(folder / "grids.yaml", [], folder / "out", Silent(), baselines=["base"])
+    torch.set_num_threads(threads)
+    return folder
+
+
+def cells(swept: Path, name: str) -> list[dict[str, Any]]:
+    return [c for c in read_cells(swept / "out" / "cells.jsonl").values() if c["cell"]["name"] == name]
+
+
+def rows(swept: Path) -> list[list[str]]:
+    text = (swept / "out" / "table.md").read_text()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_each_model_has_its_row_of_means_over_clients_and_seeds(swept: Path) -> None:
+    shown = {(row[0], row[1]): row[2:] for row in rows(swept) if row[1] in besides.personal.SERVED_BY}
+    kinds = {"base": 4, "faster": 4, "without a branch": 3, "one person each": 4}
+    assert {name: sum(label == name for label, _ in shown) for name in kinds} == kinds
+    (header,) = (row[2:] for row in rows(swept) if row[1] == "by")
+    for (name, kind), texts in shown.items():
+        every = [cell["personalised"]["clients"] for cell in cells(swept, name)]
+        figures = {besides.figure_name(f): f for f in next(iter(every[0].values()))[kind]}
+        assert figures.keys() <= set(header)
+        for title, text in zip(header, texts, strict=True):
+            seeds = [
+                np.mean([client[kind][figures[title]] for client in each.values()])
+                for each in every
+                if title in figures
+            ]
+            spread = f" ± {np.std(seeds, ddof=1):.2f}" if len(seeds) > 1 else ""
+            assert text == (f"{np.mean(seeds):.2f}{spread}" if seeds else "")
+
+
+def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
+    """Each by its own loop over draws: clients with replacement, anew for every seed, the seeds' means averaged."""
+    found = {(row[0], row[1], row[2]): row[3:] for row in rows(swept) if len(row) == 6 and " by " in row[0]}
+    assert {(a, b) for a, b, _ in found} == {
+        ("base by own", "base by shared"),
+        ("base by branch", "base by own"),
+        ("faster by branch", "base by branch"),
+        ("faster by own", "faster by shared"),
+        ("faster by branch", "faster by own"),
+        ("without a branch by own", "base by branch"),
+        ("without a branch by own", "without a branch by shared"),
+        ("one person each by own", "one person each by shared"),
+        ("one person each by branch", "one person each by own"),
+    }
+    apart_at_all = 0
+    for (first, second, name), (middle, interval, verdict) in found.items():
+        sides = [text.rsplit(" by ", 1) for text in (first, second)]
+        apart = []
+        for cell in cells(swept, sides[0][0]):
+            (other,) = (c for c in cells(swept, sides[1][0]) if c["seed"] == cell["seed"])
+            mine, base = (c["personalised"]["clients"] for c in (cell, other))
+            (figure,) = (f for f in mine["silo-00"][sides[0][1]] if besides.figure_name(f) == name)
+            apart.append([mine[c][sides[0][1]][figure] - base[c][sides[1][1]][figure] for c in sorted(mine)])
+        rng, drawn = generator(0, "personalised", "draws"), np.zeros(besides.DRAWS)
+        for each in apart:
+            for draw, places in enumerate(rng.integers(0, len(each), (besides.DRAWS, len(each)))):
+                drawn[draw] += sum(each[place] for place in places) / len(each) / len(apart)
+        low, high = np.percentile(drawn, (2.5, 97.5))
+        assert middle == f"{np.mean(apart):+.2f}".replace("-0.00", middle if middle == "-0.00" else "-0.00")
+        assert interval == f"{low:+.2f} to {high:+.2f}"
+        assert verdict == ("higher" if low > 0 else "lower" if high < 0 else "undecided")
+        apart_at_all += low < high
+    assert apart_at_all and len(found) == 3 * 7 + 2 * len(cells(swept, "one person each")[0]["personalised"]["branch"])
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(100.0, "higher"), (-100.0, "lower"), (0.0, "undecided")])
+def test_a_difference_is_decided_where_its_interval_does_not_hold_zero(by: float, verdict: str, swept: Path) -> None:
+    groups = {name: cells(swept, name) for name in ("base", "faster")}
+    for cell, base in zip(groups["faster"], groups["base"], strict=True):
+        for client, of in cell["personalised"]["clients"].items():
+            of["branch"] = {f: v + by for f, v in base["personalised"]["clients"][client]["branch"].items()}
+    lines = besides.personalised(groups, {"faster": "base"})
+    shown = [
+        line.split("|")[-2].strip() for line in lines if line.startswith("| faster by branch") and "base by" in line
+    ]
+    assert shown == [verdict] * 3
+
+
+def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:
+    text = (swept / "out" / "table.md").read_text()
+    assert "Settings whose clients have other people than the baseline's are not compared with it." in text
+    every, done = grid(swept / "grids.yaml", []), read_cells(swept / "out" / "cells.jsonl")
+    same = [cell for cell in every if cell.chosen["name"] != "one person each"]
+    assert "other people than the baseline's" not in table(same, done, ["base"])[0]
+    other = [
+        cell if cell.chosen["name"] != "faster" else type(cell)(cell.chosen, judged_otherwise(cell.recipe))
+        for cell in same
+    ]
+    moved = {cell.recipe.digest(): done[old.recipe.digest()] for cell, old in zip(other, same, strict=True)}
+    text, _ = table(other, moved, ["base"])
+    assert "other people than the baseline's" in text and "| faster by branch " in text
+    assert "| base by branch " not in "".join(line for line in text.splitlines() if line.startswith("| faster by"))
+
+
+def judged_otherwise(made: config.Recipe) -> config.Recipe:
+    """The recipe, with impostors of the same client too."""
+    return config.parse(config.merged(made.resolved(), {"judge": {"personalised": {"one_to_one": "official"}}}))
