@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -33,20 +34,27 @@ def up(
 
     here = loopback.Loopback(kits, tell, within)
     watching.say_faults(kitchecking.check(kits, watching.now()), tell)
-    here.start(out)
-    if not run:
-        tell(f"`{kits}/operator/run.sh` starts a run, `coalface down {kits}` ends it all")
-        return
-    number, folder = here.run(run_config), here.folder(run_config)
-    tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
-    if detach:
-        tell(f"`coalface status {kits}` says how it goes, `coalface down {kits}` ends it all")
-        return
+    following = False
     try:
+        here.start(out)
+        if not run:
+            tell(f"`{kits}/operator/run.sh` starts a run, `coalface down {kits}` ends it all")
+            return
+        number, folder = here.run(run_config), here.folder(run_config)
+        tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
+        if detach:
+            tell(f"`coalface status {kits}` says how it goes, `coalface down {kits}` ends it all")
+            return
+        following = True
         watching.follow(here, number, folder, quiet=quiet)
     except KeyboardInterrupt:
-        typer.echo(f"the federation goes on: `coalface status {kits}`, `coalface down {kits}`", err=True)
-        return
+        went = "the federation and its run go on" if following else "stopped; what has been started runs on"
+        typer.echo(f"{went}: `coalface status {kits}`, `coalface down {kits}` ends it", err=True)
+        raise typer.Exit(0 if following else 130) from None
+    except loopback.Down as error:
+        if "coalface down" in str(error):
+            raise
+        raise loopback.Down(f"{error}\nwhat has been started runs on: `coalface down {kits}` ends it") from None
     tell(f"results: {folder}; the nodes wait for another run, `coalface down {kits}` ends them")
 
 
@@ -88,7 +96,8 @@ def status(
     if as_json:
         typer.echo(json.dumps(watching.told(run), indent=1))
     elif watch:
-        watching.watch(run)
+        with contextlib.suppress(KeyboardInterrupt):
+            watching.watch(run)
     else:
         from coalface.report.console import print_wide
 
@@ -109,8 +118,9 @@ def logs(
         for line in watching.tail(path, lines):
             typer.echo(line)
     if follow:
-        for line in watching.growing(path):
-            typer.echo(line)
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in watching.growing(path):
+                typer.echo(line)
 
 
 COMMANDS: tuple[Any, ...] = (up, down, status, logs)

@@ -17,6 +17,7 @@ from coalface import config, dry, experiment
 from coalface.config import Recipe, RecipeError
 from coalface.engines.flower import link
 from coalface.engines.local import Setup, World
+from coalface.report import runs
 from coalface.report.progress import Progress
 
 OWN = ("out", "join-seconds", "step-seconds")
@@ -44,6 +45,7 @@ def server(recipe: Path) -> Any:
         )
         carrier = Nodes(grid, patience, run_config)
         if (out / "config.yaml").exists():
+            check_begun(out, made)
             experiment.resume(out, Progress(), carrier=carrier)
         else:
             experiment.run(made, out, Progress(), carrier=carrier)
@@ -80,6 +82,18 @@ def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
             f"{file} has no key of {', '.join(lacking[:8])}: provision a kit for each party of the recipe"
         )
     return found
+
+
+def check_begun(out: Path, made: Recipe) -> None:
+    """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
+    begun, asked = (runs.flatten(recipe.essence()) for recipe in (config.load(out / "config.yaml"), made))
+    differ = sorted(key for key in begun.keys() | asked.keys() if begun.get(key) != asked.get(key))
+    if differ:
+        said = "; ".join(f"{key} was {begun.get(key)} and is now {asked.get(key)}" for key in differ[:5])
+        raise RecipeError(
+            f"{out} has begun with another recipe: {said}. Go on with `coalface resume {out}` or the same run-config, "
+            "or start another run by giving it another name"
+        )
 
 
 def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:

@@ -33,6 +33,8 @@ class PartyStatus:
     """Of the last failure."""
     seen: float | None = None
     """When its last reply was taken in; of a round under way it is known when that ends."""
+    late: int = 0
+    """Replies that came after their deadline, and were thrown away."""
     bytes_down: int = 0
     bytes_up: int = 0
 
@@ -152,7 +154,10 @@ def _parties(run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tall
         for name, why in mapping(record.get("failed")).items():
             reasons[name], failed[name] = f"round {record.get('round')}: {why}", failed.get(name, 0) + 1
     seen: dict[str, float] = {}
+    late: dict[str, int] = {}
     for event in run.events:
+        for name, count in mapping(event.get("late")).items():
+            late[name] = late.get(name, 0) + (whole_number(count) or 0)
         for name, when in mapping(event.get("seen")).items():
             if (clock := number(when)) is not None:
                 seen[name] = clock
@@ -164,6 +169,7 @@ def _parties(run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tall
             failed=max(tally.failed, failed.get(name, 0)),
             reason=reasons.get(name, ""),
             seen=seen.get(name),
+            late=late.get(name, 0),
             bytes_down=tally.bytes_down,
             bytes_up=tally.bytes_up,
         )

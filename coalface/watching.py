@@ -42,7 +42,7 @@ def say_faults(faults: Iterable[str], tell: Callable[[str], None]) -> None:
 def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) -> None:
     """Show a run until it ends. Raises Down where it fails, with the reason that the SuperLink has."""
     shown, asked = -1, 0.0
-    with Progress(quiet=quiet) as view:
+    with Progress(quiet=quiet, elsewhere=True) as view:
         while True:
             if time.monotonic() - asked > ASKS:
                 state, why = here.state_of(number)
@@ -57,8 +57,8 @@ def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) ->
             if state.startswith("finished"):
                 said = why if why and why != "N/A" else state
                 raise Down(
-                    f"the run has failed: {said}\nthe server's log is {loopback.log(here.kits, RUN)}; `coalface up` on "
-                    "the same kits goes on from its last checkpoint, `coalface down` ends the federation"
+                    f"the run has failed: {said}\nthe server's log is {loopback.log(here.kits, RUN)}; `coalface resume "
+                    f"{folder}` goes on from its last checkpoint, `coalface down {here.kits}` ends the federation"
                 )
             time.sleep(LOOKS)
 
@@ -131,9 +131,9 @@ def shown(status: dict[str, Any], at: float, *, live: bool = False) -> Renderabl
 
 
 def _goes_on(run: dict[str, Any]) -> str:
-    if not run["elsewhere"]:
-        return f"`coalface resume {run['folder']}` goes on"
-    return f"`coalface up {run['kits']}` goes on" if run["kits"] else "the operator's `run.sh` goes on"
+    if run["elsewhere"] and not run["kits"]:
+        return "the operator's `run.sh` with the same run-config goes on"
+    return f"`coalface resume {run['folder']}` goes on"
 
 
 def watch(place: Path) -> None:

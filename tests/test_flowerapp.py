@@ -79,6 +79,26 @@ def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Pa
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # it was at its end
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"local.lr": 0.5}, r"local.lr was 0.02 and is now 0.5"),
+        ({"rounds": 2}, r"rounds was 1 and is now 2"),  # of a finished run, which would else say that it has them all
+    ],
+)
+def test_a_run_that_has_begun_is_not_gone_on_with_by_another_recipe(
+    asked: dict[str, Any], said: str, recipe: Path, tmp_path: Path
+) -> None:
+    out = {"out": str(tmp_path / "run")}
+    run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], rounds=1, **out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        RecipeError, match=f"has begun with another recipe: {said}. Go on with `coalface resume .*/run`"
+    ):
+        run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], **out, **{"rounds": 1, **asked})
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
 def test_a_node_without_a_party_or_with_an_unknown_one_says_so_in_its_log(
     recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,6 +149,8 @@ def keep_freed_memory() -> None:
 class InProcess:
     """Runs every step in this process, one party after the other; helpers share the work of a party that has shards."""
 
+    late: Mapping[str, int] = {}
+    """Nothing is given up here."""
     children = False
     """Whether there are processes beside this one even if no party has shards."""
 

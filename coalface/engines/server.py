@@ -53,6 +53,8 @@ class Server(Asking):
         given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
         super().__init__(method, rules, numerics, transport, folder, **given)
         self.observers, self.report = observers, report
+        self._late: dict[str, int] = {}
+        """What the transport has counted by the last line of the events."""
 
     def run(self) -> tuple[Any, Models]:
         """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
@@ -147,6 +149,8 @@ class Server(Asking):
         self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
         ends = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
+        if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
+            self._late, ends["late"] = dict(self.transport.late), late
         self._write_line("events.jsonl", ends)
         self.report({**record, **clock})
         if over:

@@ -65,15 +65,21 @@ class Progress:
 
     In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
     one line a round (`LINES_A_RUN`) and its last. `quiet` shows nothing. Names, reasons and notes are written without
-    control characters. The time left is (rounds to go) × (time a round has taken in this session).
+    control characters. A run that trains `elsewhere` is not stopped by Ctrl-C here. The time left is (rounds to go) ×
+    (time a round has taken in this session).
     """
 
     def __init__(
-        self, quiet: bool = False, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        quiet: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        elsewhere: bool = False,
     ) -> None:
         self._quiet = quiet
         self._console = console or Console(file=sys.stdout, highlight=False)
         self._clock = clock
+        self._elsewhere = elsewhere
         self._now: _Now | None = None
         self._live: Live | None = None
 
@@ -93,6 +99,7 @@ class Progress:
             self._live = None
         if self._now is not None:  # left before it finished: say how far it came
             how = "stopped" if error is None else f"stopped by {kind.__name__ if kind else 'an error'}"
+            how = "goes on elsewhere, seen last" if self._elsewhere and kind is KeyboardInterrupt else how
             self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
             self._now = None
 

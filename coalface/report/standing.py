@@ -42,9 +42,10 @@ def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> Re
 
 
 def _parties(parties: Sequence[Mapping[str, Any]], now: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("party", "role", "rounds", "last seen", "down", "up", "failed", "last failure"):
-        table.add_column(name, justify="right" if name in ("rounds", "down", "up", "failed") else "left")
+    table, some_late = Table(box=None, pad_edge=False), any(party["late"] for party in parties)
+    counted = ("failed", "came late") if some_late else ("failed",)
+    for name in ("party", "role", "rounds", "last seen", "down", "up", *counted, "last failure"):
+        table.add_column(name, justify="right" if name in ("rounds", "down", "up", *counted) else "left")
     for party in parties:
         table.add_row(
             clean(party["name"]),
@@ -54,6 +55,7 @@ def _parties(parties: Sequence[Mapping[str, Any]], now: float) -> Table:
             size(party["bytes_down"]),
             size(party["bytes_up"]),
             str(party["failed"]),
+            *([str(party["late"])] if some_late else []),
             Text(clean(party["reason"]), overflow="fold"),
         )
     return table

@@ -136,6 +136,8 @@ def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp
 
     ran = run(method, tmp_path, build, transport=transport, report=report, on_error="exclude")
     assert links[0].late == {"silo-0": 1}
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["late"] for event in events if "late" in event] == [{"silo-0": 1}]
     assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (2, 1)
     assert "silo-0, step train, train round 1: no reply within 0.05 s" in (tmp_path / "metrics.jsonl").read_text()
 
