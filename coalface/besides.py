@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from coalface import personal
 from coalface.clustered import mean
+from coalface.config import Recipe
 from coalface.core import generator
 from coalface.enrolled import by_kind
 from coalface.gridding import Cell
@@ -22,6 +24,13 @@ ALIKE = 0.1
 
 Group = Sequence[Mapping[str, Any]]
 """The cells of a setting, one for each seed."""
+
+
+def clients_of(recipe: Recipe) -> str:
+    """What decides who a run's clients are, and how well they are served is judged by."""
+    data, judged = recipe.data.model_dump(mode="json"), recipe.judge.model_dump(mode="json")
+    told = ("source", "min_images", "exclude", "max_identities", "private", "hold_out", "partition", "test")
+    return json.dumps([{key: data[key] for key in told}, judged["personalised"]], sort_keys=True)
 
 
 def by_seed(cells: Group, values: Sequence[float | None]) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface import personal
-from coalface.besides import shares
+from coalface.besides import clients_of, shares
 from coalface.config import RecipeError
 from coalface.enrolled import by_kind
 from coalface.gridding import AVERAGED, Cell
@@ -21,14 +21,14 @@ SHARE = "share of the public images that clients trained on"
 
 def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
     """The cells of a sweep as points of its drawings; those that are not in `done` have no figures."""
-    found = []
+    found, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
     for cell in cells:
         line = done.get(cell.recipe.digest(), {})
         found.append(
             Point(
                 chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
                 seed=cell.recipe.seed,
-                figures=_figures(line),
+                figures=_figures(line, alike),
                 half=cell.recipe.half_split,
                 start=start_name(cell.recipe.pretrain),
                 untrained=sweeps.figures(line.get("untrained", {}), {}),
@@ -37,9 +37,13 @@ def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list
     return found
 
 
-def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """Those of a cell, of its run's own clients, and how much of the public images these took."""
-    served = {k: v for k, v in personal.by_kind(line.get("personalised", {})).items() if k != personal.START}
+def _figures(line: Mapping[str, Any], alike: bool) -> dict[str, float]:
+    """Those of a cell, of its run's own clients, and how much of the public images these took.
+
+    How clients are served is told where all cells have the same clients: others' figures are of other people.
+    """
+    by_model = personal.by_kind(line.get("personalised", {})) if alike else {}
+    served = {kind: figures for kind, figures in by_model.items() if kind != personal.START}
     found = sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {})) | served)
     share = shares(line.get("public_images")).get("all rounds")
     return found if share is None else {**found, SHARE: share}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from coalface import pairlists, splits
 from coalface.besides import (
     aligned,
     by_seed,
+    clients_of,
     clusters,
     cosines,
     domain_gaps,
@@ -76,7 +76,7 @@ def table(
     lines += clusters(there)
     lines += enrolled(there)
     bases = _bases(list(groups if baselines else there), next(iter(baselines), None)) if there else {}
-    people = {cell.setting: _clients(cell.recipe) for cell in cells}
+    people = {cell.setting: clients_of(cell.recipe) for cell in cells}
     alike = {label: base for label, base in bases.items() if base in there and people[label] == people[base]}
     if served := personalised(there, alike):
         lines += served
@@ -100,13 +100,6 @@ def table(
             lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
     lines += _losses(there)
     return "\n".join(lines) + "\n", whole
-
-
-def _clients(recipe: Recipe) -> str:
-    """What decides who a run's clients are, and how well they are served is judged by."""
-    data, judged = recipe.data.model_dump(mode="json"), recipe.judge.model_dump(mode="json")
-    told = ("source", "min_images", "exclude", "max_identities", "private", "hold_out", "partition", "test")
-    return json.dumps([{key: data[key] for key in told}, judged["personalised"]], sort_keys=True)
 
 
 def _said_of_figures(cells: Sequence[Cell], both: bool) -> list[str]:

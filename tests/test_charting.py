@@ -12,7 +12,7 @@ import pytest
 import tinyruns
 from typer.testing import CliRunner
 
-from coalface import charting, cli, sweeping
+from coalface import charting, cli, config, sweeping
 from coalface.gridding import Cell, grid
 from coalface.report import sweeps
 
@@ -185,6 +185,12 @@ def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(fi
     )
     assert found.figures[charting.SHARE] == pytest.approx(30.0)  # (15 of 50 + 15 of 50) / 2
     assert found.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in found.figures
+    moved = [
+        cells[0],
+        Cell(cells[1].chosen, config.parse(config.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
+    ]
+    (one, _) = charting.points(moved, done)
+    assert charting.SHARE in one.figures and "clients by branch/eer" not in one.figures  # of two sweeps' clients
     shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
     assert f"<h3>{charting.SHARE} (%)</h3>" in shown and "<h3>clients by branch EER (%)</h3>" in shown
 

@@ -125,7 +125,7 @@ def name_of(chosen: Mapping[str, Any], whole: Mapping[str, str] | None = None) -
     said = []
     for key, value in chosen.items():
         text = value if isinstance(value, str) else json.dumps(value)
-        named = isinstance(value, str) and (key == "method" or key.endswith(".name"))
+        named = isinstance(value, str) and (key in ("method", "name") or key.endswith(".name"))
         said.append(text if named else f"{(whole or {}).get(key, key.rpartition('.')[2])}={text}")
     return ", ".join(said)
 
