@@ -71,8 +71,8 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
             silos = equal(faces.only(target), wanted.clients, rng)
         except ValueError as error:
             raise RecipeError(f"data.domains.clients: {error}") from None
-        for number, mine in enumerate(silos.values()):
-            parties[f"target-{number:02d}"] = mine.select(rng.permutation(len(mine)))
+        for name, mine in zip(targets(recipe), silos.values(), strict=True):
+            parties[name] = mine.select(rng.permutation(len(mine)))
     return parties
 
 
@@ -82,8 +82,13 @@ def parties(recipe: Recipe) -> list[str]:
     assert wanted is not None
     if method.pooled:
         return ["pooled"]
-    targets = [f"target-{number:02d}" for number in range(wanted.clients)] if "target" in method.domains else []
-    return [*([NAMED_SOURCE] if "source" in method.domains else []), *targets]
+    mine = targets(recipe) if "target" in method.domains else []
+    return [*([NAMED_SOURCE] if "source" in method.domains else []), *mine]
+
+
+def targets(recipe: Recipe) -> list[str]:
+    """The names of the target clients."""
+    return [f"target-{number:02d}" for number in range(recipe.data.domains.clients)] if recipe.data.domains else []
 
 
 def roles(recipe: Recipe, parties: Iterable[str]) -> dict[str, str]:

@@ -20,6 +20,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
 LOOPBACK = ("localhost", "127.0.0.1")
 """What the SuperLink's certificate is always good for: its own ServerApp reaches it there."""
+LOOPBACK_6 = "::1"
+"""And what it is where the SuperLink listens on IPv6."""
+PARTS = ("superlink", "run")
+"""The parts of a federation that are no party: the SuperLink with the server, and the log of the run."""
 
 
 class SuperLink(Section):
@@ -73,11 +77,16 @@ class SuperLink(Section):
     @property
     def names(self) -> tuple[str, ...]:
         """Every name and address that its certificate must hold."""
-        return tuple(dict.fromkeys((*self.hosts, *LOOPBACK)))
+        return tuple(dict.fromkeys((*self.hosts, *LOOPBACK, *([LOOPBACK_6] if self.over_6 else []))))
+
+    @property
+    def over_6(self) -> bool:
+        """Whether the parties dial an IPv6 address."""
+        return ":" in self.hosts[0]
 
 
 def _address(host: str, port: int) -> str:
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{bracketed(host)}:{port}"
 
 
 class Party(Section):
@@ -143,9 +152,19 @@ def read(path: Path) -> Federation:
     for name in (made.name, *made.parties):
         if not NAME.fullmatch(name):
             raise RecipeError(f"{path}: {name!r} cannot be a name here: use letters, digits, '-' and '_'")
+    if taken := [name for name in made.parties if name.lower() in PARTS]:
+        raise RecipeError(
+            f"{path}: parties.{taken[0]}: a part of every federation that is no party is called so, by which its log "
+            "and its processes are found; give the party another name"
+        )
     if len({name.lower() for name in made.parties}) < len(made.parties):
         raise RecipeError(f"{path}: parties whose names differ by capitals only share a folder on some disks")
     return made
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_address(host: str) -> bool:

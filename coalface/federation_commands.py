@@ -26,13 +26,14 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Start a whole federation on this machine, and bring back what of it has gone; `coalface down` ends it."""
-    from coalface import kitchecking, loopback, watching
+    from coalface import kitchecking, loopback, runconfig, watching
 
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(text)
 
     here = loopback.Loopback(kits, tell, within)
+    runconfig.check(kits / "operator" / "project", run_config)
     watching.say_faults(kitchecking.check(kits, watching.now()), tell)
     following = False
     try:

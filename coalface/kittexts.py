@@ -7,7 +7,10 @@ import shlex
 
 import yaml
 
-from coalface.federation import LOOPBACK, Federation
+from coalface.federation import LOOPBACK, LOOPBACK_6, Federation, bracketed
+
+ANY, ANY_6 = "0.0.0.0", "::"
+"""All addresses of a machine."""
 
 HEAD = """#!/bin/sh
 set -eu
@@ -91,12 +94,20 @@ cat > "$FLWR_HOME/config.toml" <<END
 {config}END
 """
 
-REGISTER = """failed=0
+REGISTER = """# It can be run again: a key that is known is left as it is, and one that was withdrawn stays withdrawn.
+failed=0
 for party in {parties}; do
-    flwr supernode register "$here/keys/$party.pub" {name} --name "$party" || {{
-        echo "$party: not registered" >&2
-        failed=1
-    }}
+    if said=$(flwr supernode register "$here/keys/$party.pub" {name} --name "$party" 2>&1); then
+        printf '%s\\n' "$party:" "$said"  # with the number by which Flower's `unregister` knows it
+        continue
+    fi
+    case $said in
+        *"code: 23]"*) echo "$party: its key is known already" ;;  # Flower's PUBLIC_KEY_ALREADY_IN_USE
+        *)
+            printf '%s\\n' "$said" "$party: not registered" >&2
+            failed=1
+            ;;
+    esac
 done
 exit $failed
 """
@@ -139,7 +150,7 @@ PROXIED = """Open port {port} for the addresses of the parties only: the proxy t
 
 SUPERLINK_PAPER = """# The SuperLink of {name}
 
-    ./start.sh            # listens at {bind}:{port}; what follows is passed on to flower-superlink
+    ./start.sh            # listens at {bind}; what follows is passed on to flower-superlink
 {proxy}
 Needs `coalface[flower]` on the PATH, and where the recipe judges on images, COALFACE_DATA. Runs are kept in `runs/`,
 Flower's state in `state.db`. `names.json` says which key each party has; a node with another cannot play it.
@@ -171,7 +182,7 @@ take `home/` along, and before you start run `coalface party rekey home --from O
 
 OPERATOR_PAPER = """# The operator's kit of {name}
 
-    ./register.sh                       # once, when the SuperLink has started: makes the parties' keys known
+    ./register.sh                       # when the SuperLink has first started: makes the parties' keys known
     ./run.sh                            # starts the recipe of project/; what follows is passed on to `flwr run`
     ./run.sh --run-config 'rounds=3'
 
@@ -191,8 +202,9 @@ def proxy(made: Federation) -> dict[str, str]:
     link = made.superlink
     if link.loopback_port is None:
         return {}
-    listen = f"127.0.0.1:{link.port}" if _local(made) else str(link.port)
-    text = NGINX.format(listen=listen, host=link.hosts[0], inside=link.loopback_port)
+    outside = _outside(made)
+    listen = str(link.port) if outside == ANY else f"{bracketed(outside)}:{link.port}"
+    text = NGINX.format(listen=listen, host=bracketed(link.hosts[0]), inside=link.loopback_port)
     return {"nginx.conf": text, "proxy.sh": HEAD + PROXY}
 
 
@@ -242,7 +254,7 @@ def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[s
             parties="\n".join(rows),
         ),
         "superlink/README.md": SUPERLINK_PAPER.format(
-            **plain, bind=_bind(made), port=link.own[1], proxy=beside if proxied else ""
+            **plain, bind=f"{bracketed(_bind(made))}:{link.own[1]}", proxy=beside if proxied else ""
         ),
         "operator/README.md": OPERATOR_PAPER.format(**plain, own=link.own_address),
     }
@@ -264,12 +276,18 @@ def _operator(made: Federation) -> str:
 
 
 def _bind(made: Federation) -> str:
-    """All addresses, unless only this machine can dial it, or is to."""
-    return "127.0.0.1" if _local(made) or made.superlink.loopback_port is not None else "0.0.0.0"
+    """Where the SuperLink listens."""
+    return _outside(made) if made.superlink.loopback_port is None else "127.0.0.1"
 
 
-def _local(made: Federation) -> bool:
-    return set(made.superlink.hosts) <= set(LOOPBACK)
+def _outside(made: Federation) -> str:
+    """Where parties are answered: at all addresses, unless only this machine can dial it; of the kind that they dial,
+    as a socket for all of IPv6 takes no IPv4 in Flower's server.
+    """
+    link = made.superlink
+    if set(link.hosts) <= {*LOOPBACK, LOOPBACK_6}:
+        return LOOPBACK_6 if link.over_6 else "127.0.0.1"
+    return ANY_6 if link.over_6 else ANY
 
 
 def _port(made: Federation, name: str) -> int:

@@ -12,35 +12,26 @@ import ipaddress
 import json
 import os
 import re
-import shlex
 import socket
 import ssl
 import subprocess
-import sys
-import sysconfig
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coalface import config, federation, flowerproject, marked
+from coalface import config, federation, kittexts, marked, operating, runconfig
 from coalface.config import RecipeError
-from coalface.federation import Federation
-from coalface.judging import write_json
+from coalface.federation import PARTS, Federation
+from coalface.judging import write_json, write_text
 
-SUPERLINK, RUN = "superlink", "run"
-"""The parts that are no party: the SuperLink with the server, and the log of the run."""
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
+SUPERLINK, RUN = PARTS
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ONLINE = "SuperNode ID:"
 """What a SuperNode says once the SuperLink has taken its key; the SuperLink itself takes a minute to miss a node."""
 _REFUSED = "Failed to activate SuperNode"
+_PLAINTEXT = "Option `--insecure` was set"
 _ACTIVE = ("pending", "starting", "running")
 
 
@@ -75,14 +66,14 @@ class Loopback:
         self._check_here()
         (self.kits / "logs").mkdir(mode=0o700, exist_ok=True)
         with _alone(self.kits):
-            known = state(self.kits)
-            runs = (runs or Path(known.get("runs", self.kits / "superlink" / "runs"))).resolve()
+            before = self._runs_folder()
+            runs = runs.resolve() if runs is not None else before
             self._check_proxy()
-            self._superlink(runs, known)
-            if not known.get("registered"):
-                self.tell("registering the parties' keys")
-                self._operate(self.kits / "operator" / "register.sh")
-            write_json(self.kits / "up.json", {"runs": str(runs), "registered": True})
+            trusted = kittexts.config(self.made, str(self.kits / "operator" / "ca.crt"))  # the kits may have moved
+            write_text(self.kits / "operator" / "flower" / "config.toml", trusted)
+            self._superlink(runs, before)
+            if not state(self.kits).get("registered"):
+                self._register()
             self._nodes()
 
     def _check_here(self) -> None:
@@ -96,14 +87,30 @@ class Loopback:
             if not (self.kits / place / ("run.sh" if place == "operator" else "start.sh")).is_file():
                 raise RecipeError(f"{self.kits}/{place} is not there whole: all kits are needed here, make them anew")
 
-    def _superlink(self, runs: Path, known: dict[str, Any]) -> None:
+    def _runs_folder(self) -> Path:
+        return Path(state(self.kits).get("runs", self.kits / SUPERLINK / "runs"))
+
+    def _register(self) -> None:
+        """Make the parties' keys known; Flower takes none again that was withdrawn."""
+        self.tell("registering the parties' keys")
+        with self._reasons():
+            operating.output([str(self.kits / "operator" / "register.sh")], self.kits, self.within)
+        write_json(self.kits / "up.json", _kept(self.kits) | {"registered": True})
+
+    def _superlink(self, runs: Path, before: Path) -> None:
         mine = [one for one in marked.found(self.kits) if one.part == SUPERLINK]
         if any("flower-superlink" in one.command for one in mine):
-            if runs != Path(known.get("runs", runs)):
+            if runs != before:
                 raise RecipeError(
-                    f"{self.kits}: its SuperLink runs and keeps runs in {known['runs']}: end it with "
+                    f"{self.kits}: its SuperLink runs and keeps runs in {before}: end it with "
                     f"`coalface down {self.kits}` to give another --out"
                 )
+            self._until(
+                self._answers,
+                f"the SuperLink is there and does not answer within {self.within:g} s: `coalface down {self.kits}` "
+                f"ends it, `coalface up {self.kits}` starts it again and goes on with the run",
+                (),
+            )
             self.tell(f"the SuperLink is there already, at {self.made.superlink.own_address}")
             return
         for part in (SUPERLINK, RUN):  # what a SuperLink that was killed has left
@@ -113,14 +120,19 @@ class Loopback:
                 f"port {self.made.superlink.own[1]} is taken by another process: end that, or provision with another"
             )
         self.tell(f"starting the SuperLink at {self.made.superlink.own_address}")
+        below = runs.relative_to(self.kits) if runs.is_relative_to(self.kits) else runs  # for a copy of the kits
+        known = _kept(self.kits).get("registered", False) and (self.kits / SUPERLINK / "state.db").exists()
+        write_json(self.kits / "up.json", {"runs": str(below), "registered": known})
         process = self._begin(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
-        self._until(
-            lambda: self._answers(process), f"the SuperLink does not answer within {self.within:g} s", [SUPERLINK]
-        )
 
-    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        def up() -> bool:
+            self._alive(SUPERLINK, process, "the SuperLink has ended")
+            return self._answers()
+
+        self._until(up, f"the SuperLink does not answer within {self.within:g} s", [SUPERLINK])
+
+    def _answers(self) -> bool:
         """Whether the SuperLink takes connections over TLS that the parties would trust."""
-        self._alive(SUPERLINK, process, "the SuperLink has ended")
         trust = ssl.create_default_context(cafile=str(self.kits / "operator" / "ca.crt"))
         try:
             with self._dialled() as plain, trust.wrap_socket(plain, server_hostname=self.made.superlink.own[0]):
@@ -150,6 +162,7 @@ class Loopback:
     def _nodes(self) -> None:
         there = {one.part for one in marked.found(self.kits) if "flower-supernode" in one.command}
         started, away, again = dict[str, subprocess.Popen[bytes]](), list[str](), set[str]()
+        asked = False
         for name in self.made.parties:
             if name in there:
                 self.tell(f"{name} is there already")
@@ -159,6 +172,7 @@ class Loopback:
             started[name] = self._node(name)
 
         def online() -> bool:
+            nonlocal asked
             for name, process in started.items():
                 if process.poll() is not None and _REFUSED in self._new(name):
                     if self._misses_none():
@@ -168,6 +182,10 @@ class Loopback:
                         time.sleep(5)
                     elif name in again:  # it was missed in between: once more
                         again.remove(name)
+                    elif not asked:  # a SuperLink whose state is not that in which the keys were registered
+                        self._register()
+                        asked = True
+                        again.update(started.keys() - {name})
                     else:
                         self._alive(name, process, f"the SuperNode of {name} has ended")
                     started[name] = self._node(name)
@@ -184,7 +202,8 @@ class Loopback:
 
     def _misses_none(self) -> bool:
         """Whether the SuperLink has yet to miss a node that was killed: until then it takes no other with its key."""
-        found = self._flwr("supernode", "list", self.made.name, "--format", "json").get("nodes", ())
+        words = ("supernode", "list", self.made.name, "--format", "json")
+        found = self._told(operating.program("flwr"), *words).get("nodes", ())
         there = sum("flower-supernode" in one.command for one in marked.found(self.kits))
         return sum(node.get("status") == "online" for node in found) > there
 
@@ -200,12 +219,13 @@ class Loopback:
             self.tell("a run is going on already")
             number = int(going[0]["run-id"])
         else:
+            runconfig.check(self.kits / "operator" / "project", run_config)
             self.tell("starting the run")
-            script, given = self.kits / "operator" / "run.sh", ["--run-config", run_config] if run_config else []
-            number = int(json.loads(self._operate(script, "--format", "json", *given))["run-id"])
+            script, given = str(self.kits / "operator" / "run.sh"), ["--run-config", run_config] if run_config else []
+            number = int(self._told(script, "--format", "json", *given)["run-id"])
             marked.end(self.kits, part=RUN)  # the log of an earlier run
         if not any(one.part == RUN for one in marked.found(self.kits)):
-            self._begin(RUN, _program("flwr"), "log", str(number), self.made.name, "--stream")
+            self._begin(RUN, operating.program("flwr"), "log", str(number), self.made.name, "--stream")
         return number
 
     def state_of(self, number: int) -> tuple[str, str]:
@@ -223,19 +243,19 @@ class Loopback:
     def folder(self, run_config: str | None) -> Path:
         """Where the server keeps the run that a run-config starts."""
         recipe = config.load(self.kits / "operator" / "project" / "recipe.yaml")
-        given = dict(part.split("=", 1) for part in shlex.split(run_config or "") if "=" in part)
-        return Path(given.get("out") or Path(state(self.kits)["runs"]) / given.get("name", recipe.name))
+        given = runconfig.read(run_config)
+        return Path(given.get("out") or self._runs_folder() / given.get("name", recipe.name))
 
     def _runs(self) -> list[dict[str, Any]]:
-        return list(self._flwr("list", self.made.name, "--format", "json").get("runs", ()))
+        return list(self._told(operating.program("flwr"), "list", self.made.name, "--format", "json").get("runs", ()))
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, part: str, program: Path, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+    def _begin(self, part: str, program: Path | str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """A process that outlives this one and its terminal."""
         path = log(self.kits, part)
         self._from[part] = path.stat().st_size if path.exists() else 0
-        environment = self._environment() | marked.environment(self.kits, part) | variables
+        environment = operating.environment(self.kits) | marked.environment(self.kits, part) | variables
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
             return subprocess.Popen(
                 [str(program), *arguments],
@@ -246,29 +266,29 @@ class Loopback:
                 env=environment,
             )
 
-    def _environment(self) -> dict[str, str]:
-        path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        home = str(self.kits / "operator" / "flower")
-        return os.environ | QUIET | {"PATH": path, "FLWR_HOME": home, "PYTHONUNBUFFERED": "1"}
+    def _told(self, *words: str) -> dict[str, Any]:
+        """What a command of Flower's answers. Raises Down where it fails, with its reason."""
+        with self._reasons():
+            return operating.told(words, self.kits, self.within)
 
-    def _operate(self, *command: Path | str) -> str:
-        """What a command of the operator's says. Raises Down where it fails, with its reason."""
-        words = [str(word) for word in command]
-        done = subprocess.run(words, env=self._environment(), capture_output=True, text=True, timeout=self.within)
-        if done.returncode:
-            said = plain(done.stdout + done.stderr).strip()
-            raise Down(f"{' '.join(words)} failed:\n{said}{self._said(SUPERLINK)}")
-        return done.stdout
-
-    def _flwr(self, *words: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._operate(_program("flwr"), *words))
-        return found
+    @contextlib.contextmanager
+    def _reasons(self) -> Iterator[None]:
+        try:
+            yield
+        except operating.Failed as error:
+            raise Down(f"{plain(str(error))}{self._said(SUPERLINK)}") from None
 
     def _alive(self, part: str, process: subprocess.Popen[bytes], gone: str) -> None:
         if process.poll() is not None:
             raise Down(f"{gone}{self._said(part)}{self._advice(part)}")
 
     def _advice(self, part: str) -> str:
+        if part == SUPERLINK:
+            return ""
+        if _PLAINTEXT in self._new(part):
+            return (
+                f"\n{part} dials without TLS (`--insecure`), and the SuperLink answers none but TLS: see its start.sh"
+            )
         if _REFUSED in self._new(part):
             return (
                 f"\nThe SuperLink does not take the key of {part}: it was withdrawn by `flwr supernode unregister`, or "
@@ -281,7 +301,7 @@ class Loopback:
         ends = time.monotonic() + self.within
         while not there():
             if time.monotonic() > ends:
-                raise Down(late + "".join(self._said(part) for part in parts))
+                raise Down(late + "".join(self._said(part) + self._advice(part) for part in parts))
             time.sleep(0.3)
 
     def _new(self, part: str) -> str:
@@ -309,8 +329,7 @@ def kept(kits: Path) -> Federation:
 
 def changed(kits: Path, run_config: Mapping[str, Any]) -> str | None:
     """What a run-config changes of the values that the kits' project has, as `--run-config` takes it; None: nothing."""
-    about = tomllib.loads((kits / "operator" / "project" / "pyproject.toml").read_text(encoding="utf-8"))
-    usual = dict(flowerproject.leaves(about["tool"]["flwr"]["app"]["config"]))
+    usual = runconfig.usual(kits / "operator" / "project")
     words = [f"{key}={json.dumps(value)}" for key, value in run_config.items() if usual.get(key) != value]
     return " ".join(words) or None
 
@@ -324,6 +343,12 @@ def check_party(kits: Path, party: str | None) -> None:
 
 def state(kits: Path) -> dict[str, Any]:
     """What a start has left for the next: where runs lie, and whether the keys were registered."""
+    found = _kept(kits)
+    return found | ({"runs": str(kits.resolve() / found["runs"])} if "runs" in found else {})
+
+
+def _kept(kits: Path) -> dict[str, Any]:
+    """The same as it is written: runs within the kits by their place in them."""
     path = kits / "up.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
@@ -337,11 +362,6 @@ def log(kits: Path, part: str) -> Path:
 def plain(text: str) -> str:
     """Without colours."""
     return _COLOUR.sub("", text)
-
-
-def _program(name: str) -> Path:
-    path = Path(sysconfig.get_path("scripts")) / name
-    return path if path.exists() else Path(sys.executable).with_name(name)
 
 
 def _free_port() -> int:

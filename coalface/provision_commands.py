@@ -9,6 +9,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a private channel; where it encrypts, it
+   runs `coalface party rekey home --from OLD/node.key --to node.key`, and then deletes the old key
+2. superlink/names.json goes to the SuperLink's kit: a run that starts or goes on from then on asks for the new key
+3. the operator withdraws the old key (`flwr supernode ls`, `flwr supernode unregister ID`), and registers the new one
+   (`operator/register.sh`)
+4. {party} starts its node; a run under way takes it in once it is resumed"""
+"""What is left to do after a rotation."""
+
 
 class _MakeUnlessNamed(TyperGroup):
     """`coalface provision FILE …` is `coalface provision make FILE …`."""
@@ -36,6 +44,19 @@ def make(
 
     made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC))
     typer.echo(f"wrote {made}; its README.md says who gets what, and over which channel")
+
+
+@provision.command()
+def rotate(
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `provision` made.")],
+    party: Annotated[str, typer.Argument(help="Whose node gets a new key.")],
+) -> None:
+    """Make a new key for one party's node; all other keys and the certificates stay as they are."""
+    from coalface import rotating
+
+    written = rotating.rotate(kits, party)
+    typer.echo(f"{party} has a new key: wrote {', '.join(map(str, written))}")
+    typer.echo(STEPS.format(party=party))
 
 
 @provision.command()

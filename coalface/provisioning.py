@@ -13,9 +13,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from coalface import certificates, config, federation, flowerproject, kittexts, ownfile
-from coalface.config import RecipeError
+from coalface import certificates, config, domains, federation, flowerproject, kittexts, ownfile
+from coalface.config import Recipe, RecipeError
+from coalface.data import partition
 from coalface.federation import Federation
+from coalface.methods import METHODS
+from coalface.owned import OWN
+from coalface.world import POOLED
 
 
 def make(file: Path, out: Path, now: datetime.datetime) -> Path:
@@ -43,7 +47,7 @@ def make(file: Path, out: Path, now: datetime.datetime) -> Path:
 
 
 def _check(made: Federation, recipe: Path, file: Path) -> None:
-    """Raise RecipeError unless the recipe can be read and its validators are those of the federation."""
+    """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
     if not recipe.is_file():
         raise RecipeError(
             f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
@@ -70,6 +74,35 @@ def _check(made: Federation, recipe: Path, file: Path) -> None:
         raise RecipeError(f"{file}: the recipe's party {missing[0]} is none of the parties: add it, or take it out")
     if missing := sorted(validators - made.parties.keys()):
         raise RecipeError(f"{file}: the recipe's validator {missing[0]} is none of the parties: add it, or take it out")
+    _check_dealt(made, read, file)
+
+
+def _check_dealt(made: Federation, recipe: Recipe, file: Path) -> None:
+    """Raise RecipeError unless the trainers are those to whom the recipe deals images.
+
+    `pooled` may be there, and the silos of a pooled method: one federation runs a recipe by several methods. Where the
+    images tell who trains, nothing is known before a run.
+    """
+    method, data = METHODS[recipe.method], recipe.data
+    if method.domains:
+        dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
+    elif data.source.kind != OWN and data.partition.kind in ("equal", "dirichlet", "shares"):
+        shares = data.partition.kind == "shares"
+        dealt = sorted(data.partition.shares) if shares else partition.names("silo", data.partition.parties)
+        needed = [POOLED] if method.pooled else dealt
+    else:
+        return
+    if missing := [name for name in needed if name not in made.parties]:
+        raise RecipeError(
+            f"{file}: the recipe deals its images to {', '.join(needed)}, and {', '.join(missing)} is none of the "
+            "parties: add it, or change `data` of the recipe"
+        )
+    known = {*dealt, POOLED, *recipe.validators}
+    if extra := [name for name in made.parties if name not in known]:
+        raise RecipeError(
+            f"{file}: parties.{extra[0]} is a trainer to whom the recipe deals no images; it deals them to "
+            f"{', '.join(dealt)}: take it out, or change `data` of the recipe"
+        )
 
 
 def _check_free(out: Path) -> None:

@@ -7,17 +7,16 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import DAY, NOW, SILOS, Standing, left
 from tinyruns import Silent
 
-from coalface import certificates, config, experiment
+from coalface import certificates, config, experiment, loopback, operating
 from coalface.engines.commits import Commit
 
 pytestmark = pytest.mark.slow
@@ -116,6 +115,12 @@ def test_a_straggler_is_left_out_and_its_late_answer_is_discarded_and_counted(st
 # --- who is turned away, and where the reason stands ------------------------------------------------------------------
 
 
+def nodes(standing: Standing) -> list[dict[str, Any]]:
+    """What the SuperLink says of all nodes that were ever registered."""
+    words = [operating.program("flwr"), "supernode", "list", "here", "--format", "json"]
+    return list(operating.told(words, standing.kits, 60)["nodes"])
+
+
 def turned_away(standing: Standing, party: str = "silo-02") -> str:
     """What `up` says where a party's node cannot come; the party is as it was afterwards."""
     code, said = standing.ended(standing.up("--no-run", "--within", "40"))
@@ -149,11 +154,28 @@ def test_a_node_with_a_key_that_nobody_has_registered_is_told_so(standing: Stand
     assert "Failed to activate SuperNode" in said and "The SuperLink does not take the key of silo-02" in said
 
 
-def test_a_node_without_tls_is_turned_away(standing: Standing, without: Path) -> None:
+def test_a_node_that_dials_without_tls_is_never_admitted(standing: Standing, without: Path) -> None:
     script = (without / "start.sh").read_text()
-    (without / "start.sh").write_text(script.replace('--root-certificates "$here/ca.crt"', "--insecure"))
-    said = turned_away(standing)
-    assert "SuperLink" in said, said
+    script = script.replace('--root-certificates "$here/ca.crt"', "--insecure")
+    script = script.replace('--auth-supernode-private-key "$here/node.key"', "")  # with it, Flower would not dial
+    (without / "start.sh").write_text(script)
+    code, said = standing.ended(standing.up("--no-run", "--within", "40"))
+    assert code == 1 and "not all nodes are online within 40 s" in said, said
+    assert "silo-02 dials without TLS (`--insecure`), and the SuperLink answers none but TLS" in said, said
+    own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
+    assert own.count("Connection attempt failed, retrying") > 2  # it dials; neither end's log says what is amiss
+    words = [str(standing.kits / "operator" / "run.sh"), "--format", "json", "--run-config"]
+    number = operating.told([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
+    here = loopback.Loopback(standing.kits)
+    standing.wait(lambda: here.state_of(int(number))[0].startswith("finished"), 120)
+    assert here.state_of(int(number))[0] == "finished:failed"
+    shown = operating.output([operating.program("flwr"), "log", number, "here", "--show"], standing.kits, 60)
+    assert "silo-02 did not join within 5 s" in shown
+    assert any("flower-supernode" in one.command for one in standing.processes("silo-02"))  # all the while it dialled
+    own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
+    assert "SuperNode ID" not in own and "Received" not in own and not standing.home("silo-02", "plain").exists()
+    # a minute after its last sign of life the SuperLink misses the node with TLS that was here before
+    standing.wait(lambda: [node["status"] for node in nodes(standing)].count("online") == 2, 90)
 
 
 def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standing, without: Path) -> None:
@@ -173,16 +195,39 @@ def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standin
 
 
 def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:
-    flwr = [sys.executable, "-c", "from flwr.cli.app import app; app()", "supernode"]
-    home = os.environ | {"FLWR_HOME": str(standing.kits / "operator" / "flower"), "FLWR_TELEMETRY_ENABLED": "0"}
-    listed = json.loads(
-        subprocess.run([*flwr, "list", "here", "--format", "json"], env=home, capture_output=True).stdout
-    )
     ours = re.findall(r"SuperNode ID: (\d+)", standing.log("silo-02"))[-1]
-    assert ours in [node["node-id"] for node in listed["nodes"]]
-    subprocess.run([*flwr, "unregister", ours, "here"], env=home, check=True, capture_output=True)
+    assert ours in [node["node-id"] for node in nodes(standing)]
+    operating.output([operating.program("flwr"), "supernode", "unregister", ours, "here"], standing.kits, 60)
     said = turned_away(standing)
     assert "it was withdrawn by `flwr supernode unregister`" in said
+    (status,) = [node["status"] for node in nodes(standing) if node["node-id"] == ours]
+    assert status == "unregistered" and len(nodes(standing)) == len(SILOS)  # and no other was registered in its place
+
+
+def test_a_start_that_was_stopped_or_whose_superlink_forgot_or_hangs_is_made_good(tmp_path: Path) -> None:
+    made = Standing.made(tmp_path)
+    try:
+        stopped = made.up("--no-run")
+        made.wait(
+            lambda: (made.kits / "logs" / "superlink.log").exists() and "Created node_id" in made.log("superlink")
+        )
+        stopped.send_signal(signal.SIGINT)  # one key is registered, and two are not
+        assert made.ended(stopped)[0] != 0 and len(nodes(made)) < len(SILOS)
+        code, said = made.ended(made.up("--no-run"))
+        assert code == 0 and "registering the parties' keys" in said and len(nodes(made)) == len(SILOS), said
+        made.ended(made.coalface("down", str(made.kits)))
+        for path in (made.kits / "superlink").glob("state.db*"):
+            path.unlink()
+        (made.kits / "superlink" / "state.db").touch()  # a state from before the keys were registered
+        code, said = made.ended(made.up("--no-run"))
+        assert code == 0 and said.count("registering the parties' keys") == 1, said
+        made.send("superlink", signal.SIGSTOP)
+        code, said = made.ended(made.up("--detach", "--within", "8"))
+        assert code == 1 and "does not answer within 8 s: `coalface down" in said and "Traceback" not in said, said
+    finally:
+        made.leave()
+        code, said = made.ended(made.coalface("down", str(made.kits)))
+    assert code == 0 and not made.processes(), said
 
 
 @pytest.mark.ci

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinydomains
+import yaml
 from federations import DAY, FEDERATION, NOW, written
 
 from coalface import certificates, config, federation, flowerserver, kitchecking, provisioning
@@ -105,6 +107,28 @@ umask = os.umask(0)
 with open({log!r}, "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], kept, umask]) + "\\n")
 """
+
+
+REFUSING = """#!/bin/sh
+case $* in *{known}.pub*) echo "[code: 23] Public key already in use." >&2; exit 1 ;; *{bad}.pub*) {what} ;; esac
+echo "SuperNode 77 registered successfully."
+"""
+"""Flower's command as it answers where one key is known, and another is not taken for another reason."""
+
+
+def test_keys_that_are_known_already_are_no_failure_and_all_others_are(made: Path, tmp_path: Path) -> None:
+    def registered(what: str) -> tuple[int, str]:
+        (tmp_path / "flwr").write_text(REFUSING.format(known="silo-00", bad="silo-01", what=what))
+        (tmp_path / "flwr").chmod(0o700)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        script = Path(shutil.copytree(made / "operator", tmp_path / "operator", dirs_exist_ok=True)) / "register.sh"
+        done = subprocess.run([script], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = registered("true")
+    assert code == 0 and "silo-00: its key is known already" in told and "SuperNode 77" in told, told
+    code, told = registered("echo '[code: 22] It is bad.' >&2; exit 1")
+    assert code == 1 and "[code: 22] It is bad.\nsilo-01: not registered" in told, told
 
 
 def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], dict[str, str], int]]:
@@ -233,6 +257,16 @@ def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: p
         ({"parties": {"silo-00": {"role": "trainer"}}}, "the recipe's validator clinic is none of the parties"),
         ({"parties": {"clinic": {"role": "trainer"}}}, "clinic.role is trainer, but the recipe's `validators` names"),
         ({"parties": {"silo-00": {"role": "validator"}}}, "parties.silo-00 is a validator, but the recipe's"),
+        ({"parties": {"superlink": {"role": "trainer"}}}, "parties.superlink: a part of every federation that is no"),
+        ({"parties": {"Run": {"role": "trainer"}}}, "parties.Run: a part of every federation that is no party"),
+        (
+            {"parties": {name: role for name, role in FEDERATION["parties"].items() if name != "silo-01"}},
+            "deals its images to silo-00, silo-01, and silo-01 is none of the parties: add it",
+        ),
+        (
+            {"parties": {**FEDERATION["parties"], "bob": {"role": "trainer"}}},
+            "parties.bob is a trainer to whom the recipe deals no images; it deals them to silo-00, silo-01: take it",
+        ),
     ],
 )
 def test_a_wrong_federation_is_refused_with_what_is_right(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -244,9 +278,47 @@ def test_a_wrong_federation_is_refused_with_what_is_right(tmp_path: Path, change
 def test_one_host_may_stand_by_itself_and_ipv6_is_dialled_in_brackets(tmp_path: Path) -> None:
     read = federation.read(written(tmp_path, superlink={"hosts": "2001:DB8::0:1"}))
     assert read.superlink.address == "[2001:db8::1]:8000"
-    assert read.superlink.names == ("2001:db8::1", "localhost", "127.0.0.1")
+    assert read.superlink.names == ("2001:db8::1", "localhost", "127.0.0.1", "::1")
     kits = provisioning.make(tmp_path / "federation.yaml", tmp_path / "kits", NOW)
     assert kitchecking.check(kits, NOW) == []
+    assert "--host :: --port 8000" in (kits / "superlink" / "start.sh").read_text()
+    assert "listens at [::]:8000" in (kits / "superlink" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("host", "listens"), [("2001:db8::1", "[::]:8000"), ("::1", "[::1]:8000")])
+def test_an_ipv6_host_is_answered_at_such_an_address(host: str, listens: str, tmp_path: Path) -> None:
+    link = {"hosts": host, "loopback_port": 9444}
+    kits = provisioning.make(written(tmp_path / "a", superlink=link), tmp_path / "proxied", NOW)
+    proxy = (kits / "superlink" / "nginx.conf").read_text()
+    assert f"listen {listens} ssl;" in proxy and f"server_name [{host}];" in proxy
+    assert "--host 127.0.0.1 --port 9444" in (kits / "superlink" / "start.sh").read_text()
+    kits = provisioning.make(written(tmp_path / "b", superlink={"hosts": host}), tmp_path / "kits", NOW)
+    bound = listens.rpartition(":")[0].strip("[]")
+    assert f"--host {bound} --port 8000" in (kits / "superlink" / "start.sh").read_text()
+
+
+def test_who_trains_by_the_recipe_is_who_is_provisioned_for(tmp_path: Path) -> None:
+    shares = {"kind": "shares", "shares": {"north": 2, "south": 1}}
+
+    def kits(out: str, method: str, *names: str, **data: Any) -> Path:
+        file = written(tmp_path, parties={name: {"role": "trainer"} for name in names})
+        recipe = {"method": method, "data": {"source": {"kind": "synthetic", "identities": 20}, **data}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        return provisioning.make(file, tmp_path / out, NOW)
+
+    kits("shares", "fedavg", "south", "north", partition=shares)
+    kits("for both", "fedavg", "south", "north", "pooled", partition=shares)  # `--run-config method="centralized"`
+    kits("pooled", "centralized", "pooled", partition=shares)
+    kits("whom images tell", "fedface", "device-00", "device-19", partition={"kind": "one-identity"})
+    with pytest.raises(RecipeError, match="deals its images to north, south, and south is none"):
+        kits("one", "fedavg", "north", partition=shares)
+    with pytest.raises(RecipeError, match="deals its images to pooled, and pooled is none"):
+        kits("none", "centralized", "north", "south", partition=shares)
+    domains = written(tmp_path, parties={name: {"role": "trainer"} for name in ("source", "target-00", "target-02")})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tinydomains.TREE))
+    with pytest.raises(RecipeError, match="deals its images to source, target-00, target-01, and target-01 is none"):
+        provisioning.make(domains, tmp_path / "domains", NOW)
+    assert not any((tmp_path / out).exists() for out in ("one", "none", "domains"))
 
 
 def test_behind_a_proxy_parties_dial_it_and_the_operator_the_superlink_itself(made: Path, tmp_path: Path) -> None:

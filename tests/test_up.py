@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,8 +22,9 @@ from flwr.common.config import parse_config_args
 from tinyruns import run
 from typer.testing import CliRunner
 
-from coalface import following, loopback, marked, provisioning, watching
+from coalface import following, loopback, marked, operating, provisioning, runconfig, watching
 from coalface.cli import app
+from coalface.config import RecipeError
 
 
 def said(*words: str | Path) -> tuple[int, str]:
@@ -109,6 +111,66 @@ def test_a_federation_that_does_not_run_is_told_so(here: Standing) -> None:
     assert code == 1 and "silo-01.log is not there: `coalface up" in text
     code, text = said("logs", here.kits, "--party", "silo-9")
     assert code == 1 and "silo-9 is none of its parties: silo-00, silo-01, silo-02" in text
+
+
+# --- what Flower is given, and answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ("rounds=40 local.lrr=0.1", "--run-config: 'local.lrr' is not known; did you mean 'local.lr'?"),
+        ("local.momentum=0.0", "A run-config changes what the recipe writes out, and nothing else"),
+        ("rounds = 3", "'rounds' is no KEY=VALUE"),
+        ("name=faces", "text needs quotes of its own: 'name=\"faces\"'"),
+        ("none.toml", "--run-config none.toml cannot be read"),
+    ],
+)
+def test_a_run_config_that_flower_would_not_take_is_refused_before(given: str, wrong: str, here: Standing) -> None:
+    with pytest.raises(RecipeError, match=re.escape(wrong)):
+        runconfig.check(here.kits / "operator" / "project", given)
+
+
+def test_a_run_config_is_read_as_flower_reads_it(here: Standing, tmp_path: Path) -> None:
+    text = "name=\"my faces\" local.lr=1e-5  out='/a b' rounds=5"
+    runconfig.check(here.kits / "operator" / "project", text)
+    assert runconfig.read(text) == parse_config_args([text])
+    (tmp_path / "x.toml").write_text("rounds = 5\n[local]\nlr = 0.1\n")
+    assert runconfig.read(str(tmp_path / "x.toml")) == parse_config_args([str(tmp_path / "x.toml")])
+
+
+def test_a_failure_that_flower_tells_with_exit_status_0_is_one(tmp_path: Path) -> None:
+    said = json.dumps({"success": False, "error-message": "[code: 15] Invalid run configuration."})
+    with pytest.raises(operating.Failed, match="code: 15. Invalid run configuration"):
+        operating.told(["echo", said], tmp_path, 20)
+    with pytest.raises(operating.Failed, match="failed:\nno JSON"):
+        operating.told(["echo", "no JSON"], tmp_path, 20)
+    assert operating.told(["echo", '{"success": true, "runs": []}'], tmp_path, 20)["runs"] == []
+
+
+def test_a_command_that_hangs_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(operating.Failed, match="was not done within 0.5 s: the SuperLink may hang. `coalface down"):
+        operating.output(["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"], tmp_path, 0.5)
+    assert time.monotonic() - began < 20
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_copied_kits_keep_their_runs_in_the_copy_unless_told_otherwise(here: Standing, tmp_path: Path) -> None:
+    def begun(kits: Path, out: Path | None) -> None:
+        with pytest.raises(loopback.Down, match="the SuperLink has ended"):
+            loopback.Loopback(kits).start(out)
+
+    first = Path(shutil.copytree(here.kits, tmp_path / "first"))
+    (first / "superlink" / "start.sh").write_text("#!/bin/sh\nexit 1\n")
+    begun(first, None)
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    begun(copy, None)
+    assert loopback.Loopback(copy).folder(None) == copy / "superlink" / "runs" / "faces"
+    begun(copy, tmp_path / "elsewhere")
+    assert loopback.Loopback(copy).folder('name="b"') == tmp_path / "elsewhere" / "b"
+    assert str(copy / "operator" / "ca.crt") in (copy / "operator" / "flower" / "config.toml").read_text()
 
 
 # --- where a run stands -----------------------------------------------------------------------------------------------

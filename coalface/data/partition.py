@@ -195,14 +195,19 @@ def _deal(faces: FaceSet, groups: Sequence[NDArray[np.int64]], kind: str) -> dic
     rows, labels = faces.rows[order], number[faces.labels[order]]
     domains = None if faces.domains is None else faces.domains[order]
     bounds = np.searchsorted(owner[order], np.arange(len(groups) + 1))
-    width = max(2, len(str(len(groups) - 1)))
     return {
-        f"{kind}-{g:0{width}d}": replace(
+        name: replace(
             faces,
             rows=rows[bounds[g] : bounds[g + 1]],
             labels=labels[bounds[g] : bounds[g + 1]],
             names=tuple(faces.names[i] for i in group),
             domains=None if domains is None else domains[bounds[g] : bounds[g + 1]],
         )
-        for g, group in enumerate(groups)
+        for g, (name, group) in enumerate(zip(names(kind, len(groups)), groups, strict=True))
     }
+
+
+def names(kind: str, count: int) -> list[str]:
+    """What parties are called that a deal numbers: KIND-00, KIND-01 and so on."""
+    width = max(2, len(str(count - 1)))
+    return [f"{kind}-{number:0{width}d}" for number in range(count)]
