@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from coalface.engines import modes
 
@@ -111,16 +112,18 @@ def serve(
 ) -> None:
     """Answer messages, one after the other, until the process `watched` is gone or `idle` seconds pass without one.
 
-    `place` then says at which socket; socket and file are gone afterwards, unless the process is killed.
+    `place` then says at which socket; socket and file are gone afterwards, also after SIGTERM, unless the process is
+    killed.
     """
     with Listener(family="AF_UNIX") as listener:  # in a new folder of mode 0700
         fresh = place.with_name(f"{place.name}.{os.getpid()}")
         with open(fresh, "w", opener=modes.opener) as file:
             json.dump({"socket": listener.address, "process": os.getpid()}, file)
         fresh.replace(place)
-        last = _Last(time.monotonic())
-        about = (place, Path(str(listener.address)), watched, idle, last)
-        threading.Thread(target=_watch, args=about, daemon=True).start()
+        last, socket = _Last(time.monotonic()), Path(str(listener.address))
+        threading.Thread(target=_watch, args=(place, socket, watched, idle, last), daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: _leave(place, socket))
         while True:
             with listener.accept() as connection:
                 try:
@@ -149,6 +152,11 @@ def _watch(place: Path, socket: Path, watched: int, idle: float, last: _Last) ->
     began = _began(watched)
     while began is not None and _began(watched) == began and (last.at is None or time.monotonic() - last.at < idle):
         time.sleep(min(1.0, idle / 4))
+    _leave(place, socket)
+
+
+def _leave(place: Path, socket: Path) -> NoReturn:
+    """End this process, and leave nothing that says it is there."""
     with suppress(OSError, ValueError):
         if json.loads(place.read_text())["process"] == os.getpid():
             place.unlink()

@@ -109,6 +109,17 @@ def test_it_ends_with_whom_it_serves_in_the_midst_of_its_work_and_leaves_nothing
     assert not place.exists() and not socket.parent.exists()
 
 
+def test_asked_to_end_it_leaves_nothing_either(ask: Any, tmp_path: Path) -> None:
+    said, _ = ask()
+    folder = tmp_path / "home" / "processes"
+    socket = Path(json.loads((folder / "one.json").read_text())["socket"])
+    assert socket.exists()
+    os.kill(said["process"], signal.SIGTERM)
+    assert gone(said["process"])
+    assert not socket.parent.exists() and not (folder / "one.json").exists()
+    assert ask()[0]["process"] != said["process"]
+
+
 def test_it_ends_when_nothing_comes_and_the_next_message_starts_another(ask: Any) -> None:
     first = ask(idle=0.4)[0]["process"]
     assert gone(first)
