@@ -178,7 +178,15 @@ def _began(process: int) -> str | None:
         except OSError:
             return None
         return ""
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[0] in "ZX" and _threads(process) <= 1 else fields[19]
+
+
+def _threads(process: int) -> int:
+    """Threads of a process: of one that was killed the first may be dead alone, and its socket still be open."""
+    try:
+        return len(os.listdir(f"/proc/{process}/task"))
+    except OSError:
+        return 0
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
