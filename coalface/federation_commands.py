@@ -51,7 +51,7 @@ def up(
     except KeyboardInterrupt:
         went = "the federation and its run go on" if following else "stopped; what has been started runs on"
         typer.echo(f"{went}: `coalface status {kits}`, `coalface down {kits}` ends it", err=True)
-        raise typer.Exit(0 if following else 130) from None
+        raise typer.Exit(0 if following else 1) from None  # at 130 it would be told that a run is to be resumed
     except loopback.Down as error:
         if "coalface down" in str(error):
             raise
