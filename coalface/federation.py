@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,17 +177,32 @@ def is_address(host: str) -> bool:
     return True
 
 
+def _section(path: Sequence[str]) -> type[Section]:
+    """The section of the file that lies at a path of keys."""
+    below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
+    if path[:1] == ["parties"] and len(path) > 1:
+        return below.get(path[2], Party) if len(path) > 2 else Party
+    return SuperLink if path[:1] == ["superlink"] else Federation
+
+
 def _fault(error: ValidationError) -> str:
-    first = error.errors()[0]
+    # a key that is none comes before what is missing: it is most often that, misspelt
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        below: dict[str, type[Section]] = {"superlink": SuperLink, "parties": Party, "faces": Source, "pairs": Pairs}
-        above = path[2] if len(path) > 3 else path[0] if path[1:] else ""
-        known = list(below.get(above, Federation).model_fields)
+        known = list(_section(path[:-1]).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
         meant = ".".join([*path[:-1], near])
         return f"{where} is not a key of a federation; did you mean {meant}? Known here: {', '.join(known)}"
     if first["type"] == "missing":
         return f"{where} is missing"
+    if first["type"] == "model_type":
+        lacks = ", ".join(name for name, field in _section(path).model_fields.items() if field.is_required())
+        return f"{where} needs keys of its own, at least {lacks}; got {first['input']!r}"
+    if first["type"] == "literal_error":
+        known = re.findall("'([^']*)'", first["ctx"]["expected"])
+        nearest = difflib.get_close_matches(str(first["input"]), known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        return f"{where} is {' or '.join(known)}, and not {first['input']!r}{hint}"
     return f"{where}: {first['msg'].removeprefix('Value error, ')}; got {first['input']!r}"

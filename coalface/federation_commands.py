@@ -43,6 +43,7 @@ def up(
             return
         number, folder = here.run(run_config), here.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
+        tell("its first round begins once the server and the parties have loaded the recipe")
         if detach:
             tell(f"`coalface status {kits}` says how it goes, `coalface down {kits}` ends it all")
             return
@@ -61,7 +62,7 @@ def up(
 
 def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
     """Go on with a run that kits on this machine have started, as it was asked for; False where it is none."""
-    from coalface import following, loopback
+    from coalface import following, runconfig
 
     brought = following.brought_up(run)
     if brought is None:
@@ -69,7 +70,7 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
     kits, asked = brought
     if changes:
         raise typer.BadParameter(f"{run}: a run over Flower goes on as it was asked for: leave {changes[0]} out")
-    up(kits, run_config=loopback.changed(kits, asked), quiet=quiet)
+    up(kits, run_config=runconfig.changed(kits / "operator" / "project", asked), quiet=quiet)
     return True
 
 
@@ -107,21 +108,26 @@ def status(
 
 def logs(
     run: RUN,
-    party: Annotated[str | None, typer.Option(help="Whose log; without it, the server's.")] = None,
+    party: Annotated[str | None, typer.Option(help="Whose log; without it, the server's and the run's.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as it grows, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 40,
 ) -> None:
     """Print the log of a party, or of the server."""
     from coalface import watching
 
-    for path in watching.logs(run, party):
+    paths = watching.logs(run, party)
+    for path in paths:
         typer.echo(f"==> {path} <==", err=True)
         for line in watching.tail(path, lines):
             typer.echo(line)
     if follow:
+        last = paths[-1]
         with contextlib.suppress(KeyboardInterrupt):
-            for line in watching.growing(path):
+            for path, line in watching.growing(paths):
+                if path != last:
+                    typer.echo(f"==> {path} <==", err=True)
                 typer.echo(line)
+                last = path
 
 
 COMMANDS: tuple[Any, ...] = (up, down, status, logs)

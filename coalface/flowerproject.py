@@ -66,8 +66,12 @@ Trains by the recipe in `recipe.yaml` over Flower. Every SuperNode plays one par
     flower-supernode --superlink HOST:PORT --root-certificates ca.crt \\
         --node-config 'party="silo-00" home="/var/lib/coalface"'
 
-`home` is where the party keeps what is its own; nobody else should be able to read it. Then, with the SuperLink's
-address and certificate in Flower's configuration as `federation`:
+`home` is where the party keeps what is its own; nobody else should be able to read it. Images are looked for below
+`COALFACE_DATA`, which each node, and the SuperLink's machine, sets for itself. `COALFACE_RUNS` at the SuperLink is
+where the server keeps its runs; `COALFACE_KEYS` names a file that says which key each party has, and without it a node
+may claim any name: `coalface provision` makes one, and all of the above with it. Set both where the SuperLink starts.
+
+Then, with the SuperLink's address and certificate in Flower's configuration as `federation`:
 
     flwr run . federation
 

@@ -21,6 +21,8 @@ SOON = datetime.timedelta(days=30)
 LARGEST = 1 << 16
 """Bytes of the largest file that is looked into for a private key; one takes below a kilobyte."""
 AGAIN = "make new kits and hand them out"
+LINK_OPTIONS = ("--enable-supernode-auth", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
+NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key")
 
 
 def check(kits: Path, now: datetime.datetime) -> list[str]:
@@ -37,7 +39,8 @@ def check(kits: Path, now: datetime.datetime) -> list[str]:
         *_members(kits, made),
         *_keys(kits, made),
         *_party_files(kits, made),
-        *_start_scripts(kits, made),
+        *_scripts(kits, made),
+        *_encryption(kits, made),
         *_strays(kits, made),
         *_modes(kits),
     ]
@@ -141,7 +144,21 @@ def _party_files(kits: Path, made: Federation) -> Iterator[str]:
             yield f"parties/{name}/party.yaml says {said.role}, and federation.yaml {party.role}: mend one of them"
 
 
-def _start_scripts(kits: Path, made: Federation) -> Iterator[str]:
+def _scripts(kits: Path, made: Federation) -> Iterator[str]:
+    """Start scripts must ask for TLS and for the parties' keys: without, a run goes on and protects nobody."""
+    wanted = {"superlink": LINK_OPTIONS} | {f"parties/{name}": NODE_OPTIONS for name in made.parties}
+    for kit, options in wanted.items():
+        script = kits / kit / "start.sh"
+        if not script.is_file():
+            continue
+        words = script.read_text(encoding="utf-8", errors="replace").split()
+        if lacking := [option for option in options if option not in words]:
+            yield f"{kit}/start.sh lacks {', '.join(lacking)}: put it back, or {AGAIN}"
+        if "--insecure" in words:
+            yield f"{kit}/start.sh has --insecure, which switches TLS off: take it out"
+
+
+def _encryption(kits: Path, made: Federation) -> Iterator[str]:
     """A party that encrypts must be given its key, and no other: state begun the other way is refused."""
     for name in made.parties:
         script = kits / "parties" / name / "start.sh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 from pathlib import Path
@@ -57,9 +58,13 @@ def ledger(
         typer.echo(
             f"\n{read.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(read.ledgers), 'ledger')}\n"
         )
+        names = collections.Counter(one.party for one in read.ledgers)
         for one in read.ledgers[:MOST]:
+            of = f" of {shown(Path(one.path).absolute().parents[1].name)}" if names[one.party] > 1 else ""
             more = "; a last line is cut off: it is being written, or a crash has left it" if one.cut_off else ""
-            typer.echo(f"{shown(one.party)}: {several(one.lines, 'line')}, {one.bytes:,} bytes, head {one.head}{more}")
+            typer.echo(
+                f"{shown(one.party)}{of}: {several(one.lines, 'line')}, {one.bytes:,} bytes, head {one.head}{more}"
+            )
         if len(read.ledgers) > MOST:
             typer.echo(f"… and {len(read.ledgers) - MOST:,} more: --json has them, or name one's file")
         if head is None and read.ledgers:

@@ -16,7 +16,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,6 @@ class Loopback:
             self.tell("a run is going on already")
             number = int(going[0]["run-id"])
         else:
-            runconfig.check(self.kits / "operator" / "project", run_config)
             self.tell("starting the run")
             script, given = str(self.kits / "operator" / "run.sh"), ["--run-config", run_config] if run_config else []
             number = int(self._told(script, "--format", "json", *given)["run-id"])
@@ -325,13 +324,6 @@ def kept(kits: Path) -> Federation:
     if not (kits / "federation.yaml").is_file():
         raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")
     return federation.read(kits / "federation.yaml")
-
-
-def changed(kits: Path, run_config: Mapping[str, Any]) -> str | None:
-    """What a run-config changes of the values that the kits' project has, as `--run-config` takes it; None: nothing."""
-    usual = runconfig.usual(kits / "operator" / "project")
-    words = [f"{key}={json.dumps(value)}" for key, value in run_config.items() if usual.get(key) != value]
-    return " ".join(words) or None
 
 
 def check_party(kits: Path, party: str | None) -> None:

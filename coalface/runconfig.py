@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,13 @@ def check(project: Path, text: str | None) -> None:
                 f"{error}. A run-config changes what the recipe writes out, and nothing else: for another key, write "
                 f"it into {project / 'recipe.yaml'}"
             ) from None
+
+
+def changed(project: Path, run_config: Mapping[str, Any]) -> str | None:
+    """What a run-config changes of the values that the project has, as `--run-config` takes it; None: nothing."""
+    before = usual(project)
+    words = [f"{key}={json.dumps(value)}" for key, value in run_config.items() if before.get(key) != value]
+    return " ".join(words) or None
 
 
 def _value(key: str, text: str) -> Any:

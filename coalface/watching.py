@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,14 +181,16 @@ def tail(path: Path, count: int) -> list[str]:
         return [_line(line) for line in collections.deque(file, count)]
 
 
-def growing(path: Path) -> Iterator[str]:
-    """Lines as they come, for ever."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        file.seek(0, 2)
+def growing(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Lines of several files as they come, for ever, each with its file."""
+    with contextlib.ExitStack() as held:
+        files = {path: held.enter_context(open(path, encoding="utf-8", errors="replace")) for path in paths}
+        for file in files.values():
+            file.seek(0, 2)
         while True:
-            if line := file.readline():
-                yield _line(line)
-            else:
+            found = [(path, line) for path, file in files.items() for line in file]
+            yield from ((path, _line(line)) for path, line in found)
+            if not found:
                 time.sleep(0.3)
 
 

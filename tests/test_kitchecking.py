@@ -59,6 +59,11 @@ def readdressed(kits: Path) -> None:
     (kits / "federation.yaml").write_text(yaml.safe_dump(tree))
 
 
+def edited(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
 def renamed(kits: Path) -> None:
     (kits / "parties" / "silo-01").rename(kits / "parties" / "silo-02")
 
@@ -104,6 +109,18 @@ def renamed(kits: Path) -> None:
         (lambda kits: (kits / "superlink/superlink.crt").write_text("x"), "superlink/superlink.crt cannot be read"),
         (lambda kits: (kits / "superlink/names.json").write_text("[]"), "superlink/names.json cannot be read"),
         (lambda kits: (kits / "parties/clinic/ca.crt").write_text("x"), "parties/clinic/ca.crt is not this CA's"),
+        (
+            lambda kits: edited(kits / "superlink/start.sh", "--enable-supernode-auth", ""),
+            "superlink/start.sh lacks --enable-supernode-auth",
+        ),
+        (
+            lambda kits: edited(kits / "parties/clinic/start.sh", '--root-certificates "$here/ca.crt"', "--insecure"),
+            "parties/clinic/start.sh lacks --root-certificates: put it back",
+        ),
+        (
+            lambda kits: edited(kits / "parties/clinic/start.sh", '--root-certificates "$here/ca.crt"', "--insecure"),
+            "parties/clinic/start.sh has --insecure, which switches TLS off: take it out",
+        ),
     ],
 )
 def test_each_harm_is_told_and_ends_with_status_1(kits: Path, harm: Any, said: str) -> None:

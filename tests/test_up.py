@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -243,9 +244,9 @@ def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
     following.began(far, {}, asked={**usual, "rounds": 5, "name": "my faces", "local.lr": 1e-5})
     brought = following.brought_up(far)
     assert brought is not None and brought[0] == here.kits
-    text = loopback.changed(*brought)
+    text = runconfig.changed(brought[0] / "operator" / "project", brought[1])
     assert parse_config_args([text]) == {"rounds": 5, "name": "my faces", "local.lr": 1e-5}
-    assert loopback.changed(here.kits, usual) is None
+    assert runconfig.changed(here.kits / "operator" / "project", usual) is None
     assert "leave engine.quorum=0.2 out" in said("resume", far, "engine.quorum=0.2")[1]
 
 
@@ -253,6 +254,25 @@ def test_logs_are_shown_without_what_drives_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(b"one\n\x1b[92mINFO \x1b[0m: two\x07\nthree\xff\n")
     assert watching.tail(path, 2) == ["INFO : two?", "three\ufffd"]
+
+
+def test_several_logs_are_followed_together(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.log", tmp_path / "two.log"
+    for path in (one, two):
+        path.write_text("before\n")
+    follows = watching.growing([one, two])
+
+    def says(path: Path, text: str) -> None:
+        with open(path, "a") as file:
+            file.write(text)
+
+    timer = threading.Timer(0.2, says, (two, "b\n"))  # by then it waits, and has passed over what was there
+    timer.start()
+    assert next(follows) == (two, "b")
+    says(one, "a\n")
+    says(two, "c\n")
+    assert [next(follows), next(follows)] == [(one, "a"), (two, "c")]
+    timer.join()
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
