@@ -112,6 +112,48 @@ def test_a_straggler_is_left_out_and_its_late_answer_is_discarded_and_counted(st
     assert "a reply of silo-01 came after its deadline, and is discarded" in standing.log("run")
 
 
+DOUBLING = """
+from coalface.engines.flower import link
+from flwr.app import Message
+
+push = link.Link._push
+
+
+def twice(self, about, node, content):
+    sent = push(self, about, node, content)
+    push(self, about, node, content)
+    return sent
+
+
+link.Link._push = twice
+"""
+"""What makes a server send every message a second time."""
+
+
+def answered(standing: Standing, party: str) -> int:
+    """How many steps a party has answered."""
+    return standing.log(party).count("train.step: answered")
+
+
+def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_path: Path) -> None:
+    server = standing.kits / "operator" / "project" / "server.py"
+    right = server.read_text()
+    server.write_text(right + DOUBLING)
+    before = {party: answered(standing, party) for party in SILOS}
+    try:
+        code, said = standing.ended(standing.up("--run-config", 'name="twice" rounds=3'))
+    finally:
+        server.write_text(right)
+    assert code == 0, said
+    for party in SILOS:  # with the last reply the run ends, and what was asked again then may not be delivered
+        assert answered(standing, party) - before[party] >= 2 * 3 - 1
+    changes = ["engine.on_error=exclude", "name=twice", "rounds=3"]
+    made = config.load(standing.kits / "operator/project/recipe.yaml", changes)
+    whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
+    there = left(standing.run("twice"), {party: standing.home(party, "twice") for party in SILOS})
+    assert there == left(whole, dict.fromkeys(SILOS, whole))
+
+
 # --- who is turned away, and where the reason stands ------------------------------------------------------------------
 
 

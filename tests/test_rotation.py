@@ -1,7 +1,9 @@
-"""All keys of an encrypting federation are changed in the middle of a run, with real processes over TLS."""
+"""Keys of an encrypting federation are changed in the middle of a run, one or all, with real processes over TLS."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from federations import FACES, SILOS, Standing, left
 from tinyruns import Silent
 
-from coalface import config, experiment, sealing
+from coalface import config, experiment, operating, sealing
 from coalface.engines.commits import Commit, LockedCommit
 
 pytestmark = pytest.mark.slow
@@ -31,6 +33,44 @@ def made(tmp_path: Path) -> Iterator[Callable[[str], Standing]]:
         one.leave()
         one.ended(one.coalface("down", str(one.kits)))
         assert not one.processes()
+
+
+def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_place(
+    made: Callable[[str], Standing],
+) -> None:
+    one = made("one")
+    running = one.up("--run-config", "rounds=14 step-seconds=30")
+    one.wait(lambda: len(one.metrics("faces")) >= 2)
+    (node,) = set(re.findall(r"SuperNode ID: (\d+)", one.log("silo-02")))
+    flwr = operating.program("flwr")
+    operating.output([flwr, "supernode", "unregister", node, "here"], one.kits, 60)
+    one.wait(lambda: any("silo-02" in line["failed"] for line in one.metrics("faces")))
+    refused = len(one.metrics("faces"))
+    one.wait(lambda: len(one.metrics("faces")) >= refused + 2)
+    lines = one.metrics("faces")[refused:]
+    assert all(list(line["failed"]) == ["silo-02"] and not line["abandoned"] for line in lines)
+    (listed,) = operating.told([flwr, "list", "here", "--format", "json"], one.kits, 60)["runs"]
+    operating.output([flwr, "stop", str(listed["run-id"]), "here"], one.kits, 60)
+    code, said = one.ended(running)
+    assert code == 1 and "stopped" in said, said
+
+    kit = one.kits / "parties" / "silo-02"
+    assert one.ended(one.coalface("down", str(one.kits), "--party", "silo-02"))[0] == 0
+    assert one.ended(one.coalface("provision", "rotate", str(one.kits), "silo-02"))[0] == 0
+    keys = ("--from", str(kit / "node.key.old"), "--to", str(kit / "node.key"))
+    assert one.ended(one.coalface("party", "rekey", str(kit / "home"), *keys))[0] == 0
+    (kit / "node.key.old").unlink()
+    said = operating.output([str(one.kits / "operator" / "register.sh")], one.kits, 60)
+    assert said.count("its key is known already") == 2, said
+    stopped = len(one.metrics("faces"))
+    code, said = one.ended(one.coalface("resume", str(one.run("faces"))), 600)
+    assert code == 0 and "silo-00 is there already" in said and "silo-01 is there already" in said, said
+    assert stopped < 14 and all(line["failed"] == {} for line in one.metrics("faces")[stopped:])
+    summary = json.loads((one.run("faces") / "summary.json").read_text())
+    assert summary["ledger"]["checked"]["faults"] == {}  # one chain of silo-02, before and after
+    vault = sealing.vault(kit / "node.key", "faces", "silo-02")
+    (*_, commit) = sorted(one.home("silo-02", "faces").rglob("*.commit"))
+    assert Commit.open(commit, vault).states()
 
 
 def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], Standing], tmp_path: Path) -> None:
