@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ def clients_of(recipe: Recipe) -> str:
     """What decides who a run's clients are, and how well they are served is judged by."""
     data, judged = recipe.data.model_dump(mode="json"), recipe.judge.model_dump(mode="json")
     told = ("source", "min_images", "exclude", "max_identities", "private", "hold_out", "partition", "test")
-    return json.dumps([{key: data[key] for key in told}, judged["personalised"]], sort_keys=True)
+    public = data["side"] == "public"  # other people altogether; a method that pools both sides has the same clients
+    return json.dumps([{key: data[key] for key in told}, judged["personalised"], public], sort_keys=True)
 
 
 def by_seed(cells: Group, values: Sequence[float | None]) -> list[float]:
@@ -188,10 +189,11 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}{spread}" if values else ""
 
 
-def personalised(groups: Mapping[str, Group], to: Mapping[str, str]) -> list[str]:
-    """How well clients are served, by which model, and the differences to the setting that `to` names for each.
+def personalised(groups: Mapping[str, Group], to: Sequence[Mapping[str, str]]) -> list[str]:
+    """How well clients are served, by which model, and the differences to the setting that each of `to` names.
 
-    A setting is compared by the model that is most the client's own: the branch, else its backbone, else everybody's.
+    Two settings are compared by the model that is most the client's own (the branch, else its backbone, else
+    everybody's), and, where that is of two kinds, by the kinds that both have as well; no two the other way round.
     """
     found = {
         label: [personal.by_kind(cell.get("personalised", {})) for cell in group] for label, group in groups.items()
@@ -212,10 +214,14 @@ def personalised(groups: Mapping[str, Group], to: Mapping[str, str]) -> list[str
     lines += ["by the model that the run starts from, everybody's, a client's own backbone, and its branch.", ""]
     lines += aligned(rows, left=2)
     compared = [["setting", "less", "figure", "difference", "interval", "verdict"]]
+    across: list[tuple[str, str]] = []
+    for pair in ((label, each[label]) for each in to for label in groups if each.get(label, label) != label):
+        if pair not in across and pair[::-1] not in across:
+            across.append(pair)
     for label, group in groups.items():
-        best = _most_own(group)
-        pairs = [(best, to[label], _most_own(groups[to[label]]))] if to.get(label, label) != label else []
-        kinds = [kind for kind in personal.KINDS if any(kind in each for each in found[label])]
+        kinds = _kinds(group)
+        bases = [base for one, base in across if one == label]
+        pairs = [pair for base in bases for pair in _settings_apart(kinds, base, _kinds(groups[base]))]
         pairs += [(kind, label, before) for before, kind in zip(kinds[:-1], kinds[1:], strict=True)]
         for kind, base, other in pairs:
             for name in names:
@@ -231,9 +237,17 @@ def personalised(groups: Mapping[str, Group], to: Mapping[str, str]) -> list[str
     return lines
 
 
-def _most_own(group: Group) -> str:
-    there = [kind for kind in personal.KINDS if any(kind in cell.get("personalised", {}) for cell in group)]
-    return there[-1] if there else personal.SHARED
+def _kinds(group: Group) -> list[str]:
+    """By which models clients are served after training, the most own last."""
+    return [kind for kind in personal.KINDS if any(kind in cell.get("personalised", {}) for cell in group)]
+
+
+def _settings_apart(kinds: Sequence[str], base: str, others: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(kind, the other setting, its kind) of what is compared."""
+    if kinds and others:
+        yield kinds[-1], base, others[-1]
+        if kinds[-1] != others[-1]:
+            yield from ((kind, base, kind) for kind in kinds if kind in others)
 
 
 def _apart(first: Group, kind: str, second: Group, other: str, name: str) -> tuple[float, float, float] | None:

@@ -24,7 +24,7 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.faces import FaceSet
 from coalface.engines import checkpoint
-from coalface.engines.desk import Desk, Request
+from coalface.engines.desk import Desk, Request, StepFailed
 from coalface.engines.local import Setup, World
 from coalface.evaluate.features import embed
 from coalface.evaluate.personalised import gallery_of
@@ -96,15 +96,22 @@ def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
         raise RecipeError(f"{run}: {recipe.method} leaves no model of a client's own; take one such as fedfr-joint")
     accepted = None if standing is None else standing.record["accepted"].get(party)
     if accepted is None:
+        through = (run / "summary.json").exists()
         raise RecipeError(
-            f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume {run}`"
+            f"{run}: {party} took no part in any of the run's rounds (a method may draw some parties for each), so it "
+            "has no model of its own: take another --party"
+            if through
+            else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume {run}`"
         )
     setup = Setup(method, lambda: here, world.numerics(recipe), recipe.seed, run)
     stage = method.stages()[-1]
     asked = Request(
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)
     )
-    model = Desk(setup.site(here), party).own_model(asked)
+    try:
+        model = Desk(setup.site(here), party).own_model(asked)
+    except StepFailed as error:
+        raise RecipeError(f"{run}: {error}") from error
     if not model:
         raise RecipeError(f"{run}: {party} has no model of its own")
     return model

@@ -75,12 +75,15 @@ def table(
     lines += domain_gaps(cells, there)
     lines += clusters(there)
     lines += enrolled(there)
-    bases = _bases(list(groups if baselines else there), next(iter(baselines), None)) if there else {}
+    to: dict[str, dict[str, str]] = {}  # baseline -> setting -> what it is compared with
+    for wanted in (baselines or (None,)) if there else ():
+        bases = _bases(list(groups if baselines else there), wanted)
+        to[wanted or ""] = {label: base for label, base in bases.items() if base in there}
     people = {cell.setting: clients_of(cell.recipe) for cell in cells}
-    alike = {label: base for label, base in bases.items() if base in there and people[label] == people[base]}
+    alike = [{one: base for one, base in each.items() if people[one] == people[base]} for each in to.values()]
     if served := personalised(there, alike):
         lines += served
-        if len(alike) < len([base for base in bases.values() if base in there]):
+        if any(len(own) < len(each) for own, each in zip(alike, to.values(), strict=True)):
             lines += ["", "Settings whose clients have other people than the baseline's are not compared with it."]
     lines += public_images(there)
     lines += cosines(there)
@@ -89,10 +92,6 @@ def table(
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
         lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
     if len(there) > 1:
-        to: dict[str, dict[str, str]] = {}  # baseline -> setting -> what it is compared with
-        for wanted in baselines or (None,):
-            bases = _bases(list(groups if baselines else there), wanted)
-            to[wanted or ""] = {label: base for label, base in bases.items() if base in there}
         try:
             lines += _differences(_recipes(cells, done), there, to)
         except (OSError, ValueError) as error:

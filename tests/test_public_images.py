@@ -189,6 +189,15 @@ def test_what_cannot_be_is_said_before_anybody_trains(changes: dict[str, Any], s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("epochs", [{}, {"local": {"epochs": 4}}])
+def test_a_preset_is_taken_by_a_recipe_that_leaves_the_epochs_out(epochs: dict[str, Any]) -> None:
+    made = recipe(**config.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
+    assert isinstance(made, FedFRJoint) and made.detail("epochs") == (10, 8, 6, 4)
+    other = {"methods": {"fedfr-joint": {"preset": "official"}}, "local": {"epochs": 3}}
+    with pytest.raises(RecipeError, match="local.epochs is 3, and preset=official would put"):
+        recipe(**other).build_method()
+
+
 def test_the_command_counts_the_class_embeddings(tmp_path: Path) -> None:
     """Φ goes down and up with the backbone: 6 rows of float32."""
     out = tmp_path / "run"

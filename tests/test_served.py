@@ -77,6 +77,8 @@ def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
         ("faster by own", "faster by shared"),
         ("faster by branch", "faster by own"),
         ("without a branch by own", "base by branch"),
+        ("without a branch by own", "base by own"),
+        ("without a branch by shared", "base by shared"),
         ("without a branch by own", "without a branch by shared"),
         ("one person each by own", "one person each by shared"),
         ("one person each by branch", "one person each by own"),
@@ -99,7 +101,7 @@ def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
         assert interval == f"{low:+.2f} to {high:+.2f}"
         assert verdict == ("higher" if low > 0 else "lower" if high < 0 else "undecided")
         apart_at_all += low < high
-    assert apart_at_all and len(found) == 3 * 7 + 2 * len(cells(swept, "one person each")[0]["personalised"]["branch"])
+    assert apart_at_all and len(found) == 3 * 9 + 2 * len(cells(swept, "one person each")[0]["personalised"]["branch"])
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(100.0, "higher"), (-100.0, "lower"), (0.0, "undecided")])
@@ -108,11 +110,28 @@ def test_a_difference_is_decided_where_its_interval_does_not_hold_zero(by: float
     for cell, base in zip(groups["faster"], groups["base"], strict=True):
         for client, of in cell["personalised"]["clients"].items():
             of["branch"] = {f: v + by for f, v in base["personalised"]["clients"][client]["branch"].items()}
-    lines = besides.personalised(groups, {"faster": "base"})
+    lines = besides.personalised(groups, [{"faster": "base"}])
     shown = [
         line.split("|")[-2].strip() for line in lines if line.startswith("| faster by branch") and "base by" in line
     ]
     assert shown == [verdict] * 3
+
+
+def test_each_of_several_baselines_is_compared_with_and_no_pair_the_other_way_round(swept: Path) -> None:
+    groups = {name: cells(swept, name) for name in ("base", "faster", "without a branch")}
+    to = [dict.fromkeys(groups, "base"), dict.fromkeys(groups, "faster")]
+    lines = besides.personalised(groups, to)
+    found = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines if line.count(" by ") == 2}
+    across = {(a, b) for a, b in found if a.rsplit(" by ")[0] != b.rsplit(" by ")[0]}
+    assert across == {
+        ("faster by branch", "base by branch"),
+        *(
+            ("without a branch by own", f"{base} by {kind}")
+            for base in ("base", "faster")
+            for kind in ("branch", "own")
+        ),
+        *(("without a branch by shared", f"{base} by shared") for base in ("base", "faster")),
+    }
 
 
 def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:

@@ -17,7 +17,8 @@ from coalface.privacy import ledger
 if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
     from coalface.engines.vault import Cipher, Vault
 
-REPLY, LINES = "(reply)", "(ledger)"  # in a commit, beside the private states, which have the names of their classes
+REPLY, LINES, DATA = "(reply)", "(ledger)", "(data)"
+"""In a commit, beside the private states, which have the names of their classes; `DATA`: what they were made from."""
 _MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
 _MARK = 16  # bytes after the header of an encrypted commit, by which it is known to be as it was written
 
@@ -42,7 +43,7 @@ class Commit:
     head: ledger.Head = ledger.Head()
     """The head of the ledger once this commit's lines are in it."""
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(offset, length) of each private state by class name, of the `REPLY` and of the `LINES` of the ledger."""
+    """(offset, length) of each private state by class name, of the `REPLY`, the `LINES` of the ledger, the `DATA`."""
     shards: tuple[str, ...] = ()
     """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
     vault: Vault | None = None
@@ -112,7 +113,7 @@ class Commit:
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
-        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES, but)}
+        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
         return {name: part for name, part in found.items() if part is not None}
 
     def lines(self) -> list[str]:

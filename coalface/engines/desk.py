@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from coalface import wire
 from coalface.core import Method, Party, Tensors
 from coalface.declarations import StepDeclaration, plays
 from coalface.engines import modes, narrowing
-from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
+from coalface.engines.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engines.narrowing import Updates
 from coalface.privacy import ledger
 
@@ -123,6 +125,8 @@ class Desk:
         if again:
             return encoded
         parts = self._parts(base, kept)
+        if parts:
+            parts[DATA] = base.read(DATA) or made_from(self.site.party(request))
         if self.site.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
@@ -240,6 +244,8 @@ class Desk:
         party = self.site.party(request)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
+        if (before := base.read(DATA)) is not None and (now := made_from(party)) != before:
+            raise StepFailed(f"{where}: {_why_other(json.loads(bytes(before)), json.loads(now))}")
         try:
             with nullcontext() if crew is None else crew.beside(request):
                 arguments = self._arguments(declaration, request, base)
@@ -336,6 +342,34 @@ class Desk:
         for path in spare[1:]:
             path.unlink()
         return spare[0] if spare else None
+
+
+def made_from(party: Party) -> bytes:
+    """Who is in a party's images and in the public ones: private state has a row for each, by their numbers.
+
+    Which image of a person is which is left out, so that a file may be mended.
+    """
+    about: dict[str, Any] = {}
+    for whose, faces in (("its", party.data), ("the public", party.public)):
+        if faces is not None:
+            digest = hashlib.sha256("\n".join(faces.names).encode())
+            digest.update(np.bincount(faces.labels[faces.labels >= 0], minlength=len(faces.names)).tobytes())
+            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": digest.hexdigest()}
+    return json.dumps(about).encode()
+
+
+def _why_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is different in the images that the private state was made from."""
+    whose = next(each for each in {**before, **now} if before.get(each) != now.get(each))
+    was, there = (
+        f"{one['images']} of {one['identities']} identities" if (one := said.get(whose)) else "none"
+        for said in (before, now)
+    )
+    others = "the same numbers, but other identities" if was == there else f"then {was}, now {there}"
+    return (
+        f"{whose} images are not those that the party's private state was made from ({others}), and what it knows of "
+        "one person would be taken for another's: put the data back as it was, or start a new run"
+    )
 
 
 def take_together(site: Site, requests: Sequence[Request]) -> list[Any]:

@@ -171,7 +171,7 @@ class FedFRJoint(Method):
             raise ValueError(
                 "local.iterations takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
             )
-        if self.epochs is None and epochs and self.local.epochs != WORK.epochs:
+        if self.epochs is None and epochs and self.local.epochs not in (WORK.epochs, LocalWork().epochs):  # left out
             raise ValueError(
                 f"local.epochs is {self.local.epochs}, and preset={self.preset} would put {list(epochs)} in its place: "
                 "leave local.epochs out, or set epochs=[] and decay_after=[]"

@@ -20,7 +20,7 @@ from worlds import Stop, Tiny, run
 from coalface import certificates, sealing, wire
 from coalface.checking import RecipeError
 from coalface.engines import commits, vault
-from coalface.engines.commits import LINES, REPLY, Commit, DamagedCommit, LockedCommit
+from coalface.engines.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
 from coalface.engines.desk import Desk, Request
 from coalface.engines.flower.link import Link, Patience
 from coalface.engines.local import Setup, World
@@ -70,7 +70,7 @@ def test_what_was_written_comes_back_and_does_not_show(
     clear, sealed = answered(at(tmp_path / "clear", None)), answered(at(tmp_path / "sealed"))
     for ours, theirs in zip(sealed, clear, strict=True):
         one, other = Commit.open(ours, OURS), Commit.open(theirs)
-        assert one.spans.keys() == other.spans.keys() == {"Control", REPLY, LINES}
+        assert one.spans.keys() == other.spans.keys() == {"Control", REPLY, LINES, DATA}
         assert (one.base, one.head) == (other.base, other.head)
         for name in one.spans:
             data = other.read(name)

@@ -1,0 +1,95 @@
+"""Whose images a party holds is kept with its private state: other people behind the same names are noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinyruns import Silent, picture_folders, tiny
+
+from coalface import config, experiment
+from coalface.config import Recipe, RecipeError
+from coalface.engines.transport import RunFailed
+from coalface.export import export
+
+NAMES = [f"person_{n:02d}" for n in range(10)]
+
+
+class Stop(Exception):
+    pass
+
+
+class Stops(Silent):
+    """Ends a run after its first round."""
+
+    def round(self, record: Any) -> None:
+        raise Stop
+
+
+def recipe(root: Path) -> Recipe:
+    """Two silos of three people of ten, the others of whom are public; their pictures lie in folders."""
+    data = {
+        "source": {"kind": "folder", "path": str(root)},
+        "hold_out": 0,
+        "private": {"identities": 6},
+        "partition": {"parties": 2},
+    }
+    tree = config.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
+    tree["data"]["source"], tree["judge"]["lists"] = data["source"], {}
+    return config.parse(tree)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    return picture_folders(tmp_path / "faces", NAMES)
+
+
+def renamed(root: Path) -> None:
+    """One who was the first of all is the last."""
+    (root / NAMES[0]).rename(root / "someone")
+
+
+def one_more(root: Path) -> None:
+    picture_folders(root, ["aaron"], seed=3)
+
+
+def one_image_less(root: Path) -> None:
+    next((root / NAMES[2]).iterdir()).unlink()
+
+
+@pytest.mark.parametrize("change", [renamed, one_more, one_image_less])
+def test_nobody_elses_gallery_is_exported(change: Any, root: Path, tmp_path: Path) -> None:
+    run = experiment.run(recipe(root), tmp_path / "run", Silent(), report=False)
+    for party in ("silo-00", "silo-01"):
+        export(run, party, tmp_path / "before" / party)
+    change(root)
+    refused = []
+    for party in ("silo-00", "silo-01"):
+        try:
+            export(run, party, tmp_path / "after" / party)
+        except RecipeError as error:
+            refused.append(str(error))
+        else:
+            before, after = (tmp_path / when / party for when in ("before", "after"))
+            assert (before / "gallery.safetensors").read_bytes() == (after / "gallery.safetensors").read_bytes()
+    assert refused and all("put the data back as it was, or start a new run" in said for said in refused)
+
+
+def test_a_run_does_not_go_on_with_other_people(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        experiment.run(recipe(root), tmp_path / "run", Stops(), report=False)
+    (root / NAMES[0]).rename(root / "someone")
+    with pytest.raises(RunFailed, match="images are not those that the party's private state was made from"):
+        experiment.resume(tmp_path / "run", Silent())
+    (root / "someone").rename(root / NAMES[0])
+    assert experiment.resume(tmp_path / "run", Silent()) == tmp_path / "run"
+
+
+def test_an_image_may_be_mended(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        experiment.run(recipe(root), tmp_path / "run", Stops(), report=False)
+    path = next((root / NAMES[0]).iterdir())
+    path.write_bytes(next((root / NAMES[1]).iterdir()).read_bytes())
+    assert experiment.resume(tmp_path / "run", Silent()) == tmp_path / "run"
