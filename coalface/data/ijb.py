@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.data.labels import check_labels
 from coalface.data.numberlists import not_a_line, numbers_of
 from coalface.data.protocols import text_lines
 from coalface.data.words import several, shown
@@ -115,7 +116,10 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
     """All lists in a folder `meta` of IJB-B or IJB-C.
 
     Raises FileNotFoundError for a list that is missing, and ValueError for what the readers below refuse, for lists of
-    images that differ, and for a template without images.
+    images that differ, for a template without images, and for lists that contradict themselves or each other: a
+    template of two subjects, a label that its templates' subjects belie, a pair with both labels. What is only said
+    twice is taken: a pair that is listed again with its label, and an image that a template has again, since that may
+    be of another face in it.
     """
     folder = Path(folder)
     kind = next((name for name in GALLERIES if (folder / f"{name}_face_tid_mid.txt").is_file()), None)
@@ -146,12 +150,20 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
     pairs = read_template_pairs(pair)
     galleries = {name: read_subjects(path) for name, path in lists.items()}
     probes = read_subjects(probe)
-    named = [(pair, pairs.left), (pair, pairs.right), (probe, probes.template)]
-    for path, templates in [*named, *((lists[name], gallery.template) for name, gallery in galleries.items())]:
+    told = {**{lists[name]: gallery for name, gallery in galleries.items()}, probe: probes}
+
+    def places(path: Path, templates: NDArray[np.int64]) -> NDArray[np.int64]:
         try:
-            rows_of(templates, known, "image")
+            return rows_of(templates, known, "image")
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}, by {shown(media)}; fetch both again, from one place") from None
+
+    for path, some in told.items():
+        places(path, some.template)
+    who = _subjects(told)
+    subject = np.array([who.get(template, -1) for template in known.tolist()], np.int32)
+    left, right = (subject[places(pair, side)] for side in (pairs.left, pairs.right))
+    check_labels(pair, (pairs.left, pairs.right), (left, right), pairs.same)
     return Ijb(images, faces, pairs, galleries, probes, {"ijbb": "IJB-B", "ijbc": "IJB-C"}[kind])
 
 
@@ -173,7 +185,10 @@ def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
 
 
 def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
-    """The list of landmarks, `…_name_5pts_score.txt`; errors as for `read_media`."""
+    """The list of landmarks, `…_name_5pts_score.txt`; errors as for `read_media`, and ValueError for a score below 0.
+
+    Scores may be above 1, as those of some detectors are.
+    """
     files: list[str] = []
     lines: list[list[float]] = []
     for where, line in text_lines(Path(path)):
@@ -182,8 +197,14 @@ def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
             numbers = [float(field) for field in fields]
         except ValueError:
             numbers = []
-        if len(numbers) != 11 or not all(abs(number) < 1e9 for number in numbers):  # nor is NaN
+        if len(numbers) != 11 or not all(abs(number) < 1e9 for number in numbers[:10]):  # nor is NaN
             raise not_a_line(where, line, "an image, ten numbers for five points, and a score")
+        if not 0 <= numbers[10] < 1e9:
+            raise ValueError(
+                f"{where}: the detector's score {fields[10][:80]} is not a number from 0 to below 1e9 (a feature is "
+                "multiplied by it, and one below 0 would turn it round); fetch the list again, or bring the scores of "
+                "a detector of your own into that range"
+            )
         files.append(name)
         lines.append(numbers)
     found = np.array(lines, np.float32)
@@ -313,6 +334,27 @@ def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = 
             f"{several(len(np.unique(templates)), 'template')})"
         )
     return rows
+
+
+# Subjects over several lists
+
+
+def _subjects(told: dict[Path, TemplateSubjects]) -> dict[int, int]:
+    """The subject of each template of some lists; ValueError for a template that two of them have of two subjects."""
+    found: dict[int, tuple[int, Path]] = {}
+    for path, some in told.items():
+        for template, subject in zip(some.template.tolist(), some.subject.tolist(), strict=True):
+            before, there = found.setdefault(template, (subject, path))
+            if before != subject:
+                second, first = (
+                    next(where for where, (text,) in _columns(one, ("TEMPLATE_ID",)) if int(text) == template)
+                    for one in (path, there)
+                )
+                raise ValueError(
+                    f"{second}: template {template} is of subject {subject}, and of subject {before} in {first}; fetch "
+                    "both lists again, from one place"
+                )
+    return {template: subject for template, (subject, _) in found.items()}
 
 
 # Lines

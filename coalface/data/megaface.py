@@ -84,9 +84,19 @@ def read_probes(path: str | os.PathLike[str]) -> Probes:
 
 
 def read_distractors(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The images of a list of distractors; errors as for `read_probes`."""
-    files = _texts(Path(path), _json(Path(path)), "path")
-    _once(Path(path), files)
+    """The images of a list of distractors.
+
+    Errors as for `read_probes`, and ValueError for a list that holds fewer or more than the SIZE in its name, where it
+    is called as the kit's are: figures would be of other distractors than they say. Another name says nothing.
+    """
+    path = Path(path)
+    files = _texts(path, _json(path), "path")
+    _once(path, files)
+    if (named := _LIST.fullmatch(path.name)) and int(named[1]) != len(files):
+        raise ValueError(
+            f"{shown(path)} holds {several(len(files), 'distractor')}, but should hold {int(named[1]):,}, as its name "
+            "says: fetch the kit's list again, or name a list of your own after the number that it holds"
+        )
     return tuple(files)
 
 

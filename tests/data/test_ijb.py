@@ -76,6 +76,113 @@ def test_lists_that_do_not_belong_together(meta, name, text, says):
         ijb.read_ijb(meta)
 
 
+@pytest.fixture
+def unknown(meta):
+    """The lists with templates 50 to 53 besides, whose subjects no gallery and no probe tells."""
+    for name, line in (("face_tid_mid", "{0}.jpg {0} 1\n"), ("name_5pts_score", "{0}.jpg" + " 1" * 10 + " 0.5\n")):
+        path = meta / f"ijbc_{name}.txt"
+        path.write_text(path.read_text() + "".join(line.format(template) for template in range(50, 54)))
+    return meta
+
+
+@pytest.mark.parametrize("chunk", [8, 2**24])
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ("1 41 1\n", "line 3: the label is 1, but template 1 is of subject 7 and template 41 of subject 8, by"),
+        ("30 1 0\n", "line 3: the label is 0, but templates 30 and 1 are both of subject 7, by the galleries"),
+        ("1 1 0\n", "line 3: the label is 0, but template 1 is paired with itself; fetch the lists again"),
+        ("50 50 0\n", "line 3: the label is 0, but template 50 is paired with itself; fetch"),
+        (
+            "50 51 1\n\n1 2 0\n50 51 0\n",
+            "line 6: templates 50 and 51 have the label 0, and 1 in line 3; fetch the list",
+        ),
+        ("50 51 0\n1 2 0\n51 50 1\n50 51 0\n", "line 5: templates 51 and 50 have the label 1, and 0 in line 3; fetch"),
+        ("1 52 0\n1 52 1\n", "line 4: templates 1 and 52 have the label 1, and 0 in line 3"),
+    ],
+)
+def test_pairs_that_contradict_subjects_or_each_other(unknown, monkeypatch, chunk, pairs, says):
+    monkeypatch.setattr(numberlists, "CHUNK", chunk)
+    (unknown / "ijbc_template_pair_label.txt").write_text("1 2 0\n2 41 1\n" + pairs)
+    with pytest.raises(ValueError, match=f"pair_label.txt, {says}"):
+        ijb.read_ijb(unknown)
+
+
+def test_pairs_are_refused_exactly_where_a_naive_look_finds_a_contradiction(unknown):
+    subject, rng = {1: 7, 30: 7, 2: 8, 41: 8}, np.random.default_rng(0)
+    refused = 0
+    for _ in range(100):
+        sides = rng.choice([1, 2, 30, 41, 50, 51, 52, 53], size=(6, 2)).tolist()
+        guess = rng.integers(2, size=6).tolist()
+        lines = [  # mostly what is known
+            (a, b, label if a not in subject or b not in subject or not n else int(subject[a] == subject[b]))
+            for n, ((a, b), label) in enumerate(zip(sides, guess, strict=True))
+        ]
+        wrong = any(
+            (a == b and not label)
+            or (a in subject and b in subject and label != (subject[a] == subject[b]))
+            or any({a, b} == {c, d} and label != other for c, d, other in lines)
+            for a, b, label in lines
+        )
+        (unknown / "ijbc_template_pair_label.txt").write_text("".join(f"{a} {b} {c}\n" for a, b, c in lines))
+        if wrong:
+            refused += 1
+            with pytest.raises(ValueError, match="pair_label.txt, line .*label"):
+                ijb.read_ijb(unknown)
+        else:
+            assert len(ijb.read_ijb(unknown).pairs) == 6
+    assert 20 < refused < 80
+
+
+def test_what_is_only_said_twice_is_taken(unknown):
+    pairs = "1 30 1\n1 30 1\n30 1 1\n1 41 0\n1 41 0\n1 1 1\n50 51 0\n51 50 0\n50 52 1\n50 52 1\n53 53 1\n"
+    (unknown / "ijbc_template_pair_label.txt").write_text(pairs)
+    (unknown / "ijbc_1N_gallery_G2.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n2,8\n30,7\n")  # a probe as well
+    for name, lines in (
+        ("face_tid_mid", "1.jpg 1 69544\n1.jpg 1 5\n"),  # another face in it, say
+        ("name_5pts_score", "1.jpg" + " 3" * 10 + " 0.5\n1.jpg" + " 4" * 10 + " 0.5\n"),
+    ):
+        path = unknown / f"ijbc_{name}.txt"
+        path.write_text(path.read_text() + lines)
+    lists = ijb.read_ijb(unknown)
+    assert len(lists.pairs) == 11 and lists.pairs.same.sum() == 7
+    assert lists.images.files.count("1.jpg") == 3 and lists.images.template.tolist().count(1) == 5
+    assert lists.galleries["G2"].template.tolist() == [2, 30]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "says"),
+    [
+        (
+            "1N_probe_mixed",
+            "41,8\n1,9\n",
+            "1N_probe_mixed.csv, line 3: template 1 is of subject 9, and of subject 7 in",
+        ),
+        ("1N_gallery_G2", "\n1,8\n", "1N_gallery_G2.csv, line 3: template 1 is of subject 8, and of subject 7 in"),
+    ],
+)
+def test_a_template_of_two_subjects(meta, name, lines, says):
+    (meta / f"ijbc_{name}.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n" + lines)
+    with pytest.raises(ValueError, match=f"{says} .*ijbc_1N_gallery_G1.csv, line 2; fetch both lists again"):
+        ijb.read_ijb(meta)
+
+
+@pytest.mark.parametrize("score", ["-0.9", "-1e-30", "nan", "inf", "-inf", "1e300"])
+def test_a_score_that_is_no_weight(meta, score):
+    path = meta / "ijbc_name_5pts_score.txt"
+    path.write_text(path.read_text().replace(" 0.3\n", f" {score}\n"))
+    with pytest.raises(
+        ValueError, match=f"5pts_score.txt, line 3: the detector's score {score} is not a number from 0"
+    ):
+        ijb.read_ijb(meta)
+
+
+def test_scores_of_another_scale_are_taken(tmp_path):
+    line = "1.jpg" + " 1" * 10
+    found = ijb.read_faces(written(tmp_path, f"{line} 0\n{line} 1\n{line} 37.5\n"))
+    assert found.score.tolist() == [0, 1, 37.5]
+
+
 def test_a_list_that_is_missing(meta):
     (meta / "ijbc_1N_gallery_G2.csv").unlink()
     with pytest.raises(FileNotFoundError, match="G2.csv is missing: fetch"):

@@ -31,15 +31,41 @@ def test_the_list_of_probes(tmp_path):
 def test_lists_of_distractors_by_size(tmp_path):
     for size in (1000, 10, 100):
         for number in (1, 2):
-            paths = [f"{size}/{number}@N00/{n}.jpg" for n in range(3)]
+            paths = [f"{size}/{number}@N00/{n}.jpg" for n in range(size)]
             written(tmp_path, json.dumps({"path": paths}), f"megaface_features_list.json_{size}_{number}")
     written(tmp_path, "{}", "megaface_features_list.json_10_1.bak")
     found = megaface.distractor_lists(tmp_path, 2)
     assert list(found) == [10, 100, 1000]
-    assert megaface.read_distractors(found[100]) == tuple(f"100/2@N00/{n}.jpg" for n in range(3))
+    assert megaface.read_distractors(found[100]) == tuple(f"100/2@N00/{n}.jpg" for n in range(100))
     for folder, number in ((tmp_path, 3), (tmp_path / "none", 1)):
         with pytest.raises(FileNotFoundError, match=f"json_SIZE_{number}: give"):
             megaface.distractor_lists(folder, number)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "says"),
+    [
+        (
+            "megaface_features_list.json_10_1",
+            1,
+            "json_10_1 holds 1 distractor, but should hold 10, as its name says: fetch",
+        ),
+        ("megaface_features_list.json_10_1", 11, "json_10_1 holds 11 distractors, but should hold 10, as"),
+        ("megaface_features_list.json_1000000_3", 10, "holds 10 distractors, but should hold 1,000,000, as"),
+        ("megaface_features_list.json_10_1", 10, None),
+        ("megaface_features_list.json_2_10", 2, None),  # the size, not the number of the set
+        ("megaface_features_list.json", 3, None),
+        ("my_list_5_1.json", 3, None),
+    ],
+)
+def test_a_list_of_distractors_holds_as_many_as_its_name_says(tmp_path, name, count, says):
+    files = [f"1/2@N00/{n}.jpg" for n in range(count)]
+    path = written(tmp_path, json.dumps({"path": files}), name)
+    if says is None:
+        assert megaface.read_distractors(path) == tuple(files)
+    else:
+        with pytest.raises(ValueError, match=says):
+            megaface.read_distractors(path)
 
 
 @pytest.mark.parametrize(
