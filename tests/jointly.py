@@ -78,6 +78,8 @@ class Client:
         self.classes: Tensor | None = None
         self.branch: Tensors = {}
         self.model: Tensors = {}
+        self.kept: Tensors = build().backbone.kept()
+        """The BatchNorm that stays with it; at first that of an untrained network."""
         self.epoch = 0
         self.near: list[int] = []
         """How many public images were near, by round."""
@@ -93,7 +95,8 @@ class Client:
         self.classes = fresh_head(self.party)
         self.model = dict(theta)
         if method.detail("previous") == "random":
-            self.model = untrained(self.party, self.party.stream("previous"))
+            drawn = untrained(self.party, self.party.stream("previous"))
+            self.model = {name: drawn[name] for name in theta}
         if method.branch == "none":
             return
         omega = self.party.stream("branch").standard_normal(tuple(self.classes.shape), dtype=np.float32)
@@ -109,8 +112,8 @@ class Client:
             self.branch["bias"] = torch.zeros(len(self.classes)).double() if method.detail("bias") == "each" else start
 
     def answers(self, model: Tensors, images: Tensor) -> Tensor:
-        """(n, d) of a network that is not in training."""
-        self.net.load_state_dict({**self.net.state_dict(), **model})
+        """(n, d) of a network that is not in training, with the BatchNorm that has stayed here."""
+        self.net.load_state_dict({**self.net.state_dict(), **model, **self.kept})
         with torch.no_grad():
             return self.net.eval()(images).clone()
 
@@ -146,7 +149,7 @@ class Client:
         assert self.classes is not None
         images, labels = self.images(theta, known)
         anchor, previous = self.answers(theta, images), self.answers(self.model, images)
-        held = {f"net.{n}": t for n, t in theta.items()} | {"rows": torch.cat([phi, self.classes])}
+        held = {f"net.{n}": t for n, t in {**theta, **self.kept}.items()} | {"rows": torch.cat([phi, self.classes])}
         held |= {f"branch.{n}": t for n, t in self.branch.items()}
         teacher, velocity, losses = held["rows"].clone(), dict[str, Tensor](), list[float]()
         epochs, after = method.detail("epochs"), method.detail("decay_after")
@@ -170,7 +173,8 @@ class Client:
                     held[name] = held[name] - lr * velocity[name]
                 losses += [total.item()] * len(batch)
             self.epoch += 1
-        self.classes, self.branch, self.model = held["rows"][known:], part(held, "branch."), part(held, "net.")
+        self.classes, self.branch, net = held["rows"][known:], part(held, "branch."), part(held, "net.")
+        self.model, self.kept = {n: net[n] for n in theta}, {n: net[n] for n in self.kept}
         self.loss = sum(losses) / len(losses)
         weight = len(images) if method.detail("weights") == "trained" else len(self.party.data)
         return self.model, held["rows"][:known], weight
@@ -250,7 +254,17 @@ def same_as_kept(client: Client, own: Own) -> None:
     """What a client keeps is what the loop says."""
     assert client.classes is not None
     assert naive.furthest({"W": own.classes, **own.branch}, {"W": client.classes, **client.branch}) < 1e-10
-    assert naive.furthest(own.model, client.model) < 1e-10
+    assert naive.furthest({**own.model, **own.kept}, {**client.model, **client.kept}) < 1e-10
+    assert own.kept.keys() == client.kept.keys()
+
+
+def own_model(client: Client) -> Tensors:
+    """[Θ_l, Π], with the client's BatchNorm; nothing of one that has never trained."""
+    if client.classes is None:
+        return {}
+    names = {"turn": "branch.weight", "shift": "branch.bias"}
+    mapped = {names[name]: tensor for name, tensor in client.branch.items() if name in names}
+    return {**client.model, **client.kept, **mapped}
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from test_experiment import Normed
 from test_public_images import recipe
 from tinyruns import Silent
 
@@ -24,6 +25,7 @@ from coalface.data.augment import to_tensor
 from coalface.data.faces import FaceSet
 from coalface.evaluate.personalised import OverClients, judge_client, over_clients
 from coalface.methods.fedfr_joint import FedFRJoint, Own
+from coalface.models import BACKBONES
 from coalface.report import page
 from coalface.sections import Personalised
 
@@ -130,10 +132,11 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
     assert list(personal.by_kind(told)) == ["start", "shared", "own", "branch"]
 
 
-def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path) -> None:
+def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
-    changes = {**JUDGED, "model": {"batchnorm": "local"}, "judge": {"personalised": {"one_to_one": "official",
-               "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}}}  # fmt: skip
+    monkeypatch.setitem(BACKBONES, "normed", Normed)
+    wanted = {"one_to_one": "official", "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}
+    changes = {**JUDGED, "model": {"name": "normed", "batchnorm": "local"}, "judge": {"personalised": wanted}}
     made = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     told, hand = done(made, tmp_path / "run"), Hand(made)
     assert set(told) == {"start", "own", "clients", "trials", "counts"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 import worlds
 from clients import heard_run, metrics
-from jointly import EXACT, WORK, followed, joint, same_as_kept
+from jointly import EXACT, WORK, followed, joint, own_model, same_as_kept
 from typer.testing import CliRunner
 from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
 
@@ -38,6 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "partly asked": {"sample": 2, "rounds": 4, "previous": "random", "weights": "trained"},
     "not through": {"through": False, "bias": "each", "branch_start": "classes", "schedule": "step"},
     "official": {"preset": "official", "epochs": (3, 2), "decay_after": (1, 2), "rounds": 3},
+    "own BatchNorm": {"norm": True, "policy": "local", "sample": 2, "rounds": 4, "temperature": 0.1},
+    "own statistics": {"norm": True, "policy": "parameters-only", "sample": 1, "previous": "random"},
     "no contrast": {"contrastive": 0.0, "branch": "softmax", "epochs": (1, 3), "decay_after": (1, 1), "norm": True},
 }
 
@@ -45,15 +47,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(VARIANTS[name])
-    build = replace(EXACT, norm=settings.pop("norm", False))
+    build = replace(EXACT, norm=settings.pop("norm", False), policy=settings.pop("policy", "average"))
     local = replace(WORK, schedule=settings.pop("schedule", "constant"))
     ran, members, theta, phi = followed(joint(local=local, **settings), tmp_path, monkeypatch, build)
     assert naive.furthest(theta, build().backbone.shared()) > 1e-3
+    personal, generic = dict(ran.server.personal(ran.models)), ran.own_models()
+    assert set(generic) == (set(members) if build.policy != "average" else set())
     for party, client in members.items():
+        if generic:  # everybody's model, with the BatchNorm that has stayed here
+            assert naive.furthest(generic[party], {**theta, **client.kept}) < 1e-10
+        assert personal[party].keys() == own_model(client).keys()
         if client.classes is None:
             assert naive.kept(tmp_path, party, Own) is None
             continue
         same_as_kept(client, naive.kept(tmp_path, party, Own))
+        assert naive.furthest(personal[party], own_model(client)) < 1e-10
         near = {len(client.party.public)} if name == "all public" else set(client.near)
         assert settings.get("public") == "none" or near == set(client.near)
     if settings.get("public") is None:  # hard negatives were some, and not the same in all rounds

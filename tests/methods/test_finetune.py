@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import naive
 import pytest
 from clients import metrics
-from jointly import COSFACE, EXACT, WORK, followed, joint, same_as_kept
-from worlds import Stop, run, stopping
+from jointly import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
+from worlds import Stop, Tiny, run, stopping
 
 from coalface.learn.hinges import PositiveHinge
 from coalface.learn.sphereface import SphereFace
@@ -21,22 +21,25 @@ from coalface.methods.kd import KD
 TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning": 2}
 
 
+FEW: dict[str, Any] = {"sample": 2, "phi_update": "none", "drop_last": True, "epochs": (3,), "decay_after": (1,)}
+OWN_BATCHNORM = replace(EXACT, norm=True, policy="local")
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("method", "build"),
     [
-        Finetune(**TUNED),
-        Finetune(
-            **{**TUNED, "sample": 2, "phi_update": "none", "drop_last": True, "epochs": (3,), "decay_after": (1,)}
-        ),
-        KD(**TUNED, weight=0.3, softness=2.0),
-        KD(**{**TUNED, "public": "none", "sample": 1}),
+        (Finetune(**TUNED), EXACT),
+        (Finetune(**{**TUNED, **FEW}), EXACT),
+        (KD(**TUNED, weight=0.3, softness=2.0), EXACT),
+        (KD(**{**TUNED, "public": "none", "sample": 1}), EXACT),
+        (KD(**TUNED, weight=0.3, softness=2.0), OWN_BATCHNORM),
     ],
-    ids=["finetune", "finetune of a few", "kd", "kd alone"],
+    ids=["finetune", "finetune of a few", "kd", "kd alone", "kd with own BatchNorm"],
 )
 def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_classes(
-    method: Finetune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Finetune, build: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, members, theta, phi = followed(method, tmp_path, monkeypatch, stage="federate")
+    ran, members, theta, phi = followed(method, tmp_path, monkeypatch, build, stage="federate")
     assert naive.furthest(ran.state.backbone, theta) < 1e-10
     total, images, late = 0.0, 0, [name for name, client in members.items() if client.classes is None]
     personal = dict(ran.server.personal(ran.models))
@@ -50,7 +53,7 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
         client.teaching = (method.weight, method.softness) if isinstance(method, KD) else None
         model, _, _ = client.train(1, theta, phi)
         same_as_kept(client, naive.kept(tmp_path, name, Own))
-        assert naive.furthest(personal[name], model) < 1e-10 and naive.furthest(model, theta) > 1e-4
+        assert naive.furthest(personal[name], own_model(client)) < 1e-10 and naive.furthest(model, theta) > 1e-4
         total, images = total + client.loss * len(client.party.data), images + len(client.party.data)
     line = metrics(tmp_path)[-1]
     assert line["stage"] == "tune" and line["loss"] == pytest.approx(total / images, abs=1e-10)
