@@ -43,8 +43,8 @@ def export(run: Path, party: str, out: Path) -> Path:
 
     `backbone.safetensors`, with the branch x ↦ A x + a as `branch.weight` and `branch.bias` where it has one;
     `gallery.safetensors`, the (k, d) `templates` of its people at length one; `model.json`, how the network is
-    built, the people's names, and thresholds: for some FPIRs the lowest cosine that at most so many of the public
-    images, which show strangers, reach with their nearest template. Raises RecipeError where the run has no such
+    built, the people's names, and thresholds: for some FPIRs a cosine that at most so many of the public images, which
+    show strangers, reach with their nearest template. Raises RecipeError where the run has no such
     model.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -137,13 +137,19 @@ def _strangers(recipe: Recipe, here: World, party: str) -> FaceSet:
 
 
 def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> dict[str, Any]:
-    """FPIR -> the lowest cosine that at most ⌊FPIR · n⌋ of n strangers reach; those that n can carry alone."""
+    """FPIR -> a cosine that at most ⌊FPIR · n⌋ of n strangers reach; those that n can carry alone.
+
+    It lies halfway between the last that is refused and the first that is accepted: images that are embedded in other
+    batches come out a little otherwise.
+    """
     blocks = [strangers[at : at + 4096] for at in range(0, len(strangers), 4096)]
     best = np.sort(np.concatenate([(block @ templates.T).max(axis=1) for block in blocks]))
     found = {}
     for fpir in FPIRS:
         if (count := allowed(fpir, len(best))) >= 1:
-            found[f"{fpir:g}"] = float(np.nextafter(best[len(best) - 1 - count], np.float32(np.inf)))
+            refused, accepted = best[len(best) - 1 - count : len(best) + 1 - count]
+            halfway = np.float32((float(refused) + float(accepted)) / 2)
+            found[f"{fpir:g}"] = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
     return found
 
 
@@ -164,9 +170,9 @@ def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Found]:
 
     Raises ValueError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
     """
-    backbone, about = read_model(place)
-    if "thresholds" not in about:
+    if not (place / "gallery.safetensors").exists():
         raise ValueError(f"{place} is no exported model of a client: `coalface export RUN --party NAME` makes one")
+    backbone, about = read_model(place)
     if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
         raise ValueError(
             f"{place} has no threshold for FPIR {fpir:g}; it has {', '.join(about['thresholds']) or 'none'}"

@@ -156,3 +156,14 @@ def test_what_it_cannot_write_it_refuses(ran: Path, tmp_path: Path, party: str, 
 def test_a_run_without_own_models_has_none_to_export(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="fedavg leaves no model of a client's own; take one such as fedfr-joint"):
         export(fedavg_run, "silo-00", tmp_path / "own")
+
+
+def test_a_client_that_no_round_has_drawn_has_none(tmp_path: Path) -> None:
+    few = recipe(rounds=1, methods={"fedfr-joint": {"sample": 1}})
+    run = experiment.run(few, tmp_path / "run", Silent(), report=False)
+    (left_out,) = {"silo-00", "silo-01"} - {path.name for path in (run / "parties").iterdir()}
+    with pytest.raises(RecipeError, match=f"{left_out} took no part in any of the run's rounds"):
+        export(run, left_out, tmp_path / "own")
+    (run / "summary.json").unlink()
+    with pytest.raises(RecipeError, match=f"{left_out} has not trained yet.*coalface resume"):
+        export(run, left_out, tmp_path / "own")

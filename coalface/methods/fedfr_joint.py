@@ -7,7 +7,7 @@ with binary classifiers at the client. Θ and Φ travel; W, Π, Ω, b and the mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -64,6 +64,8 @@ class Own:
     cursor: Cursor
     used: tuple[int, ...] = ()
     """How many public images it trained on, in each of its rounds."""
+    federated: Tensors = field(default_factory=dict)
+    """`kept` as it was with Θ_g, where the client went on alone since."""
 
 
 @state
@@ -345,7 +347,7 @@ class FedFRJoint(Method):
 
     @step(role="trainer", stays=True)
     def generic(self, party: Party, own: Own | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, own.kept if own else None)
+        party.backbone.load(common.backbone, (own.federated or own.kept) if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
     @step(role="trainer", stays=True)

@@ -51,8 +51,10 @@ class Finetune(FedFRJoint):
 
     @step(role="trainer")
     def tune(self, party: Party, own: Own | None, common: Global) -> tuple[Progress, Own]:
+        party.backbone.load(common.backbone, own.kept if own else None)
+        federated = {name: tensor.clone() for name, tensor in party.backbone.kept().items()}
         loss, _, _, kept = self.tuner().work(party, own, common)
-        return Progress(images=len(party.data), loss=loss), kept
+        return Progress(images=len(party.data), loss=loss), replace(kept, federated=federated)
 
     def tuner(self) -> FedFRJoint:
         """What a client does in the second stage."""

@@ -268,6 +268,7 @@ def test_the_command_says_what_leaves_a_client() -> None:
     assert up == {"backbone", "classifier", "images", "loss"} and down == {"backbone", "classifier"}
     assert set(told["stays"]) == {
         "Own.classes", "Own.branch", "Own.model", "Own.kept", "Own.cursor.epoch", "Own.cursor.offset", "Own.used",
+            "Own.federated",
     }  # fmt: skip
 
 

@@ -33,8 +33,9 @@ OWN_BATCHNORM = replace(EXACT, norm=True, policy="local")
         (KD(**TUNED, weight=0.3, softness=2.0), EXACT),
         (KD(**{**TUNED, "public": "none", "sample": 1}), EXACT),
         (KD(**TUNED, weight=0.3, softness=2.0), OWN_BATCHNORM),
+        (Finetune(**{**TUNED, "sample": 1}), OWN_BATCHNORM),
     ],
-    ids=["finetune", "finetune of a few", "kd", "kd alone", "kd with own BatchNorm"],
+    ids=["finetune", "finetune of a few", "kd", "kd alone", "kd with own BatchNorm", "one with own BatchNorm"],
 )
 def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_classes(
     method: Finetune, build: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -42,8 +43,11 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
     ran, members, theta, phi = followed(method, tmp_path, monkeypatch, build, stage="federate")
     assert naive.furthest(ran.state.backbone, theta) < 1e-10
     total, images, late = 0.0, 0, [name for name, client in members.items() if client.classes is None]
-    personal = dict(ran.server.personal(ran.models))
+    personal, generic = dict(ran.server.personal(ran.models)), ran.own_models()
+    assert set(generic) == (set(members) if build.policy != "average" else set())
     for name, client in members.items():
+        if generic:  # everybody's model is judged with the BatchNorm of the first stage
+            assert naive.furthest(generic[name], {**theta, **client.kept}) < 1e-10
         # FedFR without a branch and a contrastive term, for `tuning` epochs at the first learning rate.
         client.method = FedFRJoint(
             local=WORK, loss=COSFACE, threshold=method.threshold, public=method.public, contrastive=0.0, branch="none",
@@ -53,6 +57,7 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
         client.teaching = (method.weight, method.softness) if isinstance(method, KD) else None
         model, _, _ = client.train(1, theta, phi)
         same_as_kept(client, naive.kept(tmp_path, name, Own))
+        assert not generic or naive.furthest(generic[name], {**theta, **client.kept}) > 1e-4
         assert naive.furthest(personal[name], own_model(client)) < 1e-10 and naive.furthest(model, theta) > 1e-4
         total, images = total + client.loss * len(client.party.data), images + len(client.party.data)
     line = metrics(tmp_path)[-1]
