@@ -30,7 +30,7 @@ def _check_parts(recipe: Recipe) -> None:
     mine = {} if source.kind == owned.OWN else source.parts
     if (
         recipe.data.side is not None
-        and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private) is None
+        and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private or recipe.data.public) is None
     ):
         other = "domains" if recipe.data.side == "source" else "private"
         raise RecipeError(f"data.side: without data.{other} there is one side only; leave it out")
@@ -63,7 +63,8 @@ def _check_parts(recipe: Recipe) -> None:
         raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
     if isinstance(exclude, dict):
         for name in exclude:
-            nearest(name, mine or dict.fromkeys(source.parties), "data.exclude")
+            public = (owned.PUBLIC,) if recipe.data.public is not None else ()
+            nearest(name, mine or dict.fromkeys((*source.parties, *public)), "data.exclude")
     for name, wanted in recipe.judge.lists.items():
         if wanted.kind == "bin" and wanted.rank1 is not None:
             raise RecipeError(f"judge.lists.{name}.rank1: a .bin does not say who is in its images; leave it out")

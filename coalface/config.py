@@ -72,9 +72,9 @@ class Recipe(Section):
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
     computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
-    model. With `data.private` it trains on the public identities, all of their images; else on those of this run, less
-    the images of `data.test`. A pooled method takes no partition, but where `data.party_augment` asks whose each image
-    would be.
+    model. With `data.private` it trains on the public identities, all of their images; where parties have images of
+    their own, on `data.public`; else on those of this run, less the images of `data.test`. A pooled method takes no
+    partition, but where `data.party_augment` asks whose each image would be.
     """
 
     def build_method(self) -> Method:
@@ -155,7 +155,7 @@ class Recipe(Section):
             }  # who holds the others does not matter
             tree["data"] = {**tree["data"], "side": "public", "test": None, "private": private}
         if self.data.source.kind == owned.OWN:  # the parties' images are not here
-            tree["data"] = {key: whole["data"][key] for key in owned.SHARED}
+            tree["data"] = owned.before(whole["data"], changes)
         if self.data.domains is not None:
             whole_domains = {**whole["data"]["domains"], "clients": 1}  # one model, whoever holds the target
             tree["data"] = {**tree["data"], "side": "source", "domains": whole_domains}

@@ -40,7 +40,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     train, held = splits.training_faces(recipe, sources.unseen)
     nobody = () if recipe.data.source.kind == OWN and ownworld.lacking(recipe) else None
     here = world.build_world(recipe.resolved(), packing=sources.unseen, played=nobody)
-    pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, sources.unseen)
+    pairlists.judged(recipe, train, held, sources.unseen, here.public)
     messages = planned(recipe, recipe.build_method(), here)
     training = [name for name, member in here.members().items() if plays(member.role, "trainer")]
     return {name: here.data[name] for name in sorted(training)}, messages, world.cohorts(recipe, here)

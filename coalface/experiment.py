@@ -142,7 +142,7 @@ def _execute(
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
-        pairlists.judged(recipe, train.beside(here.public) if here.public else train, held, _packing(view)),
+        pairlists.judged(recipe, train, held, _packing(view), here.public),
         here.backbone,
         recipe.judge.flip,
         recipe.engine.device,

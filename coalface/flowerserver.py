@@ -63,7 +63,8 @@ class Nodes:
 
     def __call__(self, setup: Setup, here: World) -> link.Link:
         roles = {name: member.role for name, member in here.members().items()}
-        return link.Link(self.grid, roles, self.patience, keys=keys(list(roles)))
+        public = None if here.public is None else here.public.who()
+        return link.Link(self.grid, roles, self.patience, keys=keys(list(roles)), public=public)
 
 
 def keys(parties: Sequence[str]) -> dict[str, bytes] | None:

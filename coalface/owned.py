@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from coalface.checking import RecipeError, nearest
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 OWN = "own"
 """The kind of `data.source` that names parties and no images."""
+PUBLIC = "public"
+"""What `data.exclude` calls the people of `data.public`."""
 KINDS = ("folder", "rec", "pack", "synthetic")
 """What a party's own images can be."""
 SHARED = ("root", "size", "grey", "min_images", "augment")
@@ -34,6 +37,11 @@ def check(recipe: Recipe) -> None:
     """Raise RecipeError unless a recipe of this kind says what is needed, and nothing that cannot be."""
     source = recipe.data.source
     if source.kind != OWN:
+        if recipe.data.public is not None and recipe.data.side != "public":  # else it is a pre-training
+            raise RecipeError(
+                "data.public: it is for parties that bring images of their own (data.source.kind: own); else public "
+                "people are those of data.source whom data.private leaves. Leave it out"
+            )
         if source.parties:
             raise RecipeError(
                 f"data.source.parties: a source of kind {source.kind!r} is dealt by data.partition; leave them out, or "
@@ -57,16 +65,18 @@ def check(recipe: Recipe) -> None:
         if part.kind not in KINDS:
             raise RecipeError(f"data.source.parts.{name}.kind: a party's images are {', '.join(KINDS)}")
     _check_method(recipe)
+    _check_public(recipe)
     for key, why in _ACROSS.items():
         if getattr(recipe.data, key):
             raise RecipeError(f"data.{key}: with images of the parties' own (data.source.kind: own) {why}")
     if recipe.data.partition != Partition():
         raise RecipeError("data.partition: parties that bring their own images are dealt none; leave it out")
     _check_lists(recipe)
-    if recipe.pretrain is not None and _kind(recipe.pretrain) in (None, OWN):
+    nobody = (None, OWN) if recipe.data.public is None else (OWN,)
+    if recipe.pretrain is not None and _kind(recipe.pretrain) in nobody:
         raise RecipeError(
             "pretrain.data.source: the server has none of the parties' images, so say on which others it pre-trains, "
-            "as `pretrain: {data: {source: {kind: rec, path: ms1m}}}`"
+            "as `data: {public: {kind: rec, path: ms1m}}`"
         )
 
 
@@ -77,10 +87,23 @@ def _check_method(recipe: Recipe) -> None:
         why = "one party would hold everybody's images. It is a bound for images that lie in one place; take solo"
     elif method.domains:
         why = "it needs a source and targets by data.domains, of a joined source"
-    elif method.shares_public:
-        why = "all parties and the server hold public people, set apart from the parties' by data.private"
     if why:
         raise RecipeError(f"method: {recipe.method} cannot be over parties with images of their own: {why}")
+    if method.shares_public and recipe.data.public is None:
+        raise RecipeError(
+            f"data.public: in {recipe.method} the server and all parties hold images of public people as well, so say "
+            "where they lie, as `public: {kind: rec, path: ms1m}`: below the data root of each"
+        )
+
+
+def _check_public(recipe: Recipe) -> None:
+    public = recipe.data.public
+    if public is None:
+        return
+    if public.kind not in KINDS:
+        raise RecipeError(f"data.public.kind: images of public people are {', '.join(KINDS)}")
+    if PUBLIC in recipe.data.source.parties:
+        raise RecipeError(f"data.source.parties: {PUBLIC} is what data.exclude calls the people of data.public; rename")
 
 
 def _check_lists(recipe: Recipe) -> None:
@@ -109,6 +132,18 @@ def check_validator(name: str, one: Validator) -> None:
         raise RecipeError(f"validators.{name}.source.kind: a party's images are {', '.join(KINDS)}")
 
 
+def before(data: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` of a pre-training, from that of a recipe of this kind as plain values: nothing of the parties' is in it.
+
+    It is on `public`, unless the pre-training names a source of its own.
+    """
+    tree, public, exclude = {key: data[key] for key in SHARED}, data["public"], data["exclude"]
+    if public is None or _kind(pretrain) is not None:
+        return tree
+    named = exclude.get(PUBLIC, ()) if isinstance(exclude, Mapping) else exclude
+    return tree | {"source": public, "public": public, "side": "public", "exclude": named}
+
+
 def placed(one: Validator) -> bool:
     """Whether it is known here where the images of a validator lie, which may be its own."""
     return not one.own or one.source is not None or one.path is not None
@@ -131,7 +166,7 @@ def unplaced(whole: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _kind(pretrain: dict[str, Any]) -> Any:
+def _kind(pretrain: Mapping[str, Any]) -> Any:
     """The kind of source that a pre-training names; None where it names none."""
     data = pretrain.get("data")
     source = data.get("source") if isinstance(data, dict) else None

@@ -55,15 +55,20 @@ class Lists:
         return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
 
 
-def judged(recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None) -> list[Lists]:
-    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on."""
+def judged(
+    recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
+) -> list[Lists]:
+    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on, or public."""
     found = []
     for name, wanted in recipe.judge.lists.items():
         faces, pairs = _list(recipe, name, wanted, held, packing, f"judge.lists.{name}")
         shown = _shown(Lists(name, faces, pairs))
         try:
             for prefix in _prefixes(recipe, wanted):
-                check_disjoint(train, replace(shown, names=tuple(prefix + known for known in shown.names)))
+                check_disjoint(train, _called(shown, prefix))
+            if public is not None:
+                for prefix in _public_prefixes(recipe, wanted):
+                    check_disjoint(public, _called(shown, prefix))
         except ValueError as error:
             shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
             raise RecipeError(
@@ -206,6 +211,18 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     return [f"{name}/" for name, part in parts.items() if _origin(recipe, part) == _origin(recipe, own)]
 
 
+def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+    """The same for public people, who have a source of their own where the parties have."""
+    own, public = _own_source(wanted), recipe.data.public
+    if public is None:
+        return _prefixes(recipe, wanted)
+    return [""] if own is None or _origin(recipe, own) == _origin(recipe, public) else []
+
+
+def _called(faces: FaceSet, prefix: str) -> FaceSet:
+    return replace(faces, names=tuple(prefix + known for known in faces.names))
+
+
 def _own_source(wanted: PairsFrom) -> config.Source | None:
     """Where a list takes its images from, if not from the training source."""
     if wanted.kind == "layout" and wanted.source is None:
@@ -254,7 +271,7 @@ def _list(
     source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
     faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
     pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
-    return replace(faces, names=tuple(prefix + known for known in faces.names)), pairs
+    return _called(faces, prefix), pairs
 
 
 def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where: str) -> tuple[FaceSet, PairList]:

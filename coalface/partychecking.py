@@ -101,6 +101,9 @@ def _against(
         told.append(f"{several(len(here.pairs[name]), 'pair')} of {several(member.images, 'image')}")
     images, people = several(member.images, "image"), several(member.identities, "identity", "identities")
     told.append(f"the server is told: {name}, {member.role}, {images}, {people}; no name and no image")
+    if here.public is not None:
+        images, people = several(len(here.public), "image"), several(len(here.public.names), "identity", "identities")
+        told.append(f"public people: {images} of {people}; the server is told a digest of who they are")
 
 
 def _open_to_others(path: Path) -> list[str]:

@@ -51,7 +51,8 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     vault = sealing.vault(Path(str(key)), made.name, name) if key else None
     setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
     setup.prepare()
-    return Seat(name, here.members()[name], replace(setup.site(here), flush=True, vault=vault))
+    public = None if here.public is None else here.public.who()
+    return Seat(name, here.members()[name], replace(setup.site(here), flush=True, vault=vault), public=public)
 
 
 def main() -> None:

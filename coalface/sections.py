@@ -114,6 +114,9 @@ class Data(Section):
     root: str | None = None
     """None: the environment variable COALFACE_DATA."""
     source: Source = Source()
+    public: Source | None = None
+    """Beside images of the parties' own: those of public people. A pre-training is on them, and where the method shares
+    them the server and every party hold them. `exclude` calls them `public`."""
     size: int = 64
     """Side of the images in pixels."""
     grey: bool = True

@@ -17,9 +17,9 @@ from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.data.testing import hold_back
 from coalface.methods import METHODS
-from coalface.owned import OWN
+from coalface.owned import OWN, before
 from coalface.pairlists import SPLIT_SEED
-from coalface.sections import Private
+from coalface.sections import Data, Private
 from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
 
 
@@ -86,6 +86,9 @@ def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | No
     """
     if not METHODS[recipe.method].shares_public:
         return None
+    if recipe.data.source.kind == OWN:
+        apart = Data.model_validate(before(recipe.data.model_dump(mode="json"), {}))
+        return split(recipe.model_copy(update={"data": apart}), packing).train
     if recipe.data.private is None:
         raise RecipeError(
             f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "

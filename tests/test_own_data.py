@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from federations import NOW, left
-from flwr.app import Context, Message, RecordDict
-from grids import InProcessGrid, played_here
+from flwr.app import RecordDict
+from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, written
 from tinyruns import Silent, picture_folders
 from typer.testing import CliRunner
 
@@ -22,7 +22,6 @@ from coalface import (
     dry,
     experiment,
     flowerproject,
-    flowerserver,
     kitchecking,
     ownfile,
     ownworld,
@@ -32,74 +31,14 @@ from coalface import (
     splits,
 )
 from coalface.cli import app
-from coalface.config import Recipe, RecipeError
+from coalface.config import RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.methods import METHODS
-
-UNSEEN = {"kind": "synthetic", "identities": 6, "images": 4, "first": 900}
-TREE: dict[str, Any] = {
-    "name": "own",
-    "method": "fedavg-fv",
-    "rounds": 2,
-    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
-    "data": {"size": 32, "source": {"kind": "own", "parties": ["silo-01", "silo-00"]}},
-    "validators": {"clinic": {"own": True, "pairs": 10}},
-    "judge": {"fars": [0.1], "lists": {"unseen": {"pairs": 10, "source": UNSEEN}}},
-}
-PEOPLE = {
-    "silo-00": ["Adalind", "Beatrix", "Cydonia"],
-    "silo-01": ["Adalind", "Dorothea"],
-    "clinic": ["Evelina", "Fayette", "Gustavina", "Haldora"],
-}
-"""Whose folders lie at each party. Adalind of silo-00 is not Adalind of silo-01."""
-
-
-def recipe(**changes: Any) -> Recipe:
-    return config.parse(config.merged(TREE, changes))
-
-
-def written(folder: Path, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(config.merged(TREE, changes)))
-    return folder / "recipe.yaml"
 
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each party with its images and its party.yaml, and own.yaml, which names them all."""
-    root = tmp_path_factory.mktemp("parties")
-    for number, (party, names) in enumerate(PEOPLE.items()):
-        picture_folders(root / party / "faces", names, images=4, seed=number)
-        role = "validator" if party == "clinic" else "trainer"
-        own = {"name": party, "role": role, "data": {"kind": "folder", "path": "faces"}}
-        (root / party / "party.yaml").write_text(yaml.safe_dump(own))
-    (root / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
-    return root
-
-
-class Heard(InProcessGrid):
-    """Keeps all that the parties say."""
-
-    said: list[RecordDict]
-
-    def pull_messages(self, message_ids: Any) -> list[Message]:
-        found = super().pull_messages(message_ids)
-        self.said += [message.content for message in found]
-        return found
-
-
-def over_flower(path: Path, folders: Path, home: Path, out: Path, **named: Path) -> Heard:
-    """The server's side to its end, over a node for each party that is given its own file alone."""
-    files = {party: folders / party / "party.yaml" for party in PEOPLE} | named
-    grid = Heard([played_here(path) for _ in files])
-    grid.said = []
-    for node, (party, file) in zip(grid.apps, files.items(), strict=True):
-        told = {"party": party, "home": str(home / party), "data": str(file)}
-        grid.contexts[node] = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})
-    run_config = {"out": str(out), "join-seconds": 0.01}
-    flowerserver.server(path)(
-        grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
-    )
-    return grid
+    return write_parties(tmp_path_factory.mktemp("parties"))
 
 
 # --- the same run here and there --------------------------------------------------------------------------------------
@@ -135,7 +74,7 @@ def _bytes(content: RecordDict) -> list[bytes]:
     return arrays + [str(value).encode() for record in content.config_records.values() for value in record.values()]
 
 
-OVER_OWN = [n for n, m in METHODS.items() if not (m.pooled or m.domains or m.shares_public or "fv" in n)]
+OVER_OWN = [n for n, m in METHODS.items() if not (m.pooled or m.domains or "fv" in n)]
 
 
 @pytest.mark.slow
@@ -155,6 +94,9 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     path = written(tmp_path, method=method, data={"source": {"parties": list(PEOPLE)}})
     tree = yaml.safe_load(path.read_text())
     del tree["validators"]
+    if METHODS[method].shares_public:
+        tree["data"]["public"] = UNSEEN | {"first": 500}
+        tree["pretrain"] = {"method": "centralized", "rounds": 1}
     if one and "sample" in METHODS[method].__dataclass_fields__:
         tree["methods"] = {method: {"sample": 1}}
     path.write_text(yaml.safe_dump(tree))
@@ -349,7 +291,10 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
         ({"data": {"exclude": {"silo-9": ["x"]}}}, "data.exclude: 'silo-9' is not known"),
         ({"method": "centralized"}, "method: centralized cannot be over .* take solo"),
         ({"method": "fedfr-uda"}, "method: fedfr-uda cannot be over parties with images of their own"),
-        ({"method": "fedfr-joint"}, "method: fedfr-joint cannot be .* public people"),
+        (
+            {"method": "fedfr-joint"},
+            "data.public: in fedfr-joint the server and all parties hold images",
+        ),
         ({"judge": {"lists": {"unseen": {"source": None}}}}, "judge.lists.unseen.source: the server has none of the"),
         ({"validators": {"clinic": {"own": None, "identities": 4}}}, "validators.clinic: nobody can set people"),
         ({"validators": {"clinic": {"half_of": "unseen"}}}, "validators.clinic.half_of: it brings images and pairs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from mmap import mmap
@@ -83,6 +84,12 @@ class FaceSet:
             rows = np.arange(len(pixels))
         known = np.where(other.labels < 0, -1, other.labels + len(self.names))
         return FaceSet(pixels, rows, np.concatenate([self.labels, known]), self.names + other.names)
+
+    def who(self) -> str:
+        """SHA-256 of whose images these are, by their numbers, and how many of each; not of which image is which."""
+        digest = hashlib.sha256("\n".join(self.names).encode())
+        digest.update(self.counts().tobytes())
+        return digest.hexdigest()
 
     def counts(self) -> NDArray[np.int64]:
         """(len(names),) images of each identity; those without one are not counted."""

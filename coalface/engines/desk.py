@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from coalface import wire
 from coalface.core import Method, Party, Tensors
 from coalface.declarations import StepDeclaration, plays
@@ -352,9 +350,7 @@ def made_from(party: Party) -> bytes:
     about: dict[str, Any] = {}
     for whose, faces in (("its", party.data), ("the public", party.public)):
         if faces is not None:
-            digest = hashlib.sha256("\n".join(faces.names).encode())
-            digest.update(np.bincount(faces.labels[faces.labels >= 0], minlength=len(faces.names)).tobytes())
-            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": digest.hexdigest()}
+            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
     return json.dumps(about).encode()
 
 

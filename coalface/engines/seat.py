@@ -31,6 +31,8 @@ class Seat:
     site: Site
     keep: Callable[[Tensors], None] = lambda model: None
     """Takes the party's own model when a run ends; it stays at the party."""
+    public: str | None = None
+    """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
 
 
 def answer(seat: Callable[[], Seat], about: str, said: Said, data: Data) -> tuple[Said, Data]:
@@ -46,7 +48,7 @@ def answer(seat: Callable[[], Seat], about: str, said: Said, data: Data) -> tupl
 
 
 def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    return {"name": seat.name, **asdict(seat.member)}, {}
+    return {"name": seat.name, **asdict(seat.member), "public": seat.public}, {}
 
 
 def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:

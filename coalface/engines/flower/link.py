@@ -56,15 +56,17 @@ class Link:
         patience: Patience = Patience(),
         *,
         keys: Mapping[str, bytes] | None = None,
+        public: str | None = None,
         window: int = 64,
     ) -> None:
         """Wait until all of `expected` (party -> role) are there.
 
-        `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name.
+        `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
+        tells whose the public images are that every party must hold as the server does; None: there are none.
         Raises RunFailed where they are not there in time.
         """
         self._grid, self._patience, self._keys, self._window = grid, patience, keys, window
-        self._roles = expected
+        self._roles, self._public = expected, public
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -174,6 +176,8 @@ class Link:
         if (role := self._roles.get(name)) != member.role:
             wanted = f"is a {role} by the recipe" if role else "is none of this run's parties"
             return f"node {node} says that it is {name}, a {member.role}, who {wanted}"
+        if said.get("public") != self._public:
+            return f"node {node} says that it is {name} and holds other public images than the server: give it the same"
         self._asked[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"

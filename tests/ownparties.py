@@ -1,0 +1,83 @@
+"""Parties that bring images of their own: their folders and files, a recipe that names none, and nodes that see one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from flwr.app import Context, Message, RecordDict
+from grids import InProcessGrid, played_here
+from tinyruns import picture_folders
+
+from coalface import config, flowerserver
+from coalface.config import Recipe
+
+UNSEEN = {"kind": "synthetic", "identities": 6, "images": 4, "first": 900}
+TREE: dict[str, Any] = {
+    "name": "own",
+    "method": "fedavg-fv",
+    "rounds": 2,
+    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "data": {"size": 32, "source": {"kind": "own", "parties": ["silo-01", "silo-00"]}},
+    "validators": {"clinic": {"own": True, "pairs": 10}},
+    "judge": {"fars": [0.1], "lists": {"unseen": {"pairs": 10, "source": UNSEEN}}},
+}
+PEOPLE = {
+    "silo-00": ["Adalind", "Beatrix", "Cydonia"],
+    "silo-01": ["Adalind", "Dorothea"],
+    "clinic": ["Evelina", "Fayette", "Gustavina", "Haldora"],
+}
+"""Whose folders lie at each party. Adalind of silo-00 is not Adalind of silo-01."""
+
+
+def recipe(**changes: Any) -> Recipe:
+    return config.parse(config.merged(TREE, changes))
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(config.merged(TREE, changes)))
+    return folder / "recipe.yaml"
+
+
+def write_parties(root: Path) -> Path:
+    """A folder for each party with its images and its party.yaml, and own.yaml, which names them all."""
+    for number, (party, names) in enumerate(PEOPLE.items()):
+        picture_folders(root / party / "faces", names, images=4, seed=number)
+        role = "validator" if party == "clinic" else "trainer"
+        own = {"name": party, "role": role, "data": {"kind": "folder", "path": "faces"}}
+        (root / party / "party.yaml").write_text(yaml.safe_dump(own))
+    (root / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
+    return root
+
+
+class Heard(InProcessGrid):
+    """Keeps all that the parties say."""
+
+    said: list[RecordDict]
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        found = super().pull_messages(message_ids)
+        self.said += [message.content for message in found]
+        return found
+
+
+def over_flower(
+    path: Path, folders: Path, home: Path, out: Path, *, recipes: Mapping[str, Path] = {}, **named: Path
+) -> Heard:
+    """The server's side to its end, over a node for each party that is given its own file alone.
+
+    `named` are files in place of those in `folders`, and `recipes` those of parties that have another.
+    """
+    files = {party: folders / party / "party.yaml" for party in PEOPLE} | named
+    grid = Heard([played_here(recipes.get(party, path)) for party in files])
+    grid.said = []
+    for node, (party, file) in zip(grid.apps, files.items(), strict=True):
+        told = {"party": party, "home": str(home / party), "data": str(file)}
+        grid.contexts[node] = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})
+    run_config = {"out": str(out), "join-seconds": 0.01}
+    flowerserver.server(path)(
+        grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
+    )
+    return grid

@@ -1,0 +1,186 @@
+"""Public people beside parties with images of their own: who they are, at whom, and what must agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from federations import left
+from ownparties import PEOPLE, TREE, over_flower, write_parties
+from safetensors.torch import load_file
+from tinyruns import Silent, picture_folders
+
+from coalface import config, dry, experiment, ownfile, ownworld, partychecking, splits, world
+from coalface.config import Recipe, RecipeError
+from coalface.core import Federation
+from coalface.engines.transport import RunFailed
+from coalface.methods.fedfr_joint import FedFRJoint, State
+
+PEOPLE_OF_ALL = {"kind": "synthetic", "identities": 5, "images": 4, "first": 500}
+TRAINERS = [name for name in PEOPLE if name != "clinic"]
+SHARED: dict[str, Any] = {
+    **{key: value for key, value in TREE.items() if key != "validators"},
+    "method": "fedfr-joint",
+    "methods": {"fedfr-joint": {"threshold": 0.3}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 16, "lr": 0.05}},
+    "data": {**TREE["data"], "public": PEOPLE_OF_ALL},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return config.parse(config.merged(SHARED, changes))
+
+
+def written(folder: Path, name: str = "recipe", **changes: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config.merged(SHARED, changes)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainers and their files; public people are synthetic, and need no folder."""
+    root = write_parties(tmp_path_factory.mktemp("parties"))
+    (root / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in TRAINERS}))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache for this file."""
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path_factory.getbasetemp() / "own-public"))
+    monkeypatch.delenv("COALFACE_DATA", raising=False)
+
+
+def pictures(root: Path) -> dict[str, Any]:
+    """Public people as folders."""
+    picture_folders(root, ["Ada", "Berta", "Clara"], images=4, seed=9)
+    return {"kind": "folder", "path": str(root)}
+
+
+def listing(folder: Path, *names: str) -> str:
+    """A list in LFW's format that names some people."""
+    (folder / "pairs.txt").write_text("1\t1\n" + f"{names[0]}\t1\t2\n{names[0]}\t1\t{names[-1]}\t2\n")
+    return str(folder / "pairs.txt")
+
+
+# --- the same run here and there --------------------------------------------------------------------------------------
+
+
+def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_those_of_a_local_run(
+    parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    begun: list[State] = []
+    plain = FedFRJoint.init
+
+    def noted(self: FedFRJoint, fed: Federation) -> State:
+        begun.append(plain(self, fed))
+        return begun[-1]
+
+    monkeypatch.setattr(FedFRJoint, "init", noted)
+    path, there, here = written(tmp_path), tmp_path / "there", tmp_path / "here"
+    over_flower(path, parties, tmp_path / "homes", there, clinic=parties / "silo-00" / "party.yaml")
+    local = ownfile.filled(config.load(path, ["engine.on_error=exclude"]), ownfile.read_all(parties / "own.yaml"))
+    experiment.run(local, here, Silent(), report=False)
+    homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
+    assert left(there, homes) == left(here, dict.fromkeys(TRAINERS, here))
+    used = [json.loads((folder / "summary.json").read_text()).get("public_images") for folder in (there, here)]
+    assert used[0] is None and used[1]["held"] == 20  # which are near a client's people stays with it
+    assert sum(map(sum, used[1]["used"].values())) > 0, "no client trained on a public image, so this shows nothing"
+    (path,) = (tmp_path_factory.getbasetemp() / "own-public").glob("pretrained/*/classifier.safetensors")
+    embeddings = load_file(path)["class_embeddings"]
+    assert embeddings.shape == (5, 128) and torch.equal(begun[-1].classifier, embeddings)
+
+
+def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
+    made = recipe(method="fedavg")
+    assert made.pretraining().data.source.first == 500
+    here = ownworld.party_world(made, "silo-00", parties / "silo-00" / "party.yaml")
+    assert here.public is None and len(here.data["silo-00"]) == 12
+
+
+def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_why(
+    parties: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = written(tmp_path, "other", data={"public": {"identities": 6}})
+    with pytest.raises(RunFailed, match="silo-01 did not join"):
+        over_flower(
+            written(tmp_path),
+            parties,
+            tmp_path / "homes",
+            tmp_path / "run",
+            recipes={"silo-01": other},
+        )
+    assert "says that it is silo-01 and holds other public images than the server" in caplog.text
+    assert "says that it is silo-00 and" not in caplog.text
+
+
+def test_a_digest_tells_people_and_their_numbers_apart_and_not_which_image_is_which() -> None:
+    faces = splits.public_faces(recipe())
+    assert faces is not None
+    assert faces.who() == faces.select(range(len(faces))[::-1]).who()  # type: ignore[arg-type]
+    others = [faces.only([1, 0, 2, 3, 4]), faces.only([0, 1, 2, 3]), faces.select(range(1, len(faces)))]  # type: ignore[arg-type]
+    assert len({one.who() for one in (faces, *others)}) == 4
+
+
+# --- who is public ----------------------------------------------------------------------------------------------------
+
+
+def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Path) -> None:
+    exclude, source = listing(tmp_path, "Berta", "Dagny"), pictures(tmp_path / "public")
+    for wanted in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
+        made = recipe(data={"public": source, "exclude": wanted})
+        public, inner = splits.public_faces(made), splits.training_faces(made.pretraining())[0]
+        assert public is not None and public.names == inner.names and public.labels.tolist() == inner.labels.tolist()
+        left_out = wanted and wanted != {"silo-00": [exclude]}
+        assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
+
+
+def test_who_is_judged_is_none_of_them_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
+    public = pictures(tmp_path / "public")
+    same = recipe(data={"public": public}, judge={"lists": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None)
+    with pytest.raises(RecipeError, match=r"judge.lists.unseen: 3 identities \(Ada"):
+        dry.check(ownfile.filled(same, ownfile.read_all(parties / "own.yaml")))
+    picture_folders(tmp_path / "others", ["Ada", "Berta", "Clara"], images=4, seed=10)
+    others = {"unseen": {"source": {**public, "path": str(tmp_path / "others")}, "pairs": 10}}
+    apart = recipe(data={"public": public}, judge={"lists": others}, pretrain=None)
+    dry.check(ownfile.filled(apart, ownfile.read_all(parties / "own.yaml")))  # of another folder they are other people
+
+
+def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
+    found = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
+    assert not found.faults and "public people: 20 images of 5 identities" in found.told[-1]
+    assert world.build_world(recipe().resolved(), played=()).public is not None
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"public": None}}, "data.public: in fedfr-joint the server and all parties hold images of public"),
+        ({"data": {"public": None}, "method": "fedavg"}, "pretrain.data.source: .* as `data: {public: "),
+        ({"data": {"public": {"kind": "joined", "parts": {}}}}, "data.public.kind: images of public people are folder"),
+        ({"data": {"source": {"parties": ["public", "b"]}}}, "data.source.parties: public is what data.exclude calls"),
+        ({"data": {"exclude": {"pubic": []}}}, "data.exclude: .*did you mean .public"),
+        ({"pretrain": {"data": {"source": {"kind": "own", "parties": ["a"]}}}}, "pretrain.data.source: the server has"),
+        (
+            {"data": {"source": {"kind": "synthetic", "parties": []}}},
+            "data.public: it is for parties that bring images",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipe(**changes)
+
+
+def test_a_pre_training_on_others_is_refused(parties: Path, tmp_path: Path) -> None:
+    others = recipe(pretrain={"data": {"source": {**PEOPLE_OF_ALL, "first": 600}}})
+    with pytest.raises(RecipeError, match="pretrain: fedfr-joint starts from the class embeddings of all public ident"):
+        experiment.run(ownfile.filled(others, ownfile.read_all(parties / "own.yaml")), tmp_path / "run", Silent())
