@@ -114,8 +114,9 @@ class Standing:
         return flowerproject.new(project, recipe) / "recipe.yaml"
 
     def coalface(self, *words: str) -> subprocess.Popen[str]:
-        """A command of its own."""
-        command = [sys.executable, "-c", "from coalface.cli import main; main()", *words]
+        """A command of its own, that hears Ctrl-C: tests in the background ignore it, and so would what they start."""
+        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        command = [sys.executable, "-c", f"{heard}; from coalface.cli import main; main()", *words]
         begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.begun.append(begun)
         return begun
