@@ -2,12 +2,14 @@
 
     python benchmarks/flower.py                     # cnn-small (1 MB) and ir50 (about 175 MB)
     python benchmarks/flower.py --networks cnn-small --rounds 8
+    python benchmarks/flower.py --networks ir50 --rounds 4 --updates int8
 
 Two parties and a SuperLink are real processes over TLS on this machine, from provisioned kits. A round of `fedavg` with
 one step of two images is one exchange; its time is from the server's asking to the last reply, the median of the rounds
 after the first two. `each message alone` is Flower's own way, where the process that it starts for a message imports
 torch and builds the party anew; else such a process hands the message to one that stays. The bytes are counted by a
-relay between one party and the SuperLink, over all of the run's rounds.
+relay between one party and the SuperLink, over all of the run's rounds; processors' seconds are those of the whole run,
+by its rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import socket
 import statistics
@@ -64,6 +67,14 @@ app = flowerclient.client(Path(__file__).with_name("recipe.yaml"))
 NETWORKS = {"cnn-small": 64, "ir50": 112}
 """Network -> side of its images."""
 RELAYED = "silo-00"
+KINDS = {
+    "flower-superlink": "the SuperLink",
+    "flwr-serverapp": "the server",
+    "flower-supernode": "both SuperNodes",
+    "coalface.partyprocess": "both parties' processes",
+    "flwr-clientapp": "Flower's processes for messages",
+}
+"""In the command of a process -> what it is."""
 SPANS = ("until Flower's process begins", "it imports flwr and the app", "the party's process answers", "the way back")
 
 
@@ -107,7 +118,31 @@ class Relay:
             pass
 
 
-def recipe(network: str, rounds: int) -> dict[str, Any]:
+class Spent:
+    """Seconds of processors by the kinds of a federation's processes, as they are seen from time to time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[marked.Process, float] = {}
+
+    def look(self, kits: Path) -> None:
+        for one in marked.found(kits):
+            try:
+                words = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            self._seen[one] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def by_kind(self) -> dict[str, float]:
+        found = dict.fromkeys(KINDS.values(), 0.0)
+        for one, seconds in self._seen.items():
+            for word, kind in KINDS.items():
+                if word in one.command:
+                    found[kind] += seconds
+                    break
+        return found
+
+
+def recipe(network: str, rounds: int, updates: str | None) -> dict[str, Any]:
     return {
         "name": network,
         "method": "fedavg",
@@ -120,7 +155,7 @@ def recipe(network: str, rounds: int) -> dict[str, Any]:
         },
         "judge": {"lists": {}},
         "model": {"name": network},
-        "engine": {"threads": 1, "on_error": "exclude"},
+        "engine": {"threads": 1, "on_error": "exclude", "updates": updates},
     }
 
 
@@ -144,8 +179,8 @@ def port() -> int:
         return int(listening.getsockname()[1])
 
 
-def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, Relay, Path]:
-    """(the log of the relayed party, its relay, the run) of a run whose nodes import `client`."""
+def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, Relay, Path, Spent]:
+    """(the log of the relayed party, its relay, the run, what was spent) of a run whose nodes import `client`."""
     folder.mkdir()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
     link = port()
@@ -157,17 +192,18 @@ def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, R
     relay = Relay(link)
     start = kits / "parties" / RELAYED / "start.sh"
     start.write_text(start.read_text().replace(f"--superlink 127.0.0.1:{link}", f"--superlink 127.0.0.1:{relay.port}"))
-    here = Loopback(kits)
+    here, spent = Loopback(kits), Spent()
     try:
         here.start(folder / "runs")
         number = here.run(None)
         while not (state := here.state_of(number)[0]).startswith("finished"):
-            time.sleep(1)
+            spent.look(kits)
+            time.sleep(0.5)
         if state != "finished:completed":
             raise SystemExit(f"the run ended as {state}: {here.state_of(number)[1]}; see {kits / 'logs'}")
     finally:
         marked.end(kits)
-    return loopback.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"]
+    return loopback.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"], spent
 
 
 def median(rounds: list[tuple[float, float]]) -> float:
@@ -188,17 +224,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=6, help="the first two are left out")
+    parser.add_argument(
+        "--updates", choices=["float16", "bfloat16", "int8"], help="the type of updates: engine.updates"
+    )
     given = parser.parse_args()
     light, heavy = began("import coalface.flowerclient"), began("import coalface.partyprocess")
     print(f"a process for a message: {light:.2f} s until it can hand it on, {heavy:.2f} s where it plays the party\n")
     for network in given.networks:
-        tree = recipe(network, given.rounds)
+        tree = recipe(network, given.rounds, given.updates)
         with tempfile.TemporaryDirectory() as kept:
             place = Path(kept)
             experiment.run(config.parse(tree), place / "local", Silent(), report=False)
             here = median(exchanges(place / "local"))
             before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
-            log, relay, run = over_flower(place / "stays", tree, TRACED)
+            log, relay, run, spent = over_flower(place / "stays", tree, TRACED)
             after, parts = median(exchanges(run)), zip(*spans(log, exchanges(run))[2:], strict=True)
             models = [folder / "model" / "backbone.safetensors" for folder in (run, place / "local")]
             same = models[0].read_bytes() == models[1].read_bytes()
@@ -209,6 +248,9 @@ def main() -> int:
         print(f"  Flower                            {after:8.2f} s ({before / after:.2f} times as fast); at one party")
         for what, seconds in zip(SPANS, map(statistics.median, parts), strict=True):
             print(f"    {what:32}{seconds:8.2f} s")
+        print("  processors, seconds an exchange")
+        for kind, seconds in spent.by_kind().items():
+            print(f"    {kind:32}{seconds / given.rounds:8.2f} s")
         for way in ("up", "down"):
             payload, seen = party[f"bytes_{way}"], getattr(relay, way)
             print(f"  {way:4}: {payload:,} bytes of messages, {seen:,} on the wire ({seen / payload:.3f})")
