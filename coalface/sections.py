@@ -114,9 +114,6 @@ class Data(Section):
     root: str | None = None
     """None: the environment variable COALFACE_DATA."""
     source: Source = Source()
-    public: Source | None = None
-    """Beside images of the parties' own: those of public people. A pre-training is on them, and where the method shares
-    them the server and every party hold them. `exclude` calls them `public`."""
     size: int = 64
     """Side of the images in pixels."""
     grey: bool = True
@@ -132,6 +129,9 @@ class Data(Section):
     side: Literal["private", "public", "both", "source"] | None = None
     """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones; for a
     pooled method, as the upper bound, `both`. With `domains`: `source` is the source's alone, as in `pretrain`."""
+    public: Source | None = None
+    """Beside images of the parties' own: those of public people. A pre-training is on them, and where the method shares
+    them the server and every party hold them. `exclude` calls them `public`."""
     domains: Domains | None = None
     """For methods that adapt a model to unlabelled images: they need no `partition`, and whom they judge is what
     `domains.hold_out` says; `hold_out` beside it is an error."""

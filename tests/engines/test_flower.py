@@ -236,7 +236,7 @@ def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:
 def test_a_superlink_that_fails_is_asked_again_and_not_for_ever(
     failing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method, build = recipe("fedavg")
+    (method, build), brief = recipe("fedavg"), Patience(join=5, step=60, poll=0.001)
     here = run(method, tmp_path / "local", build).bytes()
     right, calls = getattr(InProcessGrid, failing), [0]
 
@@ -247,11 +247,11 @@ def test_a_superlink_that_fails_is_asked_again_and_not_for_ever(
         return right(self, *given)
 
     monkeypatch.setattr(InProcessGrid, failing, fails)
-    assert run(method, tmp_path / "flower", build, transport=over_flower()).bytes() == here
+    assert run(method, tmp_path / "flower", build, transport=over_flower(brief)).bytes() == here
     assert "the SuperLink failed (OSError: 500 Internal Server Error): it is asked again" in caplog.text
     monkeypatch.setattr(InProcessGrid, failing, lambda self, *given: 1 / 0)
     with pytest.raises(RunFailed, match="the SuperLink failed 10 times .*The run goes on from its last checkpoint"):
-        run(method, tmp_path / "never", build, transport=over_flower())
+        run(method, tmp_path / "never", build, transport=over_flower(brief))
 
 
 def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:
