@@ -73,7 +73,8 @@ KEY = ' key=\\"$here/node.key\\"'
 """What a node whose party encrypts its private state is given beside."""
 
 PARTY_FILE = """# What {name} is and where its images lie; for its own node alone, which tells the server its
-# role and how many images and identities it has. `coalface party check party.yaml` says what is found.
+# role, how many images and identities it has, and a digest of who is in public images, where it needs some.
+# `coalface party check party.yaml` says what is found.
 {said}"""
 
 NO_FACES = """# Where the recipe has parties bring images of their own, a path from here or an absolute one:

@@ -37,7 +37,7 @@ def check(recipe: Recipe) -> None:
     """Raise RecipeError unless a recipe of this kind says what is needed, and nothing that cannot be."""
     source = recipe.data.source
     if source.kind != OWN:
-        if recipe.data.public is not None and recipe.data.side != "public":  # else it is a pre-training
+        if recipe.data.public is not None and (recipe.data.side != "public" or recipe.data.public != source):
             raise RecipeError(
                 "data.public: it is for parties that bring images of their own (data.source.kind: own); else public "
                 "people are those of data.source whom data.private leaves. Leave it out"
@@ -100,6 +100,8 @@ def _check_public(recipe: Recipe) -> None:
     public = recipe.data.public
     if public is None:
         return
+    if public.kind == "synthetic" and public.path is not None:
+        raise RecipeError("data.public.kind: say what lies at its path, one of folder, rec and pack")
     if public.kind not in KINDS:
         raise RecipeError(f"data.public.kind: images of public people are {', '.join(KINDS)}")
     if PUBLIC in recipe.data.source.parties:

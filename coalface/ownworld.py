@@ -64,7 +64,8 @@ def check_here(recipe: Recipe) -> None:
     if missing := lacking(recipe):
         raise RecipeError(
             f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of their "
-            "own and does not say where they lie. To play all of them on this machine: `coalface run … --own FILE`, "
+            "own and does not say where they lie. To play all of them on this machine: `coalface run … --own FILE`, or "
+            "for a sweep the same below data.source.parts of the recipe; "
             f"a YAML file with a line for each, such as `{missing[0]}: {ownfile.EXAMPLE}`; over Flower each "
             "party's node says it (docs/flower.md)"
         )

@@ -23,7 +23,7 @@ from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.features import images_needed
 from coalface.evaluate.identification import query_and_gallery
 from coalface.evaluate.verification import tenths
-from coalface.sources import Packing, below_root, folder, open_source, pixels
+from coalface.sources import Packing, below_root, open_source, origin, pixels
 
 SPLIT_SEED = 2048
 """Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
@@ -175,13 +175,13 @@ def _apart(recipe: Recipe, where: str, held: People, lists: Sequence[Lists], tra
 def _people(recipe: Recipe, wanted: PairsFrom, faces: FaceSet) -> People:
     """The identities of a list or a validator."""
     if wanted.kind == "bin" and wanted.path is not None:  # nothing but the file tells its people
-        origin, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
-        return {(origin, name) for name in known}
+        place, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
+        return {(place, name) for name in known}
     if prefixes := _prefixes(recipe, wanted):
         return {("", prefix + name) for prefix in prefixes for name in faces.names}
     own = _own_source(wanted)
     assert own is not None  # else the prefixes hold ""
-    return {(str(_origin(recipe, own)), name) for name in faces.names}
+    return {(str(origin(recipe, own)), name) for name in faces.names}
 
 
 def _shown(chosen: Lists) -> FaceSet:
@@ -208,7 +208,7 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     parts, own = recipe.data.source.parts, _own_source(wanted)
     if own is None or not parts:
         return [""]
-    return [f"{name}/" for name, part in parts.items() if _origin(recipe, part) == _origin(recipe, own)]
+    return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
 
 
 def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
@@ -216,7 +216,7 @@ def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     own, public = _own_source(wanted), recipe.data.public
     if public is None:
         return _prefixes(recipe, wanted)
-    return [""] if own is None or _origin(recipe, own) == _origin(recipe, public) else []
+    return [""] if own is None or origin(recipe, own) == origin(recipe, public) else []
 
 
 def _called(faces: FaceSet, prefix: str) -> FaceSet:
@@ -228,11 +228,6 @@ def _own_source(wanted: PairsFrom) -> config.Source | None:
     if wanted.kind == "layout" and wanted.source is None:
         return config.Source(kind="folder", path=wanted.path)
     return wanted.source
-
-
-def _origin(recipe: Recipe, source: config.Source) -> tuple[str, object]:
-    """What two sources have in common that may show the same people."""
-    return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
 
 
 def _list(

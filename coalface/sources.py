@@ -87,6 +87,11 @@ def listed(recipe: Recipe, source: config.Source) -> Source:
     )
 
 
+def origin(recipe: Recipe, source: config.Source) -> tuple[str, object]:
+    """What two sources have in common that may show the same people, under the same names."""
+    return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
+
+
 def folder(recipe: Recipe, source: config.Source) -> Path:
     if source.path is None:
         raise RecipeError(f"data.source.path: a source of kind {source.kind!r} needs the folder it lies in")

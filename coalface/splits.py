@@ -20,7 +20,7 @@ from coalface.methods import METHODS
 from coalface.owned import OWN, before
 from coalface.pairlists import SPLIT_SEED
 from coalface.sections import Data, Private
-from coalface.sources import Packing, below_root, folder, listed, open_source, unseen
+from coalface.sources import Packing, below_root, folder, listed, open_source, origin, unseen
 
 
 def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
@@ -88,7 +88,7 @@ def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | No
         return None
     if recipe.data.source.kind == OWN:
         apart = Data.model_validate(before(recipe.data.model_dump(mode="json"), {}))
-        return split(recipe.model_copy(update={"data": apart}), packing).train
+        return _of_nobody(recipe, split(recipe.model_copy(update={"data": apart}), packing).train)
     if recipe.data.private is None:
         raise RecipeError(
             f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
@@ -96,6 +96,23 @@ def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | No
         )
     public = recipe.data.model_copy(update={"side": "public", "test": None})
     return split(recipe.model_copy(update={"data": public}), packing).train
+
+
+def _of_nobody(recipe: Recipe, public: FaceSet) -> FaceSet:
+    """Public people. Raises RecipeError where a party that is played here has some of them, of the same folder."""
+    wanted, parts = recipe.data.public, recipe.data.source.parts
+    assert wanted is not None
+    alike = [name for name, part in parts.items() if origin(recipe, part) == origin(recipe, wanted)]
+    trained = split(recipe, unseen).train.names if alike else ()
+    for name in alike:
+        own = {known.removeprefix(f"{name}/") for known in trained if known.startswith(f"{name}/")}
+        if shared := sorted(own & set(public.names)):
+            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
+            raise RecipeError(
+                f"data.public: {len(shared)} of its people are {name}'s own ({some}), who would be trained on as "
+                "strangers to themselves: take others, or leave them out by data.exclude"
+            )
+    return public
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ class Split:
 
 def split(recipe: Recipe, packing: Packing | None) -> Split:
     data = recipe.data
-    faces = open_source(recipe, data.source, packing)
+    faces = _opened(recipe, packing)
     faces = without(faces, _excluded(recipe))
     faces = minimum_images(faces, data.min_images)
     held = calibration = faces.only([])
@@ -137,8 +154,23 @@ def split(recipe: Recipe, packing: Packing | None) -> Split:
         deal = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(deal))
     if len(faces) == 0 and (data.source.kind != OWN or data.source.parts):
+        if data.public is not None:
+            raise RecipeError(
+                f"data.public: none of its people has data.min_images={data.min_images} images or more, or "
+                "data.exclude names them all: take others, or lower data.min_images"
+            )
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return Split(faces, held, aside, calibration)
+
+
+def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
+    """The images of `data.source`. Raises RecipeError, which names `data.public`, where those are of public people."""
+    try:
+        return open_source(recipe, recipe.data.source, packing)
+    except (ValueError, OSError) as error:
+        if recipe.data.public is None or recipe.data.source.kind == OWN:
+            raise
+        raise RecipeError(f"data.public: {error}") from None
 
 
 def _public(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
@@ -188,12 +220,15 @@ def _excluded(recipe: Recipe) -> set[str]:
     if source.kind == OWN:  # the lists of the parties that are played here
         wanted = {name: wanted.get(name, ()) if isinstance(wanted, dict) else wanted for name in source.parts}
     by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
-    return {
-        prefix + name
-        for prefix, paths in by_prefix.items()
-        for path in paths
-        for name in named_identities(below_root(recipe, path))
-    }
+    try:
+        return {
+            prefix + name
+            for prefix, paths in by_prefix.items()
+            for path in paths
+            for name in named_identities(below_root(recipe, path))
+        }
+    except FileNotFoundError as error:
+        raise RecipeError(f"data.exclude: {error.filename} is not there") from None
 
 
 def deal_seed(recipe: Recipe) -> int:

@@ -107,7 +107,10 @@ def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_
     parties: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = written(tmp_path, "other", data={"public": {"identities": 6}})
-    with pytest.raises(RunFailed, match="silo-01 did not join"):
+    told = (
+        r"silo-01 did not join .*wait longer\. Left alone: node 1001 says that it is silo-01 and has not the server's"
+    )
+    with pytest.raises(RunFailed, match=told):
         over_flower(
             written(tmp_path),
             parties,
@@ -115,7 +118,7 @@ def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_
             tmp_path / "run",
             recipes={"silo-01": other},
         )
-    assert "says that it is silo-01 and holds other public images than the server" in caplog.text
+    assert "says that it is silo-01 and has not the server's public images, of the same people" in caplog.text
     assert "says that it is silo-00 and" not in caplog.text
 
 
@@ -151,6 +154,43 @@ def test_who_is_judged_is_none_of_them_where_both_lie_in_one_folder(parties: Pat
     dry.check(ownfile.filled(apart, ownfile.read_all(parties / "own.yaml")))  # of another folder they are other people
 
 
+def test_they_are_none_of_a_partys_own_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
+    same = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
+    made = recipe(data={"public": same}, pretrain=None)
+    said = r"data.public: 3 of its people are silo-00's own \(Adalind, Beatrix, Cydonia\)"
+    with pytest.raises(RecipeError, match=said):
+        dry.check(ownfile.filled(made, ownfile.read_all(parties / "own.yaml")))
+    assert partychecking.check(parties / "silo-00" / "party.yaml", made).faults[0].startswith("data.public: 3 of its")
+    assert not partychecking.check(parties / "silo-01" / "party.yaml", made).faults  # of another folder: other people
+    apart = recipe(data={"public": same, "exclude": {"public": [listing(tmp_path, *PEOPLE["silo-00"])]}}, pretrain=None)
+    assert len(PEOPLE["silo-00"]) == 3
+    with pytest.raises(RecipeError, match=r"data.public: 1 of its people are silo-00's own \(Beatrix\)"):
+        dry.check(ownfile.filled(apart, ownfile.read_all(parties / "own.yaml")))
+
+
+def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "public")
+    (tmp_path / "public" / "Berta" / "Berta_0001.png").unlink()
+    made = recipe(data={"public": source, "min_images": 4})
+    public = splits.public_faces(made)
+    assert public is not None and public.names == ("Ada", "Clara")
+    for changes, said in (
+        ({"min_images": 5}, "data.public: none of its people has data.min_images=5"),
+        ({"public": {**source, "path": str(tmp_path / "nowhere")}}, "data.public: .*nowhere"),
+        ({"exclude": [str(tmp_path / "none.txt")]}, "data.exclude: .*none.txt is not there"),
+    ):
+        for find in (splits.public_faces, lambda recipe: splits.training_faces(recipe.pretraining())):
+            with pytest.raises(RecipeError, match=said):
+                find(config.parse(config.merged(made.model_dump(mode="json"), {"data": changes})))
+
+
+def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
+    own = {"source": {**PEOPLE_OF_ALL, "first": 600}}
+    made = recipe(method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": own})
+    assert made.pretraining().data.source.first == 600
+    assert (made.pretraining().data.exclude, made.pretraining().data.public) == ((), None)
+
+
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
     found = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
     assert not found.faults and "public people: 20 images of 5 identities" in found.told[-1]
@@ -167,6 +207,8 @@ def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
         ({"data": {"public": None}, "method": "fedavg"}, "pretrain.data.source: .* as `data: {public: "),
         ({"data": {"public": {"kind": "joined", "parts": {}}}}, "data.public.kind: images of public people are folder"),
         ({"data": {"source": {"parties": ["public", "b"]}}}, "data.source.parties: public is what data.exclude calls"),
+        ({"data": {"public": {"kind": "synthetic", "path": "x"}}}, "data.public.kind: say what lies at its path"),
+        ({"pretrain": {"data": {"public": {"first": 600}}}}, "pretrain.data.public: it is for parties that bring"),
         ({"data": {"exclude": {"pubic": []}}}, "data.exclude: .*did you mean .public"),
         ({"pretrain": {"data": {"source": {"kind": "own", "parties": ["a"]}}}}, "pretrain.data.source: the server has"),
         (

@@ -74,6 +74,8 @@ class Link:
         """Message -> node, of those that have been asked and have not answered."""
         self._again: dict[int, float] = {}
         """Nodes that could not say it, and when they are asked again."""
+        self._refused: dict[str, str] = {}
+        """Party -> why a node that says it is that one was left alone last."""
         self._late: dict[str, str] = {}
         """Message -> party, of requests that were given up."""
         self.late: dict[str, int] = {}
@@ -84,9 +86,10 @@ class Link:
         self._look()
         while missing := sorted(expected.keys() - self.members.keys()):
             if time.monotonic() > ends:
+                why = "".join(f". Left alone: {self._refused[name]}" for name in missing if name in self._refused)
                 raise RunFailed(
                     f"{', '.join(missing)} did not join within {patience.join:g} s: start their SuperNodes, see that "
-                    "they reach the SuperLink, or wait longer"
+                    f"they reach the SuperLink, or wait longer{why}"
                 )
             time.sleep(patience.poll)
             self._look()
@@ -161,6 +164,7 @@ class Link:
             node = self._joining.pop(message)
             if why := self._joined(node, said, keys[node]):
                 log.warning("%s: it is left alone", why)
+                self._refused[str(said.get("name"))] = why
                 self._again[node] = time.monotonic() + AGAIN
 
     def _joined(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
@@ -177,7 +181,7 @@ class Link:
             wanted = f"is a {role} by the recipe" if role else "is none of this run's parties"
             return f"node {node} says that it is {name}, a {member.role}, who {wanted}"
         if said.get("public") != self._public:
-            return f"node {node} says that it is {name} and holds other public images than the server: give it the same"
+            return f"node {node} says that it is {name} and has not the server's public images, of the same people"
         self._asked[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
