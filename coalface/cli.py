@@ -58,12 +58,17 @@ def resume(
     changes: Annotated[
         list[str] | None, typer.Argument(help="engine.workers, engine.quorum or engine.patience may change.")
     ] = None,
+    changed_code: Annotated[
+        bool, typer.Option("--changed-code", help="Go on although the code of the method was changed since it began.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
-    from coalface import experiment
+    from coalface import experiment, provenance
     from coalface.report.progress import Progress
 
+    if changed_code:
+        provenance.accept_code(run_folder)
     if federation_commands.goes_on(run_folder, tuple(changes or ()), quiet):
         return
     with Progress(quiet=quiet) as view:

@@ -27,6 +27,7 @@ from coalface import (
     ownworld,
     pairlists,
     personal,
+    provenance,
     splits,
     summing,
     tracking,
@@ -41,7 +42,7 @@ from coalface.engines.server import Server
 from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
 from coalface.owned import OWN
-from coalface.report import page, runs
+from coalface.report import page
 
 
 class View(Protocol):
@@ -79,20 +80,20 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
     """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
 
     Changes of `config.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`.
-    Raises RecipeError for other changes of what the result depends on.
+    Raises RecipeError for other changes of what the result depends on, be they in `config.yaml`, and where the code of
+    the method was changed since the run began.
     """
-    if not (out / "config.yaml").exists():
-        raise RecipeError(
-            f"{out} holds no run: there is no config.yaml in it. Start one with `coalface run RECIPE --out`"
-        )
+    begun = provenance.begun_with(out)
+    if begun is not None and not (out / "config.yaml").exists():
+        _write_config(out, begun.resolved())
+    kept = provenance.recipe_of(out)
     if carrier is None and following.is_elsewhere(out):
         raise RecipeError(
             f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
             "the operator's `run.sh` with the same run-config"
         )
-    recipe, before = config.load(out / "config.yaml", changes), config.load(out / "config.yaml")
-    begun, now = (runs.flatten(r.essence()) for r in (before, recipe))
-    differ = sorted(key for key in begun.keys() | now.keys() if begun.get(key) != now.get(key))
+    recipe = config.load(out / "config.yaml", changes)
+    differ = provenance.unlike(begun or kept, recipe)
     if other := [key for key in differ if key not in config.ADJUSTABLE]:
         raise RecipeError(
             f"{out} goes on with the recipe that it was begun with, and {', '.join(other)} would change it: start a "
@@ -102,20 +103,27 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
         raise RecipeError(
             f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
         )
+    provenance.check_code(out, recipe.build_method())
     return _execute(recipe, recipe.resolved(), out, view, adjusted=tuple(differ), carrier=carrier)
 
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
     """Record in the run folder what a resume changes."""
     tree = config.load(out / "config.yaml").resolved()
+    begun = provenance.begun_with(out)
+    before = tree if begun is None else begun.resolved()
     event: dict[str, Any] = {"event": "adjusted"}
     for section, key in (path.split(".") for path in adjusted):
         value = recipe.resolved()[section][key]
-        event[f"{section}.{key}"] = {"from": tree[section][key], "to": value}
+        event[f"{section}.{key}"] = {"from": before[section][key], "to": value}
         tree[section][key] = value
     with open(out / "events.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
-    write_text(out / "config.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    _write_config(out, tree)
+
+
+def _write_config(out: Path, resolved: dict[str, Any]) -> None:
+    write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
 
 
 def _execute(
@@ -161,10 +169,11 @@ def _execute(
         view = tracking.Tracked(view, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
-        write_text(out / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+        _write_config(out, resolved)
     with alone(out), _transport(recipe, setup, here, carrier) as transport:
         if adjusted:
             _adjust(out, recipe, adjusted)
+        provenance.keep(out, anew=bool(adjusted))
         following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         untrained = judge.models([first])
         server = Server(

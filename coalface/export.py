@@ -18,7 +18,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coalface import config, embedded, planning, world
+from coalface import embedded, planning, provenance, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
@@ -49,9 +49,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} is there already, and is left alone: give another --out")
-    if not (run / "config.yaml").exists():
-        raise RecipeError(f"{run} holds no run: there is no config.yaml in it. Give the folder that a run has written")
-    recipe = config.load(run / "config.yaml")
+    recipe = provenance.recipe_of(run)
     here = world.build_world(recipe.resolved())
     nearest(party, here.data, "--party")
     model = own_model(recipe, here, run, party)

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coalface import config, dry, experiment
+from coalface import config, dry, experiment, provenance
 from coalface.config import Recipe, RecipeError
 from coalface.engines.flower import link
 from coalface.engines.local import Setup, World
-from coalface.report import runs
 from coalface.report.progress import Progress
 
 OWN = ("out", "join-seconds", "step-seconds")
@@ -87,13 +86,10 @@ def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
 
 def check_begun(out: Path, made: Recipe) -> None:
     """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
-    begun, asked = (runs.flatten(recipe.essence()) for recipe in (config.load(out / "config.yaml"), made))
-    differ = sorted(key for key in begun.keys() | asked.keys() if begun.get(key) != asked.get(key))
-    if differ:
-        said = "; ".join(f"{key} was {begun.get(key)} and is now {asked.get(key)}" for key in differ[:5])
+    if differ := provenance.unlike(provenance.recipe_of(out), made):
         raise RecipeError(
-            f"{out} has begun with another recipe: {said}. Go on with `coalface resume {out}` or the same run-config, "
-            "or start another run by giving it another name"
+            f"{out} has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume {out}` or "
+            "the same run-config, or start another run by giving it another name"
         )
 
 

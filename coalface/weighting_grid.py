@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from coalface import config, experiment, pairlists, splits, world
+from coalface import experiment, pairlists, provenance, splits, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Backbone, Method, Tensors
@@ -124,9 +124,7 @@ def build(
     """
     if not 1 <= steps <= FINEST:
         raise RecipeError(f"--step {1 / steps if steps else 0:g}: give a step from {1 / FINEST:g} to 1")
-    if not (run / "config.yaml").exists():
-        raise RecipeError(f"{run} holds no run: there is no config.yaml in it. Give the folder that a run has written")
-    recipe = config.load(run / "config.yaml")
+    recipe = provenance.recipe_of(run)
     method = recipe.build_method()
     _check(recipe, method)
     standing = checkpoint.load(run / "checkpoints")

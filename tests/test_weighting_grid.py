@@ -16,7 +16,7 @@ import yaml
 from tinyruns import Silent, tiny
 from typer.testing import CliRunner
 
-from coalface import config, experiment, weighting_grid, wire, world
+from coalface import config, experiment, provenance, weighting_grid, wire, world
 from coalface.cli import app
 from coalface.core import Tensors
 from coalface.engines import checkpoint
@@ -274,6 +274,7 @@ def test_a_grid_needs_somebody_who_scores(four: Path, tmp_path: Path) -> None:
     tree = yaml.safe_load(config_file.read_text())
     tree["judge"]["lists"] = {}
     config_file.write_text(yaml.safe_dump(tree))
+    (tmp_path / "run" / provenance.BEGUN).unlink()
     with pytest.raises(ValueError, match="nobody can score the grid: the recipe has neither validators nor a list"):
         weighting_grid.build(tmp_path / "run", steps=1, parties=("silo-00", "silo-01", "silo-02"))
 

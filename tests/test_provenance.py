@@ -1,0 +1,265 @@
+"""A run goes on with the recipe and the code that it was begun with, or says what has been changed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_mistakes
+import yaml
+from tinyruns import Silent, model_bytes, tiny
+from typer.testing import CliRunner
+
+from coalface import experiment, export, provenance, weighting_grid
+from coalface.cli import app
+from coalface.config import RecipeError
+from coalface.methods import METHODS
+
+
+class Stop(Exception):
+    pass
+
+
+class Stops(Silent):
+    def round(self, record: Any) -> None:
+        raise Stop
+
+
+class NeverBegins(Silent):
+    def start(self, *about: Any) -> None:
+        raise Stop
+
+
+def stopped(out: Path, view: Silent | None = None, **changes: Any) -> Path:
+    with pytest.raises(Stop):
+        experiment.run(tiny(**changes), out, view or Stops())
+    return out
+
+
+def every_byte(out: Path) -> dict[str, str]:
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first checkpoint; tests copy it."""
+    return stopped(tmp_path_factory.mktemp("runs") / "half", name="tiny-fedavg")
+
+
+@pytest.fixture(scope="module")
+def unbegun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped before its first checkpoint; tests copy it."""
+    return stopped(tmp_path_factory.mktemp("runs") / "unbegun", NeverBegins(), name="tiny-fedavg")
+
+
+@pytest.fixture(params=["half", "unbegun", "fedavg_run"])
+def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run that has a checkpoint, one that has none yet, and one that is finished."""
+    return Path(shutil.copytree(request.getfixturevalue(request.param), tmp_path / "run"))
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+def edited(text: str) -> str:
+    assert "lr: 0.05" in text
+    return text.replace("lr: 0.05", "lr: 0.5")
+
+
+def emptied(text: str) -> str:
+    return ""
+
+
+def truncated(text: str) -> str:
+    """Still YAML, without the sections at its end."""
+    return text[: text.index("data:")]
+
+
+def broken(text: str) -> str:
+    return text[: text.index("local:")] + "local: {"
+
+
+def without_a_key(text: str) -> str:
+    assert "  hold_out: 4\n" in text
+    return text.replace("  hold_out: 4\n", "")
+
+
+EDITS: dict[Callable[[str], str], str] = {
+    edited: r"local.lr was 0.05 and is now 0.5\. ",
+    emptied: r"data.hold_out was 4 and is now 0; .*; and \d+ more\. ",
+    truncated: "data.hold_out was 4 and is now 0; ",
+    broken: "cannot be read: .*is not YAML",
+    without_a_key: r"data.hold_out was 4 and is now 0\. ",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+def test_a_changed_recipe_is_refused_with_what_differs_and_nothing_is_touched(
+    edit: Callable[[str], str], copy: Path
+) -> None:
+    path = copy / "config.yaml"
+    path.write_text(edit(path.read_text()))
+    before = every_byte(copy)
+    with pytest.raises(RecipeError, match=rf"config.yaml .*{EDITS[edit]}.*coalface resume .* writes it as it was"):
+        experiment.resume(copy, Silent())
+    assert every_byte(copy) == before
+
+
+def test_a_recipe_that_was_taken_away_is_written_as_it_was(copy: Path, fedavg_run: Path) -> None:
+    before = (copy / "config.yaml").read_bytes()
+    (copy / "config.yaml").unlink()
+    experiment.resume(copy, Silent())
+    assert (copy / "config.yaml").read_bytes() == before
+    assert model_bytes(copy) == model_bytes(fedavg_run)
+
+
+def test_what_the_result_does_not_depend_on_may_be_edited(half: Path, fedavg_run: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    text = (out / "config.yaml").read_text()
+    assert "  checkpoint: 1\n" in text
+    (out / "config.yaml").write_text("# by hand\n" + text.replace("  checkpoint: 1\n", "  checkpoint: 2\n"))
+    experiment.resume(out, Silent())
+    assert model_bytes(out) == model_bytes(fedavg_run)
+
+
+def test_a_quorum_edited_by_hand_is_noted_as_one_that_a_resume_is_given(half: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    tree = yaml.safe_load((out / "config.yaml").read_text())
+    tree["engine"]["quorum"] = 0.25
+    (out / "config.yaml").write_text(yaml.safe_dump(tree))
+    experiment.resume(out, Silent(), ("engine.patience=9",))
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (noted,) = [event for event in events if event["event"] == "adjusted"]
+    assert noted["engine.quorum"] == {"from": 0.5, "to": 0.25} and noted["engine.patience"] == {"from": 5, "to": 9}
+    experiment.resume(out, Silent())  # the new values are the run's from now on
+    lines = (out / "events.jsonl").read_text().splitlines()
+    assert len([line for line in lines if '"adjusted"' in line]) == 1
+
+
+def test_a_run_of_a_version_that_kept_no_recipe_goes_on_and_keeps_it(
+    half: Path, fedavg_run: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    (out / provenance.BEGUN).unlink()
+    experiment.resume(out, Silent())
+    assert model_bytes(out) == model_bytes(fedavg_run)
+    path = out / "config.yaml"
+    path.write_text(edited(path.read_text()))
+    with pytest.raises(RecipeError, match="local.lr was 0.05"):
+        experiment.resume(out, Silent())
+
+
+def test_an_empty_recipe_is_told_also_where_none_was_kept(fedavg_run: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
+    (out / provenance.BEGUN).unlink()
+    (out / "config.yaml").write_text("\n")
+    before = every_byte(out)
+    with pytest.raises(RecipeError, match="config.yaml is empty"):
+        experiment.resume(out, Silent())
+    assert every_byte(out) == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"recipe": {"lr": 1}, "code": {}}'])
+def test_a_record_that_cannot_be_read_is_named(text: str, half: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    (out / provenance.BEGUN).write_text(text)
+    with pytest.raises(RecipeError, match=r"begun\.json.* cannot be read .*remove that file and resume"):
+        experiment.resume(out, Silent())
+
+
+def test_what_reads_a_run_beside_a_resume_refuses_a_changed_recipe_too(fedavg_run: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
+    (out / "config.yaml").write_text(edited((out / "config.yaml").read_text()))
+    with pytest.raises(RecipeError, match="local.lr was 0.05"):
+        weighting_grid.build(out, steps=1)
+    with pytest.raises(RecipeError, match="local.lr was 0.05"):
+        export.export(out, "silo-00", tmp_path / "own")
+
+
+# --- the code of the method -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a method of one's own, of which a run was stopped after a checkpoint."""
+    test_mistakes.method(tmp_path, monkeypatch)
+    stopped(tmp_path / "run", method="damped")
+    return tmp_path / "damped.py"
+
+
+def test_a_method_that_was_changed_does_not_go_on_unasked(damped: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    damped.write_text(damped.read_text() + "\n# changed\n")
+    before = every_byte(out)
+    with pytest.raises(RecipeError, match=r"code of its method was changed .*\(damped\).*--changed-code"):
+        experiment.resume(out, Silent())
+    assert every_byte(out) == before
+    done = CliRunner().invoke(app, ["resume", str(out), "--changed-code", "--quiet"])
+    assert done.exit_code == 0, done.exception
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (noted,) = [event for event in events if event["event"] == "adjusted"]
+    assert list(noted["code"]) == ["damped"]
+    assert noted["code"]["damped"]["to"] == hashlib.sha256(damped.read_bytes()).hexdigest()
+    experiment.resume(out, Silent())  # it is the run's code from now on
+
+
+def test_a_method_that_was_not_changed_goes_on(damped: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--changed-code", "--quiet"])
+    assert done.exit_code == 0, done.exception
+    assert '"adjusted"' not in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_a_method_whose_source_is_not_there_goes_on_unchecked(damped: Path, tmp_path: Path) -> None:
+    damped.unlink()
+    experiment.resume(tmp_path / "run", Silent())
+
+
+def test_another_class_under_the_methods_name_is_told(half: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    monkeypatch.setitem(METHODS, "fedavg", test_mistakes.method(tmp_path, monkeypatch).Damped)
+    with pytest.raises(RecipeError, match=r"changed .*coalface\.methods\.fedavg"):
+        provenance.check_code(out, METHODS["fedavg"]())
+
+
+def test_what_a_file_beside_it_holds_is_a_methods_own_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "weights_of_mine", raising=False)
+    (tmp_path / "weights_of_mine.py").write_text("def half() -> float:\n    return 0.5\n")
+    made = test_mistakes.method(
+        tmp_path,
+        monkeypatch,
+        "from typing import ClassVar\n",
+        "from typing import ClassVar\n\nimport weights_of_mine\n",
+    )
+    found = provenance.code_of(made.Damped())
+    assert {"damped", "weights_of_mine", "coalface.learn.sgd"} <= found.keys()
+    assert not [name for name in found if name.startswith(("torch", "coalface.core", "coalface.engines"))]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_that_a_method_imports_of_the_methods_and_their_training_is_its_code(name: str) -> None:
+    """Followed by the imports in the texts, where the product follows what the modules hold."""
+    found = provenance.code_of(METHODS[name]())
+    wanted, left = set(), [METHODS[name].__module__]
+    while left:
+        module = left.pop()
+        if module in wanted or module not in sys.modules or not module.startswith(provenance.SHARED):
+            continue
+        wanted.add(module)
+        for node in ast.walk(ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                left += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    assert wanted <= found.keys() and len(found) < 25
+
+
+def test_the_loss_that_a_recipe_names_is_part_of_its_methods_code() -> None:
+    plain, other = (provenance.code_of(tiny(loss={"name": name}).build_method()) for name in ("cosface", "adaface"))
+    assert other.keys() - plain.keys() == {"coalface.learn.adaface"}
