@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
+from coalface import modelfolder
 from coalface.core import generator
 from coalface.data.faces import FaceSet
 from coalface.data.layouts import has_lists, read_list, read_lists
@@ -27,17 +26,25 @@ PAIRS = 3000
 
 
 def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
-    """The network of a run folder or model folder, and `model.json`. Raises FileNotFoundError with what there is."""
-    folder = place / "model" if (place / "model" / "model.json").exists() else place
-    if not (folder / "model.json").exists():
+    """The network of a run folder or model folder, and `model.json`.
+
+    Raises FileNotFoundError with what there is, and ValueError where a file is not as it was written.
+    """
+    folder = place / "model" if (place / "model" / modelfolder.ABOUT).exists() else place
+    if not (folder / modelfolder.ABOUT).exists():
         raise FileNotFoundError(f"{place} holds no model: give a run folder, or the folder `model` in one")
-    about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    path = folder / "backbone.safetensors" if party is None else folder / "parties" / f"{party}.safetensors"
+    about = modelfolder.read_about(folder)
+    name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
+    path = folder / name
     if party is not None and (folder / "backbone.safetensors").exists():
         raise ValueError(f"{place}: this run left one global model, and none of {party}'s own: leave --party out")
     if not path.exists():
         found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
-        hint = f"each party has its own: add --party with one of {', '.join(found[:8])}" if found else "it is damaged"
+        hint = (
+            f"each party has its own: add --party with one of {', '.join(found[:8])}"
+            if found
+            else modelfolder.remedy(folder)
+        )
         raise FileNotFoundError(f"{path} is not there; {hint}")
     module = build(
         about["backbone"],
@@ -46,9 +53,12 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
         embedding_size=about["embedding_size"],
         generator=generator(0, "replaced by the weights"),
     )
-    backbone, tensors = Backbone(module), load_file(path)
+    backbone, tensors = Backbone(module), modelfolder.read_tensors(folder, name, about)
     branch = {name: tensors.pop(name) for name in branched.NAMES if name in tensors}
-    backbone.load(tensors)
+    try:
+        backbone.load(tensors)
+    except ValueError as error:
+        raise ValueError(f"{path} is no {about['backbone']} as {modelfolder.ABOUT} says it: {error}") from None
     return Backbone(branched.Branched(module, branch)) if branch else backbone, about
 
 

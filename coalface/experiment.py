@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from coalface import (
     clustered,
@@ -327,7 +326,7 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
                 else:
                     run(inner, place, view)
     shared = world.backbone(recipe).shared()
-    loaded = load_file(model)
+    loaded = modelfolder.read_tensors(model.parent, model.name, modelfolder.read_about(model.parent))
     return {name: loaded[name] for name in shared}, _classifier(recipe, inner, place, view)
 
 
@@ -345,7 +344,8 @@ def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch
             f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "
             "each identity, and the data of this recipe"
         )
-    return load_file(path)["class_embeddings"]
+    about = modelfolder.read_about(place / "model")
+    return modelfolder.read_tensors(place / "model", f"../{modelfolder.CLASSIFIER}", about)["class_embeddings"]
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coalface import embedded, planning, provenance, world
+from coalface import embedded, modelfolder, planning, provenance, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
@@ -30,7 +29,6 @@ from coalface.evaluate.features import embed
 from coalface.evaluate.personalised import gallery_of
 from coalface.evaluate.verification import allowed
 from coalface.evaluation import read_faces, read_model
-from coalface.judging import write_json
 
 FPIRS = (0.1, 0.01, 0.001)
 """Shares of strangers that may be taken for somebody."""
@@ -58,10 +56,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     templates, numbers = gallery_of(_features(here, images, model), images.labels)
     strangers = _strangers(recipe, here, party)
     told = {
-        "backbone": recipe.model.name,
-        "size": recipe.data.size,
-        "channels": 1 if recipe.data.grey else 3,
-        "embedding_size": recipe.model.embedding_size,
+        **modelfolder.built(recipe),
         "party": party,
         "run": recipe.name,
         "method": recipe.method,
@@ -75,7 +70,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     fresh.mkdir(parents=True, mode=0o700)
     save_file({n: t.contiguous() for n, t in model.items()}, fresh / "backbone.safetensors")
     save_arrays({"templates": templates}, fresh / "gallery.safetensors")
-    write_json(fresh / "model.json", told)
+    modelfolder.write_about(fresh, told)
     if out.exists():
         out.rmdir()
     fresh.rename(out)
@@ -176,7 +171,7 @@ def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Found]:
             f"{place} has no threshold for FPIR {fpir:g}; it has {', '.join(about['thresholds']) or 'none'}"
         )
     faces = read_faces(images, about)
-    templates = load_arrays(place / "gallery.safetensors")["templates"]
+    templates = modelfolder.read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
     scores = embed(backbone.module, faces) @ templates.T
     best, files = scores.argmax(axis=1), faces.files
     return [

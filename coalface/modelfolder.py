@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shlex
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from coalface import judging
 from coalface.config import Recipe
-from coalface.core import Models
+from coalface.core import Models, Tensors
 from coalface.engines.server import Server
 from coalface.judging import write_json
 from coalface.methods import METHODS
 from coalface.owned import OWN
 
+ABOUT = "model.json"
+"""How the network is built, and in `sha256` the digests of the files of tensors, and of what it says itself."""
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
 images starts from. It is no part of the model that is given on."""
@@ -31,16 +39,75 @@ def write(recipe: Recipe, server: Server, models: Models, out: Path, figures: ju
         (fresh / "parties").mkdir()
         for party, tensors in server.own_models(models):
             save_file({n: t.contiguous() for n, t in tensors.items()}, fresh / "parties" / f"{party}.safetensors")
-    channels = 1 if recipe.data.grey else 3
-    about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": channels}
-    write_json(fresh / "model.json", about | {"embedding_size": recipe.model.embedding_size})
     (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.at.tallies)), encoding="utf-8")
+    beside = []
     if recipe.data.side == "public":
         for _, tensors in server.classifiers(models):
             if tensors:
                 save_file({n: t.contiguous() for n, t in tensors.items()}, out / CLASSIFIER)
+                beside = [f"../{CLASSIFIER}"]
+    write_about(fresh, built(recipe), beside)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
+
+
+def built(recipe: Recipe) -> dict[str, Any]:
+    """How the network of a recipe is built, as `read_model` needs it."""
+    about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
+    return about | {"embedding_size": recipe.model.embedding_size}
+
+
+def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
+    """Write `model.json` into a folder whose tensors are written; `beside` names files of tensors outside of it."""
+    inside = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+    sha256 = {}
+    for name in (*inside, *beside):
+        with open(folder / name, "rb") as file:
+            sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    told = {**about, "sha256": sha256}
+    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: _digest(told)}})
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What `model.json` says. Raises ValueError where it is damaged; of an older version it holds no digests."""
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_bytes())
+        if not isinstance(about, dict) or not isinstance(about.get("sha256", {}), dict):
+            raise ValueError("it holds no keys and values")
+        if lacking := [key for key in ("backbone", "size", "channels", "embedding_size") if key not in about]:
+            raise ValueError(f"{lacking[0]} is missing")
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+    sha256 = about.get("sha256", {})
+    others = {name: digest for name, digest in sha256.items() if name != ABOUT}
+    if sha256 and sha256.get(ABOUT) != _digest({**about, "sha256": others}):
+        raise ValueError(f"{path} is not as it was written: {remedy(folder)}")
+    return about
+
+
+def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
+    """The tensors of a file, whose digest `about` has. Raises ValueError where they are not those that were written."""
+    path = folder / name
+    data, sha256 = path.read_bytes(), about.get("sha256")
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256.get(name):
+        raise ValueError(f"{path} is not as it was written, its SHA-256 is another: {remedy(folder)}")
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def remedy(folder: Path) -> str:
+    """How a damaged model is had again."""
+    run = folder.parent
+    if folder.name == "model" and (run / "config.yaml").exists():
+        return f"`coalface resume {shlex.quote(str(run))}` writes it anew"
+    return "copy the model again from its run, or export it again"
 
 
 def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +51,8 @@ def recipe_of(out: Path) -> Recipe:
     if not path.exists():
         raise RecipeError(f"{out} holds no run: there is no config.yaml in it. Give the folder that a run has written")
     begun = begun_with(out)
-    mend = f"`rm {path}`, and `coalface resume {out}` writes it as it was. For another recipe start a new run"
+    remove, resume = f"`rm {shlex.quote(str(path))}`", f"`coalface resume {shlex.quote(str(out))}`"
+    mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
     try:
         found = config.load(path)
     except RecipeError as error:
@@ -127,8 +129,8 @@ def check_code(out: Path, method: Method) -> None:
     if changed := _changed(out, method):
         raise RecipeError(
             f"{out}: the code of its method was changed since the run began ({', '.join(changed)}), so it would be a "
-            f"run of two methods: put the code back, or start a new run. `coalface resume {out} --changed-code` goes "
-            "on all the same, and notes it in events.jsonl"
+            "run of two methods: put the code back, or start a new run. `coalface resume "
+            f"{shlex.quote(str(out))} --changed-code` goes on all the same, and notes it in events.jsonl"
         )
 
 

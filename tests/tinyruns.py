@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import yaml
 
-from coalface import config, experiment
+from coalface import config, experiment, modelfolder
 from coalface.config import Recipe
 
 TINY: dict[str, Any] = {
@@ -71,6 +71,7 @@ def centred_model(run: Path, out: Path) -> Path:
     tensors = load_file(out / "backbone.safetensors")
     tensors["fc.bias"] = tensors["fc.bias"] - torch.from_numpy(raw_features(backbone.module, faces).mean(axis=0))
     save_file(tensors, out / "backbone.safetensors")
+    modelfolder.write_about(out, {key: value for key, value in about.items() if key != "sha256"})
     return out
 
 
