@@ -58,7 +58,7 @@ def convert(
     out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
     to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="For a .bin: a pair list in LFW's format, or a layout's own.")
+        Path | None, typer.Option(help="For a .bin: a pair list (docs/formats.md), or a layout's own.")
     ] = None,
     own: Annotated[str | None, typer.Option("--list", help="For a .bin: a layout's own pair list, by name.")] = None,
     draw: Annotated[

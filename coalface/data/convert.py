@@ -42,7 +42,7 @@ class Pairs:
     """Which pairs go into a `.bin`: those of a list, or so many drawn; nothing: the store's own, where it has one."""
 
     path: Path | None = None
-    """A list in LFW's format, or the file of a layout's own list."""
+    """A pair list, or the file of a layout's own list."""
     draw: int | None = None
     rng: np.random.Generator | None = None
     """For `draw`."""
@@ -247,7 +247,7 @@ def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
     if wanted.name is not None:
         raise ValueError(f"--list {wanted.name[:80]}: {shown(store.path)} has no pair lists of its own with names")
     raise ValueError(
-        "a .bin holds pairs: give a list in LFW's format (--pairs FILE), or how many genuine and as many impostor "
+        "a .bin holds pairs: give a pair list (--pairs FILE), or how many genuine and as many impostor "
         "pairs to draw (--draw N)"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def numbers_of(
         raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
     before, rest, empty = 0, b"", True
     with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
         while text := file.read(CHUNK):
             end = text.rfind(b"\n") + 1
             if not end:

@@ -1,4 +1,4 @@
-"""Pair lists: which two images are compared, and whether they show one person. Read from LFW's files, or drawn."""
+"""Pair lists: which two images are compared, and whether they show one person. Read from files, or drawn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.faces import FaceSet
+from coalface.data.pairlines import read_lines
 from coalface.data.words import several, shown
 
 DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
@@ -45,12 +46,16 @@ class PairList:
 def read_pairs(
     path: str | os.PathLike[str], faces: FaceSet, *, missing: Literal["error", "skip"] = "error"
 ) -> PairList:
-    """Read an LFW pair list of either view, its images looked up in `faces` by name and number.
+    """Read a pair list, its images looked up in `faces`: in LFW's format of either view, or as lines of two paths.
 
-    View 2 (`pairs.txt`) begins with `folds pairs`, and each fold has so many genuine lines, then so many impostor
-    lines. View 1 (`pairsDevTrain.txt`, `pairsDevTest.txt`) begins with `pairs`, has one such block, and no folds.
-    A genuine line is `name a b`, an impostor line `name a name b`; image 7 of NAME is the file `NAME/NAME_0007`, of
-    any image type. Blank lines and the kind of white space do not matter.
+    **LFW**: View 2 (`pairs.txt`) begins with `folds pairs`, and each fold has so many genuine lines, then so many
+    impostor lines. View 1 (`pairsDevTrain.txt`, `pairsDevTest.txt`) begins with `pairs`, has one such block, and no
+    folds. A genuine line is `name a b`, an impostor line `name a name b`; image 7 of NAME is the file `NAME/NAME_0007`,
+    of any image type. Blank lines and the kind of white space do not matter.
+
+    **Paths**: lines `path path label`, or a CSV whose header names the columns (`pairlines.HEADERS`), `fold` among them
+    if it has folds. Paths are those of the face set's `files`, with the ending or without; 1, +1 and true are genuine
+    pairs, 0, -1 and false impostor pairs.
 
     Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
     are not in the face set.
@@ -60,25 +65,27 @@ def read_pairs(
             "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
             "recipe, give the list a source of kind folder)"
         )
-    place: dict[str, int] = {}
+    files, stems = dict[str, int](), dict[str, int]()
     for image, row in enumerate(faces.rows):
-        place.setdefault(faces.files[row].rpartition(".")[0], image)
-    lines = _parse(Path(path))
-    kept = [line for line in lines if _stem(line.left) in place and _stem(line.right) in place]
+        files.setdefault(faces.files[row], image)
+        stems.setdefault(_stem(faces.files[row]), image)
+    refuse_matlab(Path(path))
+    lines = read_lines(Path(path))
+    place = {name: files.get(name, stems.get(name, -1)) for line in lines for name in (line.left, line.right)}
+    kept = [line for line in lines if place[line.left] >= 0 and place[line.right] >= 0]
     if len(kept) < len(lines) and missing == "error":
-        named = {_stem(image) for line in lines for image in (line.left, line.right)}
-        such = shown(", ".join(stem[:80] for stem in sorted(named - place.keys())[:3]))
+        such = shown(", ".join(name[:80] for name in sorted(name for name in place if place[name] < 0)[:3]))
         raise ValueError(
             f"{shown(path)}: {len(lines) - len(kept):,} of {several(len(lines), 'pair')} name images that are not in "
             f"the face set, such as {such}: check that list and images belong together, or take these pairs out of a "
-            "copy of the list, with as many of the other kind, and correct its first line (in Python, "
+            "copy of the list, and in LFW's format as many of the other kind, and correct its first line (in Python, "
             'read_pairs(…, missing="skip") leaves them out)'
         )
     folds = [line.fold for line in kept if line.fold is not None]
     return PairList(
         name=Path(path).stem,
-        left=np.array([place[_stem(line.left)] for line in kept], dtype=np.int64),
-        right=np.array([place[_stem(line.right)] for line in kept], dtype=np.int64),
+        left=np.array([place[line.left] for line in kept], dtype=np.int64),
+        right=np.array([place[line.right] for line in kept], dtype=np.int64),
         same=np.array([line.same for line in kept], dtype=bool),
         fold=np.array(folds, dtype=np.int64) if folds else None,
         skipped=len(lines) - len(kept),
@@ -86,57 +93,25 @@ def read_pairs(
 
 
 def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
-    """The identities that an LFW pair list names, so that they can be kept out of training."""
-    return frozenset(name for pair in _parse(Path(path)) for name, _ in (pair.left, pair.right))
+    """The identities that a pair list names, so that they can be kept out of training.
 
-
-_Image = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class _Line:
-    left: _Image
-    right: _Image
-    same: bool
-    fold: int | None
-
-
-def _stem(image: _Image) -> str:
-    name, number = image
-    return f"{name}/{name}_{number:04d}"
-
-
-def _parse(path: Path) -> list[_Line]:
-    """The pairs of a list in LFW's format, of either view."""
-    refuse_matlab(path)
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise ValueError(f"{shown(path)} is empty: an LFW pair list begins with its number of pairs")
-    first, fields = lines[0]
-    if len(fields) not in (1, 2) or not all(_counts(field) for field in fields):
+    In a list of paths they are the folders. Raises ValueError for a path without one.
+    """
+    refuse_matlab(Path(path))
+    lines = read_lines(Path(path))
+    if loose := [line for line in lines if "" in line.names]:
+        either = shown(f"{loose[0].left[:80]} or {loose[0].right[:80]}")
         raise ValueError(
-            f"{shown(path)}, line {first}: an LFW pair list begins with its number of pairs, as in `500`, or with its "
-            f"numbers of folds and of pairs, as in `10 300`; found {' '.join(fields)[:80]!r}"
+            f"{shown(path)}: {either} lies in no folder, so the list does not say who is shown: write paths as "
+            "IDENTITY/file"
         )
-    folds, size = (1, int(fields[0])) if len(fields) == 1 else (int(fields[0]), int(fields[1]))
-    pairs = []
-    for place, (number, fields) in enumerate(lines[1:]):
-        fold, within = divmod(place, 2 * size)
-        try:
-            left, right = _genuine(fields) if within < size else _impostor(fields)
-        except ValueError as error:
-            where = f"pair {within % size + 1} of {size} of this kind" + (f" in fold {fold + 1}" if folds > 1 else "")
-            found = " ".join(fields)[:80]
-            raise ValueError(f"{shown(path)}, line {number}: {error} ({where}); found {found!r}") from None
-        pairs.append(_Line(left, right, within < size, fold if len(lines[0][1]) == 2 else None))
-    if len(pairs) != 2 * folds * size:
-        raise ValueError(
-            f"{shown(path)}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
-            f"{f' in each of {folds} folds' if folds > 1 else ''}), and {len(pairs)} follow: the file is cut short or "
-            "its first line is wrong"
-        )
-    return pairs
+    return frozenset(name for line in lines for name in line.names)
+
+
+def _stem(file: str) -> str:
+    """A path without the file's ending."""
+    stem, dot, ending = file.rpartition(".")
+    return stem if dot and "/" not in ending else file
 
 
 def refuse_matlab(path: Path) -> None:
@@ -148,26 +123,6 @@ def refuse_matlab(path: Path) -> None:
             f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
             "AgeDB's protocol of 30 years, take agedb_30.bin"
         )
-
-
-def _counts(field: str) -> bool:
-    return field.isascii() and field.isdigit() and len(field) < 10 and int(field) > 0
-
-
-def _genuine(fields: list[str]) -> tuple[_Image, _Image]:
-    if len(fields) != 3 or not _counts(fields[1]) or not _counts(fields[2]):
-        raise ValueError("expected a genuine pair, `name a b`, with the numbers of two images, counted from 1")
-    if int(fields[1]) == int(fields[2]):
-        raise ValueError("a pair compares two images, and this names one twice")
-    return (fields[0], int(fields[1])), (fields[0], int(fields[2]))
-
-
-def _impostor(fields: list[str]) -> tuple[_Image, _Image]:
-    if len(fields) != 4 or not _counts(fields[1]) or not _counts(fields[3]):
-        raise ValueError("expected an impostor pair, `name a name b`, with the numbers of two images, counted from 1")
-    if fields[0] == fields[2]:
-        raise ValueError("an impostor pair shows two people, and this names one")
-    return (fields[0], int(fields[1])), (fields[2], int(fields[3]))
 
 
 def devtest_all(faces: FaceSet, names: Collection[str]) -> PairList:

@@ -80,7 +80,7 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
     lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -177,6 +177,8 @@ def of_two_lines(name: str) -> Protocols:
 def _two_line_list(root: Path, file: Path, name: str, faces: FaceSet) -> PairList:
     folder = flat_images(root)[0].rpartition("/")[0]
     lines = list(_lines(file))
+    if lines[0][1][-1].lower() == "same_person":  # CPLFW's has a header, CALFW's has none
+        del lines[0]
     if len(lines) % 2:
         raise ValueError(f"{lines[-1][0]}: the last image has no second one; fetch the list again")
     pairs = []

@@ -268,7 +268,7 @@ def _listed_names(found: Rec) -> tuple[str, ...]:
     listed = found.records.path.with_name(IDENTITIES)
     if not listed.is_file():
         return found.names
-    names = tuple(listed.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n"))
+    names = tuple(listed.read_text(encoding="utf-8-sig", errors="surrogateescape").removesuffix("\n").split("\n"))
     check_names(names, shown(listed))
     numbers = [int(number) for number in found.names]
     if found.faults and len(numbers) < len(names) > numbers[-1]:  # all records of an identity may have been left out

@@ -87,6 +87,13 @@ def test_records_without_names_become_folders_of_their_numbers(tmp_path: Path) -
     assert (tmp_path / "g" / "0" / "0_0001.jpg").exists()
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
+    names = open_store(tmp_path / "r").names
+    (tmp_path / "r" / IDENTITIES).write_bytes(b"\xef\xbb\xbf" + (tmp_path / "r" / IDENTITIES).read_bytes())
+    assert open_store(tmp_path / "r").names == names
+
+
 def test_a_list_of_names_of_other_records_is_refused(tmp_path: Path) -> None:
     convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
     (tmp_path / "r" / IDENTITIES).write_text("only\n")

@@ -45,6 +45,16 @@ def test_the_lists_of_ijbc(meta):
     assert lists.probes.of(np.array([41, 30, 41])).tolist() == [8, 7, 8]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_list(meta):
+    plain = ijb.read_ijb(meta)
+    for path in meta.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    marked = ijb.read_ijb(meta)
+    assert marked.images.files == plain.images.files
+    assert marked.pairs.left.tolist() == plain.pairs.left.tolist()
+    assert marked.galleries["G1"].subject.tolist() == plain.galleries["G1"].subject.tolist()
+
+
 def test_the_lists_of_ijbb(tmp_path):
     for name, text in META.items():
         (tmp_path / name.replace("ijbc", "ijbb").replace("_G", "_S")).write_text(text)

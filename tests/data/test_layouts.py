@@ -163,6 +163,14 @@ def test_calfw_and_cplfw(tmp_path: Path, layout: str, second: str) -> None:
     assert rows(faces, pairs)[0][1] == f"aligned images/{second}"
 
 
+def test_the_header_of_cplfws_list_is_no_image(tmp_path: Path) -> None:
+    root, _, faces = made(tmp_path, "cplfw")
+    without = rows(faces, read_lists(root, faces)["cplfw"])
+    path = root / "pairs_CPLFW.txt"
+    path.write_bytes(b"\xef\xbb\xbfname same_person\r\n" + path.read_bytes())
+    assert rows(faces, read_lists(root, faces)["cplfw"]) == without
+
+
 @pytest.mark.parametrize("layout", ["agedb-30", "agedb"])
 def test_agedb_names_its_people(tmp_path: Path, layout: str) -> None:
     root, source, faces = made(tmp_path, layout)

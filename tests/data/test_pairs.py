@@ -133,8 +133,8 @@ def test_only_the_first_few_missing_images_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"pairsDevTest.txt is empty: an LFW pair list begins with its number of pairs"),
-        ("Bo 1 2\n", r"line 1: .* begins with its number of pairs, as in `500`, or .*`10 300`; found 'Bo 1 2'"),
+        ("", r"pairsDevTest.txt is empty: a pair list begins with its number of pairs"),
+        ("Bo 1 2\n", r"line 1: .* begins with its number of pairs, as in `500`, or .*`10 300`.*; found 'Bo 1 2'"),
         ("\n-2\n", r"line 2: .*found '-2'"),
         ("1\nBo 1\nBo 1 Cy 1\n", r"line 2: expected a genuine pair, `name a b`.* \(pair 1 of 1 .*; found 'Bo 1'"),
         ("1\nBo 1 x\nBo 1 Cy 1\n", r"line 2: expected a genuine pair, .*found 'Bo 1 x'"),
@@ -151,6 +151,67 @@ def test_only_the_first_few_missing_images_are_named(tmp_path: Path) -> None:
 def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         read_pairs(written(tmp_path, text), faces_of(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("lines", "fold"),
+    [
+        ("Ann_Lee/Ann_Lee_0001.jpg  Ann_Lee/Ann_Lee_0003.jpg 1|./Bo/Bo_0001 Cy/Cy_0001.jpg 0", None),
+        ("Ann_Lee/Ann_Lee_0001.jpg\tAnn_Lee/Ann_Lee_0003.jpg\t+1|Bo/Bo_0001.jpg\tCy/Cy_0001\t-1", None),
+        ("left,right,same|Ann_Lee/Ann_Lee_0001.jpg,Ann_Lee/Ann_Lee_0003.jpg,True|Bo/Bo_0001,Cy/Cy_0001,False", None),
+        (
+            'n;"File_2";"is same";Fold;file 1|a b;Ann_Lee/Ann_Lee_0003.jpg;1;7;Ann_Lee/Ann_Lee_0001.jpg'
+            "|c;Cy/Cy_0001.jpg;0; 2;Bo/Bo_0001.jpg",
+            [7, 2],
+        ),
+    ],
+    ids=["spaces", "tabs", "comma", "semicolon"],
+)
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_lists_of_paths_are_read(tmp_path: Path, lines: str, fold: list[int] | None, bom: str) -> None:
+    faces = faces_of(SMALL)
+    path = written(tmp_path, bom + lines.replace("|", "\r\n"))
+    pairs = read_pairs(path, faces)
+    wanted = [("Ann_Lee/Ann_Lee_0001.jpg", "Ann_Lee/Ann_Lee_0003.jpg"), ("Bo/Bo_0001.jpg", "Cy/Cy_0001.jpg")]
+    assert as_files(pairs, faces) == wanted and pairs.same.tolist() == [True, False]
+    assert (None if pairs.fold is None else pairs.fold.tolist()) == fold
+    assert named_identities(path) == {"Ann_Lee", "Bo", "Cy"}
+
+
+def test_a_csv_may_have_spaces_and_the_separator_in_a_name(tmp_path: Path) -> None:
+    faces = faces_of({"Lee, Ann": 2, "Bo": 1})
+    files = [f'"{name}"' for name in (faces.files or ())]
+    pairs = read_pairs(written(tmp_path, f"img1,img2,label\n{files[0]},{files[1]},1\n{files[0]},{files[2]},0"), faces)
+    assert (pairs.left.tolist(), pairs.right.tolist(), pairs.same.tolist()) == ([0, 0], [1, 2], [True, False])
+
+
+def test_a_byte_order_mark_is_no_part_of_an_lfw_list(tmp_path: Path) -> None:
+    assert read_pairs(written(tmp_path, "\ufeff" + VIEW_1), faces_of(SMALL)).right.tolist() == [2, 3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a/1 a/2 1\na/1 b/1\n", r"line 2: expected two paths and 1 .* or 0 .*; found 'a/1 b/1'"),
+        ("a/1 a/2 1\na/1 b/1 2\n", r"line 2: expected two paths and 1"),
+        ("a/1 ./a/1 1\n", r"line 1: a pair compares two images, and this names one twice"),
+        ("left,right\na/1,a/2\n", r"line 1: .* a CSV with a header such as `left,right,same`; found 'left,right'"),
+        ("a/1,a/2,1\n", r"line 1: .* a CSV with a header"),
+        ("left,right,same\n", r"has a header and no pair after it"),
+        ("left,right,same\na/1,a/2,1,x\n", r"line 2: the header names 3 columns, and here are 4"),
+        ("left,right,same,fold\na/1,a/2,1,one\n", r"line 2: 'one' is where the number of a fold belongs"),
+        ("name same_person\na_1.jpg 1\na_2.jpg 1\n", r"two lines for a pair, as CALFW's and CPLFW's lists"),
+        ("a/1 a/2 1\na/1 b/1 0\n", r"2 of 2 pairs name images that are not in the face set, such as a/1, a/2, b/1"),
+    ],
+)
+def test_a_malformed_list_of_paths_is_told_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"pairsDevTest\.txt.*{said}"):
+        read_pairs(written(tmp_path, text), faces_of(SMALL))
+
+
+def test_paths_without_a_folder_name_nobody(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.jpg or b/2\.jpg lies in no folder"):
+        named_identities(written(tmp_path, "a.jpg b/2.jpg 0\n"))
 
 
 def test_named_identities_are_those_of_either_kind_of_line(tmp_path: Path) -> None:

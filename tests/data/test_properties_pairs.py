@@ -113,6 +113,25 @@ def test_any_damage_is_read_or_named(data: st.DataObject) -> None:
         read_or_named(put(folder, data.draw(damaged(text.encode("utf-8", "surrogateescape")))))
 
 
+@BOUNDED
+@given(data=st.data(), csv=st.booleans())
+def test_damaged_lists_of_paths_are_read_or_named(data: st.DataObject, csv: bool) -> None:
+    pairs = data.draw(st.lists(genuine | impostors, min_size=1, max_size=4))
+    gap = "," if csv else " "
+    lines = [gap.join([FILES[a], FILES[b], str(int(LABELS[a] == LABELS[b]))]) for a, b in pairs]
+    text = "\n".join([*(["left,right,same"] if csv else []), *lines])
+    with fresh_folder() as folder:
+        found = read_pairs(put(folder, text), FACES)
+        assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == pairs
+        path = put(folder, data.draw(damaged(text.encode("utf-8", "surrogateescape"))))
+        for missing in ("error", "skip"):
+            try:
+                read_pairs(path, FACES, missing=missing)  # type: ignore[arg-type]
+            except ValueError as error:
+                said = str(error)
+                assert path.name in said and said.isprintable() and len(said) < 1000
+
+
 WORDS = [*PEOPLE, "1", "2", "3", "0", "-1", "1.0", "１", "²", "9" * 20, "9" * 5000, "\n", "\n", "\t", " ", "\r", "\x00"]
 
 
