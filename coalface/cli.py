@@ -217,36 +217,34 @@ def evaluate(
     flip: Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image.")] = False,
     pairs: Annotated[
         int | None,
-        typer.Option(help="Draw so many genuine pairs; 3000 where --on is a pack or folders without a list."),
+        typer.Option(help="Draw so many genuine pairs; 3000, or all, where --on is a pack or folders without a list."),
     ] = None,
     own: Annotated[
         str | None, typer.Option("--list", help="One of the pair lists that --on, a layout such as RFW, brings along.")
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER."""
+    """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
+
+    Where people in them were trained on, the figures on the pairs of others stand beside.
+    """
+    import functools
     import json
 
     from coalface.evaluation import judge_model
+    from coalface.report.counting import counting
 
+    show = functools.partial(counting, quiet=quiet or as_json)
     figures = judge_model(
-        model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs, own=own
+        model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs, own=own, show=show
     )
+    for said in field_commands.remarks(figures, asked=pairs):
+        typer.echo(said, err=True)
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
-    lists = figures.pop("lists", {})
-    for name, each in [("", figures), *lists.items()]:
-        if shared := each.get("people_in_both_lists"):
-            typer.echo(
-                f"warning: {shared:,} people are in both lists, so the threshold has seen people that are judged",
-                err=True,
-            )
-        if name:
-            typer.echo(f"\n{name}")
-        for key, value in each.items():
-            if key != "roc":  # points for a drawing
-                typer.echo(f"{key:24} {field_commands.said(key, value)}")
+    field_commands.print_figures(figures)
 
 
 app.command()(field_commands.ijb)

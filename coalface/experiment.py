@@ -22,6 +22,7 @@ from coalface import (
     enrolled,
     following,
     judging,
+    membership,
     modelfolder,
     ownworld,
     pairlists,
@@ -40,6 +41,7 @@ from coalface.engines.rounds import Rules
 from coalface.engines.server import Server
 from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
+from coalface.membership import Members
 from coalface.owned import OWN
 from coalface.report import page
 
@@ -140,7 +142,7 @@ def _execute(
     world.check_device(recipe)
     tracking.check(recipe)
     ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
-    initial, classifier = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None)
+    initial, classifier, before = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
     train, held = splits.training_faces(recipe, _packing(view))
     test = splits.testing(recipe, _packing(view))
     nobody = () if carrier is not None and recipe.data.source.kind == OWN else None
@@ -207,6 +209,8 @@ def _execute(
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
         faults = server.check_ledgers()
+        if (members := world.members(recipe, train, here, before)) is not None:
+            membership.write(out, members)
         modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
@@ -306,20 +310,20 @@ def _packing(view: View) -> Callable[[int, int], None]:
     return tell
 
 
-def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | None]:
+def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | None, Members | None]:
     """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before.
 
-    And, for a method whose parties share the images of the pre-training, its class embeddings. Raises RecipeError where
-    it leaves none.
+    And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
+    on. Raises RecipeError where it leaves no class embeddings.
     """
     inner = recipe.pretraining()
     dry.check_leaves_shared(inner)
     seen = hashlib.sha256(json.dumps([inner.digest(), splits.content(inner, _packing(view))]).encode()).hexdigest()
     place = default_cache() / "pretrained" / seen[:24]
-    model = place / "model" / "backbone.safetensors"
-    if not model.exists():
+    model, people = place / "model" / "backbone.safetensors", place / membership.FILE
+    if not (model.exists() and people.exists()):  # a version before left no people
         with _turn(place.parent.with_name("pretrained.locks") / place.name, place, view):
-            if not model.exists():  # another process may have made it meanwhile
+            if not (model.exists() and people.exists()):  # another process may have made it meanwhile
                 view.note(f"pre-training in {place}")
                 if (place / "config.yaml").exists():
                     resume(place, view)
@@ -327,7 +331,8 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
                     run(inner, place, view)
     shared = world.backbone(recipe).shared()
     loaded = modelfolder.read_tensors(model.parent, model.name, modelfolder.read_about(model.parent))
-    return {name: loaded[name] for name in shared}, _classifier(recipe, inner, place, view)
+    tensors = {name: loaded[name] for name in shared}
+    return tensors, _classifier(recipe, inner, place, view), membership.read(place)
 
 
 def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch.Tensor | None:

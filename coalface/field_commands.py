@@ -1,8 +1,9 @@
-"""The commands that judge a model on data sets of the field with lists of their own: `coalface ijb` and `megaface`."""
+"""Commands that judge a model: `coalface ijb` and `megaface`, and what `evaluate` says."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,8 +100,55 @@ def megaface(
         typer.echo(f"{name:24} {said(name, value)}")
 
 
+def remarks(figures: dict[str, Any], asked: int | None) -> Iterator[str]:
+    """What a person must know to read the figures of `coalface evaluate`, `asked` being the pairs to draw."""
+    from coalface.evaluation import PAIRS
+
+    if asked is None and (drawn := figures.get("drawn", PAIRS)) < PAIRS:
+        yield f"note: drew {drawn:,} genuine pairs and as many impostor pairs: these images make no {PAIRS:,} of each"
+    lists = figures.get("lists", {"": figures})
+    if any(each["trained_on"] is None for each in lists.values()):
+        yield (
+            "note: nothing says who the model was trained on (it lies outside of its run, is of an earlier version, or "
+            "its parties have images of their own), so nobody can tell whether judged people were"
+        )
+    for name, each in lists.items():
+        where = f"{name}: " if name else ""
+        if shared := each.get("people_in_both_lists"):
+            yield (
+                f"warning: {where}{shared:,} people are in both lists, so the threshold has seen people that are judged"
+            )
+        for key, what in (("trained_on", "judged"), ("threshold_trained_on", "in the list of the threshold")):
+            found = each.get(key)
+            if found and found["people"]:
+                alone = f" ({found['by_name_alone']:,} by name alone)" if found["by_name_alone"] else ""
+                left = "`others` is without them" if "eer" in each["others"] else "too few others are left to judge on"
+                yield (
+                    f"warning: {where}{found['people']:,} of the {found['of']:,} people {what} were trained on{alone}, "
+                    f"and {found['pairs']:,} pairs show them: {left}"
+                )
+
+
+def print_figures(figures: dict[str, Any]) -> None:
+    """The figures of `coalface evaluate`, list by list, those on people who were not trained on beside them."""
+    lists = figures.pop("lists", {})
+    for name, each in [("", figures), *lists.items()]:
+        if name:
+            typer.echo(f"\n{name}")
+        others = each.pop("others", None)
+        for key, value in each.items():
+            if others is not None and key == "pairs":
+                typer.echo(f"{'':24} {'all':>12} {'others':>12}")
+            if others is not None and isinstance(others.get(key), (int, float)):
+                typer.echo(f"{key:24} {said(key, value):>12} {said(key, others[key]):>12}")
+            elif key != "roc":  # points for a drawing
+                typer.echo(f"{key:24} {said(key, value)}")
+
+
 def said(name: str, value: Any) -> str:
     """A figure for people: thresholds are cosines, all other fractions percent."""
+    if name.endswith("trained_on"):
+        return f"{value['people']:,} of {value['of']:,} people, {value['pairs']:,} pairs" if value else "not known"
     if isinstance(value, float):
         return f"{value:.6f}" if name.startswith("threshold") else f"{value:.2f} %"
     return f"{value:,}" if isinstance(value, int) else str(value)

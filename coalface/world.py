@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coalface import config, domains, splits
+from coalface import config, domains, membership, splits
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
@@ -27,6 +27,7 @@ from coalface.engines.local import World
 from coalface.engines.standing import Numerics
 from coalface.engines.trouble import Trouble
 from coalface.learn.compute import Compute
+from coalface.membership import Members
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
 from coalface.owned import OWN, placed
@@ -107,6 +108,21 @@ def truth(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties of two domains with the identities of all their images, in the order in which `deal` gives them."""
     parties = domains.deal(recipe, faces, generator(splits.deal_seed(recipe), "deal"))
     return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
+
+
+def members(recipe: Recipe, faces: FaceSet, here: World, before: Members | None) -> Members | None:
+    """Who a run trains on, those of its pre-training included; None where only the parties know their people.
+
+    They are those of all trainers together, also where each keeps a model of its own.
+    """
+    if recipe.data.source.kind == OWN:
+        return None
+    trainers = [held for party, held in here.data.items() if here.roles.get(party) != VALIDATOR]
+    if METHODS[recipe.method].domains:
+        trainers = list(truth(recipe, faces).values())  # targets are told no identities
+    public = [here.public] if here.public is not None else []
+    found = membership.of_faces([*trainers, *public], recipe.data.source.parts)
+    return found if before is None else found.beside(before)
 
 
 def _domains(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:

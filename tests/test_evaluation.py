@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tinyruns import picture_folders
+from typer.testing import CliRunner
 
-from coalface import evaluation, splits
+from coalface import cli, evaluation, splits
 from coalface.data.folder import read_folder
 from coalface.data.pack import write_pack
 from coalface.data.pairs import read_pairs
@@ -175,6 +178,59 @@ def test_a_pack_of_another_size_says_how_to_make_one_that_fits(fedavg_run: Path,
         evaluation.judge_model(fedavg_run, tmp_path / "pack")
 
 
+def test_what_would_not_be_looked_at_is_refused(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    write_pack(read_folder(pictures), tmp_path / "pack", size=32, grey=True)
+    for on in (pictures, tmp_path / "pack"):
+        with pytest.raises(ValueError, match=rf"{on.name} holds images, and those are judged: leave --images out"):
+            evaluation.judge_model(fedavg_run, on, images=pictures, pairs=20)
+    with pytest.raises(ValueError, match=r"pairs\.txt says which pairs are judged, so none are drawn: leave --pairs"):
+        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, pairs=20)
+
+
+def test_all_genuine_pairs_are_drawn_where_there_are_fewer_than_usual(fedavg_run: Path, pictures: Path) -> None:
+    found = evaluation.judge_model(fedavg_run, pictures)
+    assert (found["drawn"], found["pairs"]) == (12 * 6, 2 * 12 * 6)  # of twelve people with four pictures each
+    with pytest.raises(ValueError, match="the images make 72 genuine pairs, and 73 are wanted"):
+        evaluation.judge_model(fedavg_run, pictures, pairs=73)
+    for arguments, noted in (([], True), (["--pairs", "30"], False)):
+        assert ("drew 72 genuine pairs" in command(fedavg_run, "--on", pictures, *arguments)[1]) == noted
+
+
+def test_lists_of_paths_are_judged_as_lists_of_names(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
+    names = pair_list(tmp_path / "names.txt", 20)
+    lines = ["left,right,same"]
+    for fields in (line.split() for line in names.read_text().splitlines()[1:]):
+        (one, other), same = (fields[0], fields[-2] if len(fields) == 4 else fields[0]), len(fields) == 3
+        lines.append(f"{one}/{one}_{int(fields[1]):04d}.png,{other}/{other}_{int(fields[-1]):04d}.png,{same}")
+    (tmp_path / "paths.csv").write_text("\n".join(lines))
+    found = [evaluation.judge_model(fedavg_run, path, images=pictures) for path in (names, tmp_path / "paths.csv")]
+    assert found[0] | {"on": ""} == found[1] | {"on": ""}
+
+
+def command(*arguments: object) -> tuple[str, str]:
+    """What `coalface evaluate` prints and says beside it."""
+    done = CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    return done.stdout, done.stderr
+
+
+def test_progress_is_shown_to_people_alone(fedavg_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = picture_folders(tmp_path / "unseen", PEOPLE, seed=5)  # in no cache yet
+    done: dict[str, list[int]] = {}
+
+    @contextlib.contextmanager
+    def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        done[what] = [total]
+        yield done[what].append
+
+    evaluation.judge_model(fedavg_run, pictures, pairs=72, show=show)
+    assert done["decoding"] == [48, *range(1, 49)] and done["embedding"][-1] == done["embedding"][0] == 48
+    assert "embedding" not in command(fedavg_run, "--on", pictures)[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to what draws the bar
+    assert "embedding" in command(fedavg_run, "--on", pictures)[1]
+    for option in ("--quiet", "--json"):
+        assert "embedding" not in command(fedavg_run, "--on", pictures, option)[1]
+
+
 # --- data sets that bring their own lists -----------------------------------------------------------------------------
 
 
@@ -235,15 +291,10 @@ def test_pairs_are_drawn_where_a_data_set_has_no_list_or_where_they_are_asked_fo
 
 
 def test_the_command_prints_a_block_for_each_list(fedavg_run: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from coalface import cli
-
     on = rfw(tmp_path / "rfw")
     found = evaluation.judge_model(fedavg_run, on)
     for arguments, names in (([], list(found["lists"])), (["--list", "rfw-asian"], ["rfw-asian"])):
-        command = ["evaluate", str(fedavg_run), "--on", str(on), *arguments]
-        printed = CliRunner().invoke(cli.app, command, catch_exceptions=False).stdout
+        printed, _ = command(fedavg_run, "--on", on, *arguments)
         head, *blocks = printed.split("\n\n")
         assert head.split() == ["model", str(fedavg_run), "on", str(on)]
         assert [block.splitlines()[0] for block in blocks] == names

@@ -47,7 +47,7 @@ class Normed(nn.Module):
 
 def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
     names = {path.name for path in fedavg_run.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "summary.json", "ledger", "model", "report.html"} <= names
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "trained_on.npz", "ledger", "model", "report.html"} <= names
     assert {"evidence.json", "events.jsonl", "judged", "checkpoints", "parties"} <= names
     assert sorted(p.name for p in (fedavg_run / "ledger").iterdir()) == ["silo-00.jsonl", "silo-01.jsonl"]
     assert sorted(p.name for p in (fedavg_run / "model").iterdir()) == [

@@ -61,6 +61,7 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     assert told["silo-00"] == ("trainer", 12, 3) and told["silo-01"] == ("trainer", 8, 2)
     assert told["clinic"][0] == "validator"
     names = [name.encode() for each in PEOPLE.values() for name in each]
+    assert not list(there.rglob("trained_on*")) and not list(here.rglob("trained_on*"))  # the server knows no names
     files = [path for path in there.rglob("*") if path.is_file()]
     assert len(files) > 8 and not [p for p in files if any(name in p.read_bytes() for name in names)]
     assert str(parties).encode() not in b"".join(path.read_bytes() for path in files)

@@ -186,7 +186,7 @@ def balanced_pairs(
     Raises ValueError if the whole set cannot make so many pairs.
     """
     if not 1 <= folds <= pairs:
-        most = min(_capacity(faces.labels))
+        most = most_pairs(faces)
         enough = f"ask for {folds:,} to {most:,} of each kind" if folds <= most else f"they make no more than {most:,}"
         raise ValueError(
             f"{pairs:,} genuine and as many impostor pairs of these images cannot be dealt to {folds} folds, of which "
@@ -215,6 +215,11 @@ def balanced_pairs(
         same=np.repeat(np.tile([True, False], folds), np.repeat(sizes, 2)),
         fold=np.repeat(np.arange(folds), 2 * sizes),
     )
+
+
+def most_pairs(faces: FaceSet) -> int:
+    """How many genuine and as many impostor pairs the images can make."""
+    return min(_capacity(faces.labels))
 
 
 def list_sha256(pairs: PairList, faces: FaceSet) -> str:

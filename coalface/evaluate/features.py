@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,13 +21,14 @@ def embed(
     flip: bool = False,
     batch: int = 256,
     device: str | torch.device = "cpu",
+    progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Unit embeddings of some images of a face set: (len(index), d) float32, in the order of `index` (None: all).
 
     The module, which must already be on `device`, gets (b, channels, height, width) float32 pixels (x − 127.5) / 127.5
     and gives (b, d). With `flip`, the embeddings of the image and of its mirror are added before they are normalised.
-    Only the images named are read, `batch` at a time. The module runs in eval mode; afterwards each of its parts is
-    back in the mode it was in.
+    Only the images named are read, `batch` at a time; `progress` is told how many are done. The module runs in eval
+    mode; afterwards each of its parts is back in the mode it was in.
 
     An embedding of length zero stays zero, so that its cosine with any other is 0: a collapsed model can be judged,
     and is judged badly. Embeddings that are not finite are a ValueError that says how many and which image is first.
@@ -44,6 +45,8 @@ def embed(
             if features is None:
                 features = np.empty((len(wanted), unit.shape[1]), dtype=np.float32)
             features[start : start + batch] = unit
+            if progress is not None:
+                progress(min(start + batch, len(wanted)))
     assert features is not None  # at least one batch ran
     bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(bad):
