@@ -110,8 +110,9 @@ def judge_model(
     `roc` holds points of the curve as `far` and `tar` from 0 to 1, all other figures are in percent.
 
     `trained_on` says how many of the judged people were trained on (`people` of `of`, `by_name_alone` where no image
-    of theirs says so), and how many `pairs` show one; None where no run around the model says it. `threshold_trained_on`
-    says it of the second list. If there are any, `others` has the figures on the pairs that show none, as far as these carry
+    of theirs says so), and how many `pairs` show one; None where no run around the model says it.
+    `threshold_trained_on` says it of the second list. If there are any, `others` has the figures on the pairs that show
+    none, as far as these carry
     them, with the threshold chosen on such pairs alone.
 
     Raises ValueError for what would be left unused, where the second list holds pairs of the first, and for `own` where
