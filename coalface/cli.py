@@ -232,13 +232,23 @@ def evaluate(
     import functools
     import json
 
+    from coalface.data.stores import telling_passed_over
     from coalface.evaluation import judge_model
     from coalface.report.counting import counting
 
     show = functools.partial(counting, quiet=quiet or as_json)
-    figures = judge_model(
-        model, on, images=images, party=party, threshold_from=threshold_from, flip=flip, pairs=pairs, own=own, show=show
-    )
+    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
+        figures = judge_model(
+            model,
+            on,
+            images=images,
+            party=party,
+            threshold_from=threshold_from,
+            flip=flip,
+            pairs=pairs,
+            own=own,
+            show=show,
+        )
     for said in field_commands.remarks(figures, asked=pairs):
         typer.echo(said, err=True)
     if as_json:
@@ -278,8 +288,10 @@ def identify(
     import json
 
     from coalface import export as exporting
+    from coalface.data.stores import telling_passed_over
 
-    found = [dataclasses.asdict(one) for one in exporting.identify(model, images, fpir)]
+    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
+        found = [dataclasses.asdict(one) for one in exporting.identify(model, images, fpir)]
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

@@ -9,6 +9,7 @@ from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method, plays
 from coalface.data.faces import FaceSet
+from coalface.data.stores import telling_passed_over
 from coalface.engines.local import World
 from coalface.footprint import footprint
 from coalface.methods import METHODS
@@ -115,7 +116,8 @@ def party_count(recipe: Recipe) -> int:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    parties, messages, together = _checked(recipe)
+    with telling_passed_over(lambda said: None) as passed:
+        parties, messages, together = _checked(recipe)
     engine = recipe.engine
     rounds = several(messages.rounds, "round")
     if len(messages.stages) > 1:
@@ -143,6 +145,7 @@ def describe(recipe: Recipe) -> str:
         f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
+    lines += passed
     if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.judge.lists:

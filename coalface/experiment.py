@@ -36,6 +36,7 @@ from coalface import (
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors
 from coalface.data.pack import default_cache
+from coalface.data.stores import telling_passed_over
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import Server
@@ -74,7 +75,8 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
         raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
     if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
-    return _execute(recipe, recipe.resolved(), out, view, report=report, carrier=carrier)
+    with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
+        return _execute(recipe, recipe.resolved(), out, view, passed, report=report, carrier=carrier)
 
 
 def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Carrier | None = None) -> Path:
@@ -105,7 +107,8 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
             f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
         )
     provenance.check_code(out, recipe.build_method())
-    return _execute(recipe, recipe.resolved(), out, view, adjusted=tuple(differ), carrier=carrier)
+    with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
+        return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
 
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
@@ -132,6 +135,7 @@ def _execute(
     resolved: dict[str, Any],
     out: Path,
     view: View,
+    passed: list[str],
     *,
     report: bool = True,
     adjusted: tuple[str, ...] = (),
@@ -217,6 +221,8 @@ def _execute(
     summary = summing.of_run(recipe, method, server, planned, judge, figures, untrained) | summary
     if models.class_embeddings:
         summary["class_embeddings"] = summing.class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    if passed:
+        summary["passed_over"] = passed
     if found:
         summary["clusters"] = found
     if used and here.public is not None:

@@ -50,6 +50,7 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
 
 def _look(store: Store, recipe: Recipe | None, told: list[str], faults: list[str]) -> None:
     """How many images of whom there are, and how large."""
+    told += [f"passed over: {said}" for said in store.passed_over()]
     counts = np.bincount(store.labels, minlength=len(store.names))
     images = several(len(store), "image")
     told.append(f"{shown(store.path)}: {images} of {several(len(store.names), 'identity', 'identities')}")

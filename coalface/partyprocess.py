@@ -18,6 +18,7 @@ from typing import Any
 
 from coalface import ownworld, sealing, world
 from coalface.config import RecipeError
+from coalface.data.stores import telling_passed_over
 from coalface.engines import modes, resident, seat
 from coalface.engines.local import Setup
 from coalface.engines.seat import Data, Said, Seat
@@ -41,7 +42,8 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     own, name = home(node_config), str(node_config["party"])
     made = read(recipe, run_config)
     file = node_config.get("data")
-    here = ownworld.party_world(made, name, Path(str(file)) if file else None)
+    with telling_passed_over(logging.getLogger(__name__).warning):
+        here = ownworld.party_world(made, name, Path(str(file)) if file else None)
     if name not in here.data:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
     folder = own / made.name

@@ -26,6 +26,7 @@ from coalface import (
     ownfile,
     ownworld,
     partychecking,
+    partyprocess,
     provisioning,
     sources,
     splits,
@@ -362,6 +363,18 @@ def test_a_party_is_told_what_is_found_before_it_starts(parties: Path, tmp_path:
     (faces / "Adalind" / "Adalind_0001.png").write_bytes(b"no image")
     status, lines = told(file)
     assert status == 1 and "Adalind_0001.png" in lines and "the server is told" not in lines
+
+
+def test_a_party_is_told_what_of_its_folder_is_not_read(
+    parties: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(parties / "silo-00", tmp_path / "silo-00")
+    (tmp_path / "silo-00" / "faces" / "Adalind" / "1.heic").write_bytes(b"x")
+    file, unread = tmp_path / "silo-00" / "party.yaml", "(.heic 1): Adalind/1.heic"
+    status, lines = told(file)
+    assert status == 0 and unread in lines
+    partyprocess.take(written(tmp_path), {"party": "silo-00", "home": str(tmp_path / "home"), "data": str(file)}, {})
+    assert [unread in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_what_keeps_a_party_from_taking_part_is_told_to_it(parties: Path, tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def passed_over(
                 unused[part] += 1
     said = []
     if not asked:
-        said += [f"{several(n, 'image')} of the part {part}: `--part {part}` reads it" for part, n in unused.items()]
+        said += [
+            f"{several(n, 'image')} of the part {part}: `--part {part}`, in a recipe `part: {part}`, reads it"
+            for part, n in unused.items()
+        ]
     if astray:
         why = "that no list or place of the layout names" if layout else "in no identity's folder of its own"
         said.append(f"{several(len(astray), 'image')} {why}: {_first(astray)}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import difflib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -112,6 +114,31 @@ class Store:
         yield from (Item(0, None, fault) for fault in self.faults)
 
 
+_opened: ContextVar[Callable[[Store], None] | None] = ContextVar("opened", default=None)
+
+
+@contextlib.contextmanager
+def telling_passed_over(tell: Callable[[str], None]) -> Iterator[list[str]]:
+    """While it lasts, tell once of each set that is opened here what lies in it and is not read; yields all of it."""
+    told: list[str] = []
+    seen: set[tuple[Path, str]] = set()
+
+    def opened(store: Store) -> None:
+        if (key := (store.path.absolute(), store.part)) in seen:
+            return
+        seen.add(key)
+        for said in store.passed_over():
+            if (line := f"{shown(store.path)}: passed over: {said}") not in told:  # two parts may leave the same
+                told.append(line)
+                tell(line)
+
+    token = _opened.set(opened)
+    try:
+        yield told
+    finally:
+        _opened.reset(token)
+
+
 def open_store(
     path: str | os.PathLike[str], *, part: str = "", damaged: Literal["error", "leave out"] = "error"
 ) -> Store:
@@ -119,7 +146,7 @@ def open_store(
 
     Folders are identity folders, or one of the field's layouts (`LAYOUTS`), of which `part` can pick a part. Records
     that are damaged, and folders and files that cannot be read, can be left out, for an inspection, which then hears of
-    them in `faults` and `broken`.
+    them in `faults` and `broken`. What is not read of folders can be heard of: see `telling_passed_over`.
 
     Raises FileNotFoundError if nothing is at the path, and ValueError if it is none of these, or damaged.
     """
@@ -202,7 +229,7 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
     faults: list[str] | None = [] if damaged == "leave out" else None
     source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
     where = _places(source)
-    return Store(
+    store = Store(
         "folder",
         path,
         source,
@@ -215,6 +242,9 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
         part=part,
         places=where,
     )
+    if (opened := _opened.get()) is not None:
+        opened(store)
+    return store
 
 
 def _places(source: Source) -> list[Path]:

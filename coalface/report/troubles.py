@@ -22,6 +22,8 @@ def at_the_head(run: Run) -> list[str]:
     if abandoned := sum(record.get("abandoned") is True for record in run.metrics):
         were = "was" if abandoned == 1 else "were"
         said.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
+    if isinstance(passed := run.summary.get("passed_over"), list):
+        said += [f"{clean(line)}." for line in passed]
     if crowded := [party for party, each in run.clusters.items() if each.get("clusters") == 1]:
         said.append(
             f"All images of {_names([clean(party) for party in crowded])} went into one cluster: a softmax over one "

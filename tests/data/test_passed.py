@@ -21,7 +21,9 @@ def invoked(*arguments: object) -> Result:
 def test_of_a_whole_layout_nothing_is_passed_over_but_an_unused_part(tmp_path: Path, layout: str) -> None:
     MADE[layout](tmp_path)
     say(tmp_path, "readme.md", "about it")
-    wanted = ["1 image of the part test: `--part test` reads it"] if layout == "vggface2" else []
+    wanted = (
+        ["1 image of the part test: `--part test`, in a recipe `part: test`, reads it"] if layout == "vggface2" else []
+    )
     assert open_store(tmp_path).passed_over() == wanted
 
 
@@ -57,7 +59,7 @@ def test_a_relative_path_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
     MADE["vggface2"](tmp_path / "v")
-    part = "1 image of the part test: `--part test` reads it"
+    part = "1 image of the part test: `--part test`, in a recipe `part: test`, reads it"
     assert f"passed over: {part}\n" in invoked("inspect", tmp_path / "v").output
     assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
     assert f"note: passed over: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
