@@ -17,6 +17,7 @@ from coalface import agreeing, owned
 from coalface.checking import RecipeError as RecipeError
 from coalface.checking import build, nearest, unknown_key
 from coalface.core import Method
+from coalface.data.words import shown
 from coalface.declarations import without_none
 from coalface.engines.trouble import Trouble
 from coalface.insightface import understood
@@ -181,6 +182,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     if "grids" in tree:
         raise RecipeError(f"{path} is a file of grids, not a recipe: `coalface sweep {path}` runs its cells")
     for change in changes:
+        _check_utf8(change)
         key, separator, text = change.partition("=")
         if not separator:
             raise RecipeError(f"{change!r} is not a change: write key=value, for example local.lr=0.05")
@@ -237,6 +239,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
+    _check_utf8(tree)
     try:
         recipe = Recipe.model_validate(understood(tree))
     except ValidationError as error:
@@ -264,6 +267,23 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     if recipe.pretrain is not None:
         recipe.pretraining()
     return recipe
+
+
+def _check_utf8(found: Any, where: str = "") -> None:
+    """Raise RecipeError for text that no file of a run could hold, as the name of a folder can be."""
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            _check_utf8(key, where)
+            _check_utf8(value, f"{where}.{key}" if where else key)
+    elif isinstance(found, list | tuple):
+        for value in found:
+            _check_utf8(value, where)
+    elif isinstance(found, str):
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            said = f"{shown(found)} is not UTF-8, so the recipe of a run cannot hold it: rename the file or folder"
+            raise RecipeError(f"{where}: {said}" if where else said) from None
 
 
 def _fault(error: ValidationError) -> str:

@@ -12,10 +12,11 @@ from coalface import config
 from coalface.config import Recipe, RecipeError
 from coalface.data.faces import FaceSet
 from coalface.data.joined import Joined
-from coalface.data.pack import Packed, cached_pack, read_pack
+from coalface.data.pack import Packed, cached_pack
 from coalface.data.source import Source
-from coalface.data.stores import Store, open_store
+from coalface.data.stores import Store, check_names, open_store
 from coalface.data.synthetic import SyntheticFaces
+from coalface.data.words import shown
 
 Packing = Callable[[int, int], None]
 """Called with (images packed, images in all)."""
@@ -38,7 +39,7 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
         if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
             return replace(faces, domains=made.domain_numbers)
         return faces
-    faces = read_pack(folder(recipe, source))
+    faces = _pack(recipe, source).faces
     if faces.shape != (size, size, 1 if grey else 3):
         height, width, channels = faces.shape
         raise RecipeError(
@@ -71,7 +72,7 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
 def listed(recipe: Recipe, source: config.Source) -> Source:
     """A source of which no image has been read yet; a pack is one among the parties' own alone."""
     if source.kind == "pack":
-        return Packed(folder(recipe, source))
+        return _pack(recipe, source)
     if source.kind in ("joined", "own"):
         return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
     if source.kind in ("folder", "rec"):
@@ -85,6 +86,14 @@ def listed(recipe: Recipe, source: config.Source) -> Source:
         domains=source.domains,
         first=source.first,
     )
+
+
+def _pack(recipe: Recipe, source: config.Source) -> Packed:
+    """A pack. Raises ValueError for names in it that no folder or file of a source could have."""
+    pack = Packed(folder(recipe, source))
+    for names in (pack.names, pack.files):
+        check_names(names, shown(pack.path))
+    return pack
 
 
 def origin(recipe: Recipe, source: config.Source) -> tuple[str, object]:

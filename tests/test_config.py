@@ -49,6 +49,21 @@ def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str
     assert said in fault(tree)
 
 
+@pytest.mark.parametrize("tree", [{"name": "b\udcff"}, {"data": {"exclude": ["x", "b\udcff"]}}, {"b\udcff": 1}])
+def test_text_that_no_file_could_hold_is_refused_by_its_key(tree: dict[str, Any]) -> None:
+    said = fault(tree)
+    assert said.isprintable() and "b\\udcff is not UTF-8" in said
+    assert said.startswith({"name": "name: ", "data": "data.exclude: "}.get(next(iter(tree)), "b"))
+
+
+def test_a_change_or_a_recipe_called_by_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r\udcff.yaml"
+    path.write_text("{}")
+    for given, changes in ((None, ["data.root=/b\udcff"]), (path, [])):
+        with pytest.raises(RecipeError, match=r"\\udcff is not UTF-8.*: rename the file or folder"):
+            config.load(given, changes)
+
+
 def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
     assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, parties, alpha, shares, split, seed")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import numpy as np
 import pytest
 from tinyruns import Silent
 
-from coalface import config, experiment, pairlists, splits, world
+from coalface import config, dry, experiment, pairlists, splits, world
 from coalface.core import generator
 from coalface.data.convert import Pairs, convert
 from coalface.data.stores import open_store
 from coalface.data.synthetic import SyntheticFaces
+from coalface.data.words import shown
 from coalface.evaluation import judge_model
 
 
@@ -118,3 +121,15 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(config.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
         pairlists.judged(unnamed, *splits.training_faces(unnamed))
+
+
+@pytest.mark.parametrize("name", ["b\udcff", "a\tb"])
+def test_a_folder_without_a_plain_name_stops_a_run_before_anything_is_written(root: Path, name: str) -> None:
+    (root / "faces" / "odd").mkdir()
+    (root / "faces" / "odd").rename(root / "faces" / name)
+    shutil.copy(next((root / "faces").glob("*/*_0001.png")), root / "faces" / name / "1.png")
+    made = recipe(root, {"kind": "folder", "path": "faces"})
+    for start in (lambda: experiment.run(made, root / "run", Silent()), lambda: dry.check(made)):
+        with pytest.raises(ValueError, match=f"{re.escape(shown(root / 'faces' / name))}: .*rename it"):
+            start()
+    assert not (root / "run").exists()

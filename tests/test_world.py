@@ -123,6 +123,17 @@ def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
         splits.training_faces(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
 
 
+@pytest.mark.parametrize("name", ["b\udcff", "a\tb"])
+def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
+    (root / "people" / "Ann").rename(root / "people" / name)
+    write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
+    source = {"kind": "pack", "path": "people.pack"}
+    own = {"kind": "own", "parties": ["a"], "parts": {"a": source}}
+    for kind in (source, own):
+        with pytest.raises(ValueError, match=r"people\.pack, identity .* is no plain name"):
+            splits.training_faces(on_folder(root, source=kind, partition={}))
+
+
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}

@@ -56,7 +56,7 @@ class Report:
     damaged: list[str] = field(default_factory=list)
     damaged_count: int = 0
     broken: list[str] = field(default_factory=list)
-    """What else is damaged: folders that cannot be read, records that say who is who and do not fit the images."""
+    """What else is damaged: folders that cannot be read or need another name, records that do not fit the images."""
     broken_count: int = 0
     passed_over: list[str] = field(default_factory=list)
     """What lies there and is not among the images: other endings, other places, other parts; in sentences."""
@@ -260,7 +260,7 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
         beside = several(report.broken_count, "record or file", "records or files")
         yield f"{beside} beside the images do not fit them: write the set anew, or fetch it again"
     elif report.broken_count:
-        yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be read"
+        yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be used"
     if report.doubled_across_count:
         yield (
             f"{_are(report.doubled_across_count, 'image')} also there under another identity: the labels contradict "

@@ -35,7 +35,8 @@ def file_names(store: Store) -> Iterator[str]:
             folder = folders[label]
             yield f"{folder}/{folder.rpartition('/')[2]}_{counts[label]:04d}"
         return
-    check_names(store.files, shown(store.path))
+    if store.kind == "pack":  # those of folders are checked when they are opened
+        check_names(store.files, shown(store.path))
     files = _within(store.names, store.labels.tolist(), store.files)
     places = [f"{folders[label]}/{file}" for label, file in zip(store.labels.tolist(), files, strict=True)]
     if store.kind == "pack":  # all become PNG: x.jpg is x.png, unless x.jpeg is there as well

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import hashlib
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -204,18 +205,43 @@ def check_names(names: Sequence[str], where: str) -> None:
         if not all(_is_plain(part) for part in name.split("/")):
             raise ValueError(
                 f"{where}, identity {number}: {name[:80]!r} is no plain name: files are named after identities, so a "
-                f"name is letters that can be printed, at most {_LONGEST} bytes, does not begin with a dot (such files "
-                "are hidden), and does not begin or end with `/`; rename it"
+                f"name is {_PLAIN}, and does not begin or end with `/`; rename it"
             )
+
+
+def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[Path]:
+    """The folders and files on the way to some images, each once, that have no plain name."""
+    known: dict[str, bool] = {}
+    for file, place in zip(files, places, strict=True):
+        above, _, last = file.rpartition("/")
+        if above not in known:
+            known[above] = all(_is_plain(part) for part in above.split("/")) or not above
+            if not known[above]:
+                odd = [not _is_plain(part) for part in above.split("/")].index(True)
+                yield place.parents[above.count("/") - odd]
+        if known[above] and not _is_plain(last, 255):
+            yield place
 
 
 _LONGEST = 240
 """Bytes of a name, so that a number and an ending after it still make a file's name."""
+_PLAIN = (
+    f"letters in UTF-8 that can be printed, at most {_LONGEST} bytes, without a backslash, and does not begin with a "
+    "dot (such files are hidden)"
+)
+_JOINERS = "\u200c\u200d"
+"""Letters that cannot be seen and belong to names in Persian and in languages of India."""
 
 
-def _is_plain(part: str) -> bool:
-    plain = part != "" and part[0] != "." and part.isprintable() and "\\" not in part
-    return plain and len(os.fsencode(part)) <= _LONGEST
+def _is_plain(part: str, longest: int = _LONGEST) -> bool:
+    plain = part != "" and part[0] != "." and "\\" not in part
+    plain = plain and (part.isprintable() or all(map(_is_printed, part)))
+    return plain and len(os.fsencode(part)) <= longest
+
+
+def _is_printed(letter: str) -> bool:
+    """Whether a letter can stand in a line; as a space, it may be any, such as that of a Mac's screenshots (U+202F)."""
+    return letter.isprintable() or letter in _JOINERS or unicodedata.category(letter) == "Zs"
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -229,6 +255,11 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
     faults: list[str] | None = [] if damaged == "leave out" else None
     source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
     where = _places(source)
+    for odd in _oddly_named(source.files, where):
+        said = f"{shown(odd)}: its name is no plain name, which is {_PLAIN}: rename it"
+        if faults is None:
+            raise ValueError(said)
+        faults.append(said)
     store = Store(
         "folder",
         path,

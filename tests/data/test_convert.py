@@ -433,7 +433,7 @@ def test_an_inspection_goes_on_after_links_that_lead_nowhere(tmp_path: Path) -> 
     assert told.exit_code == 1 and "15 images of 3 identities" in told.output
     for name in ("round", "Bo/loop.jpg", "Bo/gone.png"):
         assert f"damaged: {folder / name} cannot be read (" in told.output
-    assert told.output.count("damaged:") == 3 and "- 3 folders or files cannot be read" in told.output
+    assert told.output.count("damaged:") == 3 and "- 3 folders or files cannot be used" in told.output
     report = json.loads(invoked("inspect", folder, "--json").stdout)
     assert (report["broken_count"], report["damaged_count"], report["images"]) == (3, 0, 15)
     for command in (["pack", folder, tmp_path / "p"], ["convert", folder, tmp_path / "g", "--to", "folder"]):
@@ -454,7 +454,7 @@ def test_an_inspection_goes_on_after_what_may_not_be_read(tmp_path: Path, monkey
     assert told.exit_code == 1 and "11 images of 2 identities" in told.output
     assert f"damaged: {folder / 'Ann_Lee'} cannot be read (Permission denied); give yourself access" in told.output
     assert f"damaged: {folder / 'Bo' / 'Bo_0002.jpg'}: [Errno 13] Permission denied" in told.output
-    assert "- 1 folder or file cannot be read" in told.output and "- 1 image is damaged: replace" in told.output
+    assert "- 1 folder or file cannot be used" in told.output and "- 1 image is damaged: replace" in told.output
 
 
 @pytest.mark.parametrize("race", ["African", "Asian"])

@@ -10,6 +10,7 @@ import pytest
 from coalface.data.folder import SUFFIXES, list_images, read_folder
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
+from coalface.data.words import shown
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -247,3 +248,35 @@ def test_threads_of_a_folder_change_no_pixel(tmp_path: Path) -> None:
     together = list(source.images(size=8, grey=False))
     for file, image in zip(source.files, together, strict=True):
         assert np.array_equal(image, decode((tmp_path / file).read_bytes(), file, size=8, grey=False))
+
+
+ODD = [b"tab\there", b"new\nline", b"b\xff", "turned\u202eback".encode(), b"back\\slash"]
+
+
+@pytest.mark.parametrize("where", ["%s/1.png", "Bo/%s.png"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_name_that_no_list_or_file_could_hold_is_refused_and_named(tmp_path: Path, odd: bytes, where: str) -> None:
+    put(tmp_path, "ann/1.png", ramp(4, 4))
+    file = tmp_path / (where % os.fsdecode(odd))
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(encoded(ramp(4, 4), ".png"))
+    named = shown(file.parent if "/1.png" in where else file)
+    with pytest.raises(ValueError, match="rename it") as caught:
+        open_store(tmp_path)
+    assert str(caught.value).startswith(f"{named}: ") and str(caught.value).isprintable()
+    store = open_store(tmp_path, damaged="leave out")
+    assert len(store) == 2 and [said.startswith(f"{named}: ") for said in store.broken] == [True]
+
+
+@pytest.mark.parametrize("name", ["Ann Lee", "a\u202fm", "写真\u30001", "علی\u200cرضا", "É", "n" * 251])
+def test_spaces_of_all_kinds_and_joiners_belong_to_names(tmp_path: Path, name: str) -> None:
+    put(tmp_path, f"{name[:99]}/1.png", ramp(4, 4))
+    (tmp_path / name[:99] / f"{name}.png").write_bytes(encoded(ramp(4, 4), ".png"))
+    assert len(open_store(tmp_path)) == 2
+
+
+def test_in_a_set_of_several_races_the_folder_is_named(tmp_path: Path) -> None:
+    for file in ("African/m.01/1.png", "Asian/m\t.02/1.png", "Asian/m\t.02/2.png"):
+        put(tmp_path, file, ramp(4, 4))
+    (said,) = open_store(tmp_path, damaged="leave out").broken
+    assert said.startswith(f"{tmp_path}/Asian/m\\t.02: ")

@@ -69,8 +69,12 @@ def test_any_folders_are_read_back(made: dict[str, dict[str, int]], suffix: str)
         assert [source.names[label] for label in source.labels] == [file.partition("/")[0] for file in written]
         for image, encoded in zip(source.images(size=8, grey=False), written.values(), strict=True):
             assert np.array_equal(image, decode(encoded, "a picture", size=8, grey=False))
-        store = open_store(folder / "set")
+        store = open_store(folder / "set", damaged="leave out")
         assert [bytes(store.encoded(i)) for i in range(len(store))] == list(written.values())
+        if any("\\" in name or not name.isprintable() for file in written for name in file.split("/")):
+            assert store.broken and all(said.isprintable() and "rename it" in said for said in store.broken)
+            with pytest.raises(ValueError, match="rename it"):
+                open_store(folder / "set")
         assert source.fingerprint() == read_folder(folder / "set").fingerprint()
 
 
