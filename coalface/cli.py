@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coalface import federation_commands, field_commands, ledger_commands
+from coalface.cache_commands import cache
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
 from coalface.party_commands import party
@@ -17,6 +18,7 @@ from coalface.report.console import print_table, print_wide
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(data, name="data")
+app.add_typer(cache, name="cache")
 app.add_typer(flower, name="flower")
 app.add_typer(provision, name="provision")
 app.add_typer(party, name="party")

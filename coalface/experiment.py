@@ -35,7 +35,7 @@ from coalface import (
 )
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors
-from coalface.data.pack import default_cache
+from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
@@ -325,16 +325,18 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
     inner = recipe.pretraining()
     dry.check_leaves_shared(inner)
     seen = hashlib.sha256(json.dumps([inner.digest(), splits.content(inner, _packing(view))]).encode()).hexdigest()
-    place = default_cache() / "pretrained" / seen[:24]
+    place = open_cache(default_cache()) / PRETRAINED / seen[:24]
     model, people = place / "model" / "backbone.safetensors", place / membership.FILE
     if not (model.exists() and people.exists()):  # a version before left no people
-        with _turn(place.parent.with_name("pretrained.locks") / place.name, place, view):
+        with _turn(place.parent.with_name(LOCKS) / place.name, place, view):
             if not (model.exists() and people.exists()):  # another process may have made it meanwhile
                 view.note(f"pre-training in {place}")
                 if (place / "config.yaml").exists():
                     resume(place, view)
                 else:
+                    place.parent.mkdir(mode=0o700, exist_ok=True)
                     run(inner, place, view)
+    use(place)
     shared = world.backbone(recipe).shared()
     loaded = modelfolder.read_tensors(model.parent, model.name, modelfolder.read_about(model.parent))
     tensors = {name: loaded[name] for name in shared}
@@ -362,7 +364,7 @@ def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch
 @contextlib.contextmanager
 def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
     """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(mode=0o700, exist_ok=True)
     with open(lock, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ from torch import nn
 
 from coalface import config, dry, experiment, models
 from coalface.config import RecipeError
-from coalface.data.pack import default_cache
+from coalface.data.cache import default_cache
 from coalface.engines.processes import wait_for_workers
 from coalface.engines.transport import RunFailed
 from coalface.models.groups import Backbone

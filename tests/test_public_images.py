@@ -14,8 +14,8 @@ from tinyruns import Silent
 from coalface import config, experiment, modelfolder, splits, world
 from coalface.config import Recipe, RecipeError
 from coalface.core import Federation
+from coalface.data.cache import default_cache
 from coalface.data.faces import FaceSet
-from coalface.data.pack import default_cache
 from coalface.methods.fedfr_joint import FedFRJoint, State
 
 SHARED: dict[str, Any] = {

@@ -26,6 +26,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.data.cache import default_cache, hold, open_cache, use
 from coalface.data.faces import FaceSet
 from coalface.data.source import Source
 from coalface.data.words import shown
@@ -41,12 +42,6 @@ _FILES = {"pixels.u8", "labels.npy", "index.json", "meta.json"}
 _MAKE_ANEW = "delete the folder and pack its source again"
 
 
-def default_cache() -> Path:
-    """Where packs are kept unless told otherwise: `$COALFACE_CACHE`, else `~/.cache/coalface`."""
-    chosen = os.environ.get("COALFACE_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "coalface"
-
-
 def cached_pack(
     source: Source,
     cache: str | os.PathLike[str] | None = None,
@@ -58,10 +53,12 @@ def cached_pack(
     """The images of `source` from the cache, packed there first if they are not in it yet.
 
     The pack's name is made of the source's fingerprint, the size and the colour, so a changed source makes a new pack.
+    It is its owner's alone, whatever the umask.
     """
-    folder = default_cache() if cache is None else Path(cache)
+    folder = open_cache(default_cache() if cache is None else Path(cache))
     path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
-    write_pack(source, path, size=size, grey=grey, progress=progress)
+    write_pack(source, path, size=size, grey=grey, progress=progress, mode=0o700)
+    use(path)
     return read_pack(path)
 
 
@@ -107,13 +104,20 @@ class Packed:
 
 
 def write_pack(
-    source: Source, path: str | os.PathLike[str], *, size: int, grey: bool, progress: Progress | None = None
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    size: int,
+    grey: bool,
+    progress: Progress | None = None,
+    mode: int = 0o777,
 ) -> None:
     """Decode every image of `source` once, at `size` × `size`, into a pack at `path`.
 
     One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole: a
     process that is killed leaves no half pack (only a folder `.NAME.….partial`, which may be deleted). A sound pack of
-    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced.
+    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced. `mode` is that of
+    the folder, less the umask.
 
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
@@ -125,7 +129,7 @@ def write_pack(
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir()
+    partial.mkdir(mode)
     try:
         _write(source, partial, wanted, progress)
         _put_in_place(partial, path, wanted)
@@ -153,8 +157,11 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
     for name in ("labels.npy", "index.json", *(["pixels.u8"] if verify else [])):
         _check_sha256(path / name, meta["sha256"][name])
     names, files = _read_index(path / "index.json", shape[0])
+    with open(str(pixels.resolve()), "rb") as file:  # what is mapped keeps the lock
+        hold(file)
+        mapped = np.memmap(file, dtype=np.uint8, mode="r", shape=shape)
     return FaceSet(
-        pixels=np.memmap(pixels, dtype=np.uint8, mode="r", shape=shape),
+        pixels=mapped,
         rows=np.arange(shape[0], dtype=np.int64),
         labels=_read_labels(path / "labels.npy", shape[0], len(names)),
         names=names,
@@ -171,6 +178,7 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
     digest = hashlib.sha256()
     written = 0
     with open(folder / "pixels.u8", "wb") as out:
+        hold(out)
         for image in _exactly(total, source.images(size=size, grey=grey)):
             if image.shape != shape[1:] or image.dtype != np.uint8:
                 raise ValueError(

@@ -1,0 +1,134 @@
+"""The cache: packs and pre-trained models on this machine, their owner's alone; what it holds, and clearing it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+PRETRAINED = "pretrained"
+"""The folder of pre-trained models, each of them the folder of a run."""
+LOCKS = "pretrained.locks"
+"""A file for each pre-trained model: whoever trains it, or removes it, holds its lock."""
+
+_FORMS = {
+    "packs": re.compile(r"[0-9a-f]{24}-\d+-(grey|rgb)"),
+    PRETRAINED: re.compile(r"[0-9a-f]{24}"),
+    "unfinished": re.compile(r"\.[0-9a-f]{24}(-\d+-(grey|rgb))?\.[0-9a-f]{8}\.partial"),
+}
+KINDS = tuple(_FORMS)
+"""What the cache holds; unfinished is what a process left that was killed while it packed, or cleared."""
+
+
+def default_cache() -> Path:
+    """Where packs are kept unless told otherwise: `$COALFACE_CACHE`, else `~/.cache/coalface`."""
+    chosen = os.environ.get("COALFACE_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "coalface"
+
+
+def open_cache(cache: Path) -> Path:
+    """Make the cache where it is missing, with mode 0700, and close to others what an older version left open.
+
+    A folder that holds other things as well, such as /tmp, keeps its own mode: what the cache keeps in it is closed.
+    """
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    names, forms = os.listdir(cache), (_FORMS["packs"], _FORMS["unfinished"])
+    ours = [name for name in names if name in (PRETRAINED, LOCKS) or any(form.fullmatch(name) for form in forms)]
+    for path in [*([cache] if len(ours) == len(names) else []), *(cache / name for name in ours)]:
+        _close(path)
+    return cache
+
+
+def use(entry: Path) -> None:
+    """Note that something in the cache is used now, and close it to others."""
+    with contextlib.suppress(OSError):  # another user's
+        os.utime(entry)
+        for path in (entry, *entry.iterdir()):
+            _close(path)
+
+
+def _close(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile; another user's
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) & 0o077:
+            path.chmod(stat.S_IMODE(mode) & ~0o077)
+
+
+def hold(file: IO[Any]) -> None:
+    """Keep a file from being cleared until it is closed, and what is mapped of it; not where there are no locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A pack, a pre-trained model, or an unfinished folder of the cache."""
+
+    kind: str
+    path: Path
+    bytes: int
+    made: float
+    """Seconds since the epoch, as `used`, when it was last read."""
+    used: float
+
+
+def entries(cache: Path) -> list[Entry]:
+    """What the cache holds, by `KINDS`, the longest unused first. What it did not make is not looked at."""
+    found = []
+    for kind, form in _FORMS.items():
+        folder = cache / PRETRAINED if kind == PRETRAINED else cache
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if not form.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process has put it in its place, or cleared it
+                files = [one.lstat() for one in path.rglob("*")]
+                used, size = path.stat().st_mtime, sum(one.st_size for one in files if stat.S_ISREG(one.st_mode))
+                found.append(Entry(kind, path, size, min([used, *(one.st_mtime for one in files)]), used))
+    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), entry.used))
+
+
+def clear(cache: Path, kind: str | None = None, older_than: float = 0.0) -> tuple[list[Entry], list[Entry]]:
+    """Remove what the cache holds, of one kind or all, that was not used for so many days.
+
+    Returns (what was removed, what was left since a process uses it). A process that has mapped a pack keeps it, and so
+    does one that is training a model.
+    """
+    removed, left = list[Entry](), list[Entry]()
+    for entry in entries(cache):
+        if kind not in (None, entry.kind) or time.time() - entry.used < older_than * 86400:
+            continue
+        with _unused(cache, entry) as free:
+            if free:
+                away = entry.path
+                if entry.kind != "unfinished":  # whole or gone for all who look, also where this process is killed
+                    away = away.rename(cache / f".{entry.path.name}.{uuid.uuid4().hex[:8]}.partial")
+                shutil.rmtree(away)
+            (removed if free else left).append(entry)
+    return removed, left
+
+
+@contextlib.contextmanager
+def _unused(cache: Path, entry: Entry) -> Iterator[bool]:
+    """Whether nobody uses an entry; while it lasts, nobody begins to."""
+    with contextlib.ExitStack() as stack:
+        try:
+            held = [path for path in (entry.path / "pixels.u8", entry.path / "run.lock") if path.exists()]
+            if entry.kind == PRETRAINED:
+                (cache / LOCKS).mkdir(mode=0o700, exist_ok=True)
+                held.append(cache / LOCKS / entry.path.name)
+            for path in held:
+                file = stack.enter_context(open(path, "a"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held by another, or there are no locks here
+            yield False
+            return
+        yield True

@@ -1,0 +1,173 @@
+"""The cache is its owner's alone, says what it holds, and is cleared of what nobody uses."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_pack import Counting
+from tinyruns import Silent, tiny
+from typer.testing import CliRunner
+
+from coalface import experiment
+from coalface.cli import app
+from coalface.data.cache import PRETRAINED, clear, entries
+from coalface.data.pack import cached_pack, read_pack, write_pack
+
+DAY = 86400
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def pack(cache: Path, number: int = 0) -> Path:
+    """A pack in the cache that nobody uses any more."""
+    cached_pack(Counting(number), cache, size=2, grey=True)
+    return cache / f"{str(number) * 24}-2-grey"
+
+
+def unused_for(path: Path, days: float) -> None:
+    os.utime(path, (time.time() - days * DAY,) * 2)
+
+
+def modes(root: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*")) if path.is_dir()}
+
+
+def file_modes(root: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*") if path.is_file()}
+
+
+def said(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_is_kept_is_its_owners_alone_from_the_first_byte(cache: Path) -> None:
+    during = []
+
+    class Watched(Counting):
+        def images(self, *, size: int, grey: bool) -> Iterator:
+            during.append((modes(cache), len(list(cache.glob("*/pixels.u8")))))
+            yield from super().images(size=size, grey=grey)
+
+    cached_pack(Watched(), size=2, grey=True)
+    assert during == [({0o700}, 1)] and modes(cache) == {0o700} and file_modes(cache) == {0o600}
+
+
+def test_what_an_older_version_left_open_is_closed_when_the_cache_is_used(cache: Path) -> None:
+    for number in (0, 1):
+        write_pack(Counting(number), cache / f"{str(number) * 24}-2-grey", size=2, grey=True)
+    (cache / PRETRAINED / ("a" * 24)).mkdir(parents=True)
+    assert modes(cache) == {0o755}
+    pack(cache)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache, *cache.iterdir())} == {0o700}
+    assert file_modes(cache / f"{'0' * 24}-2-grey") == {0o600}
+
+
+def test_a_folder_that_holds_other_things_keeps_its_mode_and_they_theirs(cache: Path) -> None:
+    (cache / "photos-3-rgb").mkdir(parents=True)
+    assert modes(pack(cache)) == {0o700}
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE((cache / "photos-3-rgb").stat().st_mode) == 0o755
+
+
+def test_a_pack_elsewhere_keeps_the_mode_of_the_umask(tmp_path: Path) -> None:
+    write_pack(Counting(), tmp_path / "pack", size=2, grey=True)
+    assert modes(tmp_path / "pack") == {0o755} and file_modes(tmp_path / "pack") == {0o644}
+
+
+def test_what_is_mapped_or_being_packed_is_left_and_what_is_not_is_removed(cache: Path) -> None:
+    free = pack(cache, 1)
+    faces = cached_pack(Counting(2), cache, size=2, grey=True)
+    seen = []
+
+    class Clearing(Counting):
+        def images(self, *, size: int, grey: bool) -> Iterator:
+            seen.extend(clear(cache))
+            yield from super().images(size=size, grey=grey)
+
+    view = cached_pack(Clearing(3), cache, size=2, grey=True).select([0])  # whoever has a part of the images has all
+    (removed, left) = seen
+    assert [entry.path for entry in removed] == [free]
+    assert [entry.kind for entry in left] == ["packs", "unfinished"]
+    assert len(clear(cache)[1]) == 2 and faces.pixels[4, 0, 0, 0] == 24 and view.pixels[0, 0, 0, 0] == 30
+    del faces, view
+    assert [entry.kind for entry in clear(cache)[0]] == ["packs", "packs"] and os.listdir(cache) == []
+
+
+def test_only_what_the_cache_made_is_removed(cache: Path, tmp_path: Path) -> None:
+    write_pack(Counting(), tmp_path / "mine", size=2, grey=True)
+    (cache / PRETRAINED / "notes").mkdir(parents=True)
+    (cache / f"{'1' * 24}-2-grey").symlink_to(tmp_path / "mine")
+    for name in ("photos-3-rgb", ".git", "1" * 24):
+        (cache / name).mkdir()
+    before = sorted(cache.rglob("*"))
+    assert clear(cache) == ([], []) and sorted(cache.rglob("*")) == before
+    assert len(read_pack(tmp_path / "mine")) == 5
+
+
+def test_the_time_since_the_last_use_counts(cache: Path) -> None:
+    old, used, new = pack(cache, 1), pack(cache, 2), pack(cache, 3)
+    unused_for(old, 40)
+    unused_for(used, 40)
+    pack(cache, 2)
+    assert [entry.path for entry in entries(cache)][0] == old
+    assert [entry.path for entry in clear(cache, older_than=30)[0]] == [old]
+    assert used.exists() and new.exists()
+
+
+def test_a_pre_training_under_way_is_left(cache: Path, tmp_path: Path) -> None:
+    class Clearing(Silent):
+        def round(self, record: object) -> None:
+            found.append({entry.kind for entry in clear(cache)[1]})
+
+    found: list[set[str]] = []
+    recipe = tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1)
+    experiment.run(recipe, tmp_path / "run", Clearing())
+    assert found == [{"packs", PRETRAINED}, {"packs"}]  # the model has been read when the run itself trains
+    assert modes(cache / PRETRAINED) >= {0o700} and stat.S_IMODE((cache / PRETRAINED).stat().st_mode) == 0o700
+
+
+def test_a_pre_training_whose_lock_is_held_is_left(cache: Path, tmp_path: Path) -> None:
+    experiment.run(tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1), tmp_path / "run", Silent())
+    (model,) = entries(cache)[-1:]
+    with open(cache / "pretrained.locks" / model.path.name) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert clear(cache, PRETRAINED) == ([], [model])
+    assert clear(cache, PRETRAINED) == ([model], []) and not model.path.exists()
+
+
+def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:
+    assert str(cache) in said() and "nothing" in said() and "removed nothing" in said("clear")
+    unused_for(pack(cache, 1), 3)
+    pack(cache, 2)
+    (cache / f".{'3' * 24}-2-grey.0123abcd.partial").mkdir()
+    shown, listed = said(), json.loads(said("--json"))
+    assert str(cache) in shown and "COALFACE_CACHE" in shown and "3 days ago" in shown and "unfinished" in shown
+    assert [entry["kind"] for entry in listed["entries"]] == ["packs", "packs", "unfinished"]
+    assert listed["entries"][0]["bytes"] == sum(
+        file.stat().st_size for file in (cache / f"{'1' * 24}-2-grey").iterdir()
+    )
+    assert "removed 1 pack: " in said("clear", "packs", "--older-than", 2)
+    faces = cached_pack(Counting(2), cache, size=2, grey=True)
+    told = said("clear")
+    assert "removed 1 unfinished folder: 0 B freed" in told and "left 1 pack: " in told and len(faces) == 5
+    wrong = CliRunner().invoke(app, ["cache", "clear", "pack"])
+    assert wrong.exit_code != 0 and "did you mean 'packs'" in str(wrong.exception)
