@@ -16,8 +16,10 @@ from test_cli import said
 from test_experiment import Normed
 from tinyruns import Silent, tiny
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 from coalface import config, experiment, world
+from coalface.cli import app
 from coalface.config import Recipe, RecipeError
 from coalface.data.augment import to_tensor
 from coalface.data.faces import FaceSet
@@ -130,6 +132,9 @@ def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_
         assert one.accepted == (one.cosine >= threshold)
     assert len(json.loads(said("identify", place, folder, "--fpir", "0.1", "--json"))) == len(faces)
     assert "nearest" in said("identify", place, folder, "--fpir", "0.1")
+    (next(folder.iterdir()) / "1.heic").write_bytes(b"x")
+    told = CliRunner().invoke(app, ["identify", str(place), str(folder), "--fpir", "0.1", "--json"])
+    assert len(json.loads(told.stdout)) == len(faces) and "passed over: 1 file" in told.stderr
     with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001; it has 0\.1"):
         identify(place, folder, fpir=0.001)
     with pytest.raises(ValueError, match="is no exported model of a client: `coalface export RUN --party NAME`"):
