@@ -140,10 +140,14 @@ def inspect(
     import json
 
     from coalface.data import inspection
+    from coalface.data.faces import FaceSet
     from coalface.data.stores import open_store
     from coalface.report.counting import counting
 
     store = open_store(source, part=part, damaged="leave out")
+    pixels = store.source.pixels.nbytes if isinstance(store.source, FaceSet) else 0
+    with counting("checking bytes", pixels, quiet or as_json or not pixels) as count:
+        broken = store.damage(count)
     with counting("looking", len(store), quiet or as_json) as count:
         report = inspection.inspect(
             store.items(),
@@ -152,7 +156,7 @@ def inspect(
             path=str(source),
             kind=store.kind,
             notes=store.notes,
-            broken=store.broken,
+            broken=broken,
             passed_over=store.passed_over(),
             decode=not headers,
             progress=count,

@@ -39,7 +39,7 @@ def open_source(recipe: Recipe, source: config.Source, packing: Packing | None =
         if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
             return replace(faces, domains=made.domain_numbers)
         return faces
-    faces = _pack(recipe, source).faces
+    faces = _pack(recipe, source, verify=False if packing is unseen else None).faces
     if faces.shape != (size, size, 1 if grey else 3):
         height, width, channels = faces.shape
         raise RecipeError(
@@ -88,9 +88,9 @@ def listed(recipe: Recipe, source: config.Source) -> Source:
     )
 
 
-def _pack(recipe: Recipe, source: config.Source) -> Packed:
-    """A pack. Raises ValueError for names in it that no folder or file of a source could have."""
-    pack = Packed(folder(recipe, source))
+def _pack(recipe: Recipe, source: config.Source, verify: bool | None = None) -> Packed:
+    """A pack. Raises ValueError for names in it that no folder or file of a source could have; `read_pack` verifies."""
+    pack = Packed(folder(recipe, source), verify)
     for names in (pack.names, pack.files):
         check_names(names, shown(pack.path))
     return pack

@@ -259,6 +259,8 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
     if report.broken_count and report.kind == "rec":
         beside = several(report.broken_count, "record or file", "records or files")
         yield f"{beside} beside the images do not fit them: write the set anew, or fetch it again"
+    elif report.broken_count and report.kind == "pack":
+        yield "the pixels are not those that were packed, in which image cannot be told: pack the source again"
     elif report.broken_count:
         yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be used"
     if report.doubled_across_count:

@@ -6,12 +6,17 @@ A pack is a folder of four files:
     labels.npy     (M,) int64, the identity of each image
     index.json     {"names": [...], "files": [...]}
     meta.json      format, version, shape, size, grey, the source's fingerprint, and the SHA-256 of the files above
+
+The pixels of a pack are read whole, and checked, when it is first opened and whenever the file's size, times or place
+on the disk have changed since; that they were sound is noted in the cache, for the next run and for worker processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -40,6 +45,9 @@ Progress = Callable[[int, int], None]
 
 _FILES = {"pixels.u8", "labels.npy", "index.json", "meta.json"}
 _MAKE_ANEW = "delete the folder and pack its source again"
+_LONG = 4 << 30
+"""From so many bytes on, checking takes long enough to be told."""
+_LOG = logging.getLogger(__name__)
 
 
 def cached_pack(
@@ -53,7 +61,7 @@ def cached_pack(
     """The images of `source` from the cache, packed there first if they are not in it yet.
 
     The pack's name is made of the source's fingerprint, the size and the colour, so a changed source makes a new pack.
-    It is its owner's alone, whatever the umask.
+    It is its owner's alone, whatever the umask. One that is damaged is made anew, with a warning in the log.
     """
     folder = open_cache(default_cache() if cache is None else Path(cache))
     path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
@@ -67,11 +75,13 @@ class Packed:
     """A pack as a `Source`, which gives its images at the size and colour that they have."""
 
     path: Path
+    verify: bool | None = None
+    """See `read_pack`."""
 
     @cached_property
     def faces(self) -> FaceSet:
         """The images, mapped."""
-        return read_pack(self.path)
+        return read_pack(self.path, verify=self.verify)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,8 +126,8 @@ def write_pack(
 
     One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole: a
     process that is killed leaves no half pack (only a folder `.NAME.….partial`, which may be deleted). A sound pack of
-    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced. `mode` is that of
-    the folder, less the umask.
+    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced, a damaged one with a
+    warning in the log. `mode` is that of the folder, less the umask.
 
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
@@ -137,11 +147,12 @@ def write_pack(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
+def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> FaceSet:
     """Open a pack as a face set whose pixel store is a read-only memory map.
 
-    The small files are always checked against their SHA-256, the pixels against their length; `verify` reads all
-    pixels once and checks their SHA-256 too.
+    The small files are always checked against their SHA-256, the pixels against their length. `verify` reads all pixels
+    and checks their SHA-256 too; by default where the file is not as it was when they were last found sound, which
+    notices any change but one of the disk itself, behind the back of the file system.
 
     Raises FileNotFoundError if there is no pack, ValueError if it is damaged, cut short or of another version.
     """
@@ -154,8 +165,12 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
         raise ValueError(
             f"{shown(pixels)} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}"
         )
-    for name in ("labels.npy", "index.json", *(["pixels.u8"] if verify else [])):
+    for name in ("labels.npy", "index.json"):
         _check_sha256(path / name, meta["sha256"][name])
+    if verify or (verify is None and not _known_sound(pixels, _stamp(pixels, meta["sha256"]["pixels.u8"]))):
+        if expected >= _LONG:
+            _LOG.warning("reading %s bytes of %s, to check them once", f"{expected:,}", shown(pixels))
+        check_pixels(path)
     names, files = _read_index(path / "index.json", shape[0])
     with open(str(pixels.resolve()), "rb") as file:  # what is mapped keeps the lock
         hold(file)
@@ -167,6 +182,39 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool = False) -> FaceSet:
         names=names,
         files=files,
     )
+
+
+def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None) -> None:
+    """Read all pixels of a pack, and raise ValueError unless their SHA-256 is that which was written.
+
+    `progress` is called with the bytes read so far.
+    """
+    pixels, expected = path / "pixels.u8", _read_meta(path)["sha256"]["pixels.u8"]
+    stamp = _stamp(pixels, expected)
+    _check_sha256(pixels, expected, progress)
+    note = _sound_note(pixels)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs a check each time
+        note.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.write_bytes(stamp.encode())
+
+
+def _stamp(pixels: Path, sha256: str) -> str:
+    """What a file of pixels of this SHA-256 is known by, until it is written to, moved or replaced."""
+    status = os.stat(pixels)
+    return f"{sha256} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n"
+
+
+def _sound_note(pixels: Path) -> Path:
+    place = hashlib.sha256(os.fsencode(pixels.resolve())).hexdigest()
+    return default_cache() / "sound" / place[:24]
+
+
+def _known_sound(pixels: Path, stamp: str) -> bool:
+    try:
+        return _sound_note(pixels).read_bytes() == stamp.encode()
+    except OSError:
+        return False
 
 
 def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progress | None) -> None:
@@ -218,24 +266,29 @@ def _put_in_place(partial: Path, path: Path, wanted: dict[str, Any]) -> None:
     try:
         os.rename(partial, path)  # also onto an empty folder
     except OSError:
-        if _holds(path, wanted):
+        if _holds(path, wanted, logging.DEBUG):  # what is wrong was told before it was packed
             return
         shutil.rmtree(path)
         os.rename(partial, path)
 
 
-def _holds(path: Path, wanted: dict[str, Any]) -> bool:
+def _holds(path: Path, wanted: dict[str, Any], level: int = logging.WARNING) -> bool:
     """Whether a sound pack of the wanted images is there; FileExistsError if what is there must not be replaced."""
     if not path.exists():
         return False
     if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
         raise FileExistsError(f"{shown(path)} is there and is not a pack: choose another path, or move it away")
     try:
-        read_pack(path)
         meta = _read_meta(path)
-    except (FileNotFoundError, ValueError):
+        if {key: meta.get(key) for key in wanted} != wanted:
+            return False
+        read_pack(path)
+    except FileNotFoundError:
         return False
-    return {key: meta.get(key) for key in wanted} == wanted
+    except ValueError as error:
+        _LOG.log(level, "%s; it is packed again", str(error).removesuffix(f"; {_MAKE_ANEW}"))
+        return False
+    return True
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -308,13 +361,17 @@ def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _sha256(file: Path, progress: Callable[[int], None] = lambda read: None) -> str:
+    digest, block, done = hashlib.sha256(), memoryview(bytearray(1 << 20)), 0
+    with open(file, "rb", buffering=0) as opened:
+        while read := opened.readinto(block):
+            digest.update(block[:read])
+            progress(done := done + read)
+    return digest.hexdigest()
 
 
-def _check_sha256(file: Path, expected: str) -> None:
-    found = _sha256(file) if file.is_file() else "missing"
+def _check_sha256(file: Path, expected: str, progress: Callable[[int], None] = lambda read: None) -> None:
+    found = _sha256(file, progress) if file.is_file() else "missing"
     if found != expected:
         raise ValueError(
             f"{shown(file)} is damaged: its SHA-256 is {found}, not {shown(expected)[:80]} as written; {_MAKE_ANEW}"

@@ -24,7 +24,7 @@ from coalface.data.folder import Folder, read_file, read_folder
 from coalface.data.inspection import Item
 from coalface.data.joined import Joined
 from coalface.data.layouts import LAYOUTS, read_layout, recognise
-from coalface.data.pack import read_pack
+from coalface.data.pack import check_pixels, read_pack
 from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.passed import passed_over
 from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
@@ -104,6 +104,18 @@ class Store:
         parts = LAYOUTS[self.layout].parts if self.layout else ()
         return passed_over(self.path, self.places, parts=parts, asked=self.part, layout=self.layout)
 
+    def damage(self, progress: Callable[[int], None]) -> tuple[str, ...]:
+        """What an inspection says of the store beside its images: `broken`, and whether a pack's pixels are as written.
+
+        `progress` is called with the bytes read of a pack.
+        """
+        if self.kind == "pack":
+            try:
+                check_pixels(self.path, progress)
+            except ValueError as error:
+                return (*self.broken, str(error))
+        return self.broken
+
     def items(self) -> Iterator[Item]:
         """Each image for an inspection: one that cannot be read does not end it."""
         for i, label in enumerate(self.labels.tolist()):
@@ -162,7 +174,7 @@ def open_store(
     if kind == "rec":
         return _of_rec(path, damaged)
     if kind == "pack":
-        return _of_pack(path)
+        return _of_pack(path, damaged)
     if path.is_file():
         refuse_matlab(path)
         raise ValueError(
@@ -357,8 +369,8 @@ def _of_bin(path: Path) -> Store:
     )
 
 
-def _of_pack(path: Path) -> Store:
-    faces = read_pack(path)
+def _of_pack(path: Path, damaged: Literal["error", "leave out"]) -> Store:
+    faces = read_pack(path, verify=None if damaged == "error" else False)  # an inspection reads all pixels itself
     files = faces.files or [f"{faces.names[label]}/{i:08d}" for i, label in enumerate(faces.labels.tolist())]
     return Store("pack", path, faces, faces.names, files, faces.labels, lambda i: _png(faces.pixels[i]))
 

@@ -596,3 +596,20 @@ def test_names_stand_escaped_in_every_complaint(tmp_path: Path) -> None:
             complaint()
         assert str(caught.value).isprintable(), what
         assert "\\x1b[31m" in str(caught.value), what
+
+
+def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
+    """Also those that changed on the disk, with nothing in the folder to tell."""
+    assert invoked("pack", faces(tmp_path / "f"), tmp_path / "p", "--size", 8).exit_code == 0
+    assert invoked("inspect", tmp_path / "p").exit_code == 0
+    pixels = tmp_path / "p" / "pixels.u8"
+    before = pixels.stat()
+    turned = bytearray(pixels.read_bytes())
+    turned[7] ^= 4
+    pixels.write_bytes(turned)
+    os.utime(pixels, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for options in ((), ("--headers",)):
+        told = invoked("inspect", tmp_path / "p", *options)
+        assert told.exit_code == 1 and "pixels.u8 is damaged: its SHA-256" in told.output
+    (said,) = json.loads(invoked("inspect", tmp_path / "p", "--json").stdout)["broken"]
+    assert "pixels.u8" in said

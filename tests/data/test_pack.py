@@ -196,11 +196,62 @@ def test_damage_is_found_and_told(tmp_path: Path, file: str, change: str) -> Non
         read_pack(pack, verify=True)
 
 
-@pytest.mark.parametrize(("file", "change"), [(f, c) for f, c in DAMAGE if (f, c) != ("pixels.u8", "turned")])
-def test_a_damaged_pack_is_written_anew(tmp_path: Path, file: str, change: str) -> None:
+@pytest.mark.parametrize(("file", "change"), DAMAGE)
+def test_a_damaged_pack_is_written_anew_with_a_note(
+    tmp_path: Path, file: str, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
     pack = damaged_pack(tmp_path, file, change)
     write_pack(Counting(), pack, size=2, grey=True)
     assert read_pack(pack, verify=True).pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    (said,) = caplog.messages
+    assert f"{pack / file} is damaged" in said and "it is packed again" in said and "delete" not in said
+
+
+def overwrite(pack: Path) -> None:
+    """Other pixels in place, some time after the pack was written."""
+    pixels = pack / "pixels.u8"
+    written = pixels.stat().st_mtime_ns
+    with open(pixels, "r+b") as file:
+        file.write(b"\xff\xff\xff\xff")
+    os.utime(pixels, ns=(written, written + 1_000_000))
+
+
+def test_a_damaged_cache_is_made_anew_and_a_sound_one_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = Counting()
+    cached_pack(source, tmp_path, size=2, grey=True)
+    cached_pack(source, tmp_path, size=2, grey=True)
+    assert source.decoded == 5 and not caplog.messages
+    overwrite(tmp_path / ("0" * 24 + "-2-grey"))
+    assert cached_pack(source, tmp_path, size=2, grey=True).pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert source.decoded == 10 and "is packed again" in caplog.messages[0]
+
+
+def test_a_pack_that_was_changed_since_it_was_found_sound_is_refused(tmp_path: Path) -> None:
+    write_pack(Counting(), tmp_path / "pack", size=2, grey=True)
+    read_pack(tmp_path / "pack")
+    overwrite(tmp_path / "pack")
+    with pytest.raises(ValueError, match=r"pixels\.u8 is damaged: .*; delete the folder and pack its source again"):
+        read_pack(tmp_path / "pack")
+
+
+def test_pixels_are_hashed_once_and_not_by_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note that a pack is sound lies where a worker finds it, also beside a pack that nobody may write to."""
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    write_pack(Counting(), tmp_path / "pack", size=2, grey=True)
+    (tmp_path / "pack").chmod(0o500)
+    count = """
+import sys
+from pathlib import Path
+from coalface.data import pack
+hashed = []
+check = pack.check_pixels
+pack.check_pixels = lambda path: (hashed.append(path), check(path))
+pack.read_pack(Path(sys.argv[1]))
+print(len(hashed))
+"""
+    command = [sys.executable, "-c", count, str(tmp_path / "pack")]
+    assert [int(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(3)] == [1, 0, 0]
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
 
 def test_a_damaged_meta_file_is_told(tmp_path: Path) -> None:
@@ -254,7 +305,7 @@ def test_the_cache_keeps_a_pack_per_content_size_and_colour(tmp_path: Path) -> N
 def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "kept"))
     cached_pack(Counting(), size=2, grey=True)
-    assert os.listdir(tmp_path / "kept") == ["0" * 24 + "-2-grey"]
+    assert sorted(os.listdir(tmp_path / "kept")) == ["0" * 24 + "-2-grey", "sound"]
     monkeypatch.delenv("COALFACE_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache() == tmp_path / ".cache" / "coalface"
