@@ -1,34 +1,37 @@
 """The pickles of verification packs, read without pickle: loading a pickle runs it, and this machine runs nothing.
 
-It knows the instructions that the three forms in use need, and no others:
+The standard library's `pickletools` takes the file apart into instructions. The machine knows those that the forms in
+use need, in protocols 0 to 5, and no others:
 
 - 8-bit strings of Python 2 (most packs in the field), read as bytes;
-- bytes, in protocol 3 or later;
-- NumPy arrays of uint8 with NumPy booleans, in protocol 4.
+- bytes, which protocols 0 to 2 write as a text and a call of `_codecs.encode`;
+- NumPy arrays of uint8, and NumPy booleans.
 
-It imports nothing, calls nothing and copies no image: of an image it keeps where in the file it lies. What an
-instruction means is said in the standard library's `pickletools`.
+It imports nothing and calls nothing. Of an image it keeps where in the file it lies; where the file holds a text, its
+bytes are put behind those of the file. `pickle.Unpickler` that lets through some names alone would run nothing either,
+but six bytes of a file make it set aside 64 GiB, and it does not say where in the file it is.
 """
 
 from __future__ import annotations
 
-import struct
+import pickletools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from mmap import mmap
+from typing import IO, Any, NamedTuple, cast
 
 from coalface.data.words import several
 
 _STACK = 100_000
 """Values that may wait to be put into a list; picklers put them there 1,000 at a time."""
 _MEMO = 4_000_000
-"""Values that may be noted for a later mention; NumPy's form notes six an image."""
+"""Values that may be noted for a later mention, or stand in a list; NumPy's form notes six an image."""
 _MEMO_FEW = 100_000
 """So many may be noted whatever the length of the file; beyond, one for each 16 bytes of it: a note takes one byte in
 the file and a hundred in memory."""
 
 
 class Refused(Exception):
-    """An instruction, or a use of one, that the three forms do not need."""
+    """An instruction, or a use of one, that the forms in use do not need."""
 
 
 class Damaged(Exception):
@@ -36,14 +39,14 @@ class Damaged(Exception):
 
 
 class Span(NamedTuple):
-    """Bytes of the file."""
+    """Bytes of the file, or made from its texts and counted on from its end."""
 
     start: int
     length: int
 
 
 class _Name(NamedTuple):
-    """The name of a NumPy object that a pack may mention: a word, never the object."""
+    """The name of an object that a pack may mention: a word, never the object."""
 
     module: str
     name: str
@@ -57,24 +60,29 @@ class _Dtype:
 
 
 class _Array:
-    """A one-dimensional array of uint8; whole when it has its bytes."""
+    """A row of uint8; whole when it has its bytes."""
 
-    def __init__(self) -> None:
-        self.span: Span | None = None
+    def __init__(self, content: Span | None = None) -> None:
+        self.content = content
 
 
-_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
-"""The module's name before and since NumPy 2."""
-_RECONSTRUCT, _SCALAR = ({_Name(module, name) for module in _MULTIARRAY} for name in ("_reconstruct", "scalar"))
-_NDARRAY, _DTYPE = _Name("numpy", "ndarray"), _Name("numpy", "dtype")
-_NAMES = {*_RECONSTRUCT, *_SCALAR, _NDARRAY, _DTYPE}
+_CORE = ("numpy.core.", "numpy._core.")
+"""Where NumPy keeps its parts, before and since NumPy 2."""
+_RECONSTRUCT, _SCALAR = ({_Name(f"{core}multiarray", name) for core in _CORE} for name in ("_reconstruct", "scalar"))
+_FROMBUFFER = {_Name(f"{core}numeric", "_frombuffer") for core in _CORE}
+_NDARRAY, _DTYPE, _ENCODE = _Name("numpy", "ndarray"), _Name("numpy", "dtype"), _Name("_codecs", "encode")
+_NAMES = {*_RECONSTRUCT, *_SCALAR, *_FROMBUFFER, _NDARRAY, _DTYPE, _ENCODE}
 _DTYPE_STATE = (3, "|", None, None, None, -1, -1, 0)
+
+_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "BINSTRING", "SHORT_BINSTRING")
+_TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
+_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "NONE")
 
 
 class Machine:
-    """Reads the instructions of a pack: a stack, a memo and two lists, and nothing that reaches beyond them."""
+    """Reads the instructions of a pack: a stack, a memo and three lists, and nothing that reaches beyond them."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: mmap) -> None:
         self.data = data
         self.at = 0
         """The byte after the last instruction that was understood."""
@@ -83,86 +91,93 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.most = min(_MEMO, _MEMO_FEW + len(data) // 16)
         self.lists: list[list[Any]] = []
-        u8, u16, u32, u64, i32 = (struct.Struct(form) for form in ("<B", "<H", "<I", "<Q", "<i"))
-        self.codes: dict[int, Callable[[], None]] = {
-            0x42: lambda: self.push(self.span(u32)),  # BINBYTES
-            0x43: lambda: self.push(self.span(u8)),  # SHORT_BINBYTES
-            0x54: lambda: self.push(self.span(i32)),  # BINSTRING
-            0x55: lambda: self.push(self.span(u8)),  # SHORT_BINSTRING
-            0x88: lambda: self.push(True),  # NEWTRUE
-            0x89: lambda: self.push(False),  # NEWFALSE
-            0x94: lambda: self.note(len(self.memo)),  # MEMOIZE
-            0x71: lambda: self.note(self.number(u8)),  # BINPUT
-            0x72: lambda: self.note(self.number(u32)),  # LONG_BINPUT
-            0x68: lambda: self.recall(self.number(u8)),  # BINGET
-            0x6A: lambda: self.recall(self.number(u32)),  # LONG_BINGET
-            0x4A: lambda: self.push(self.number(i32)),  # BININT
-            0x4B: lambda: self.push(self.number(u8)),  # BININT1
-            0x4D: lambda: self.push(self.number(u16)),  # BININT2
-            0x4E: lambda: self.push(None),  # NONE
-            0x28: lambda: self.marks.append(len(self.stack)) if len(self.marks) < 8 else self.refuse("nested marks"),
-            0x5D: self.empty_list,
-            0x61: lambda: self.extend([self.pop()]),  # APPEND
-            0x65: lambda: self.extend(self.since_mark()),  # APPENDS
-            0x74: lambda: self.push(self.bundle(self.since_mark())),  # TUPLE
-            0x85: lambda: self.push(self.bundle([self.pop()])),  # TUPLE1
-            0x86: lambda: self.push(self.bundle([self.pop() for _ in range(2)][::-1])),  # TUPLE2
-            0x87: lambda: self.push(self.bundle([self.pop() for _ in range(3)][::-1])),  # TUPLE3
-            0x8C: lambda: self.push(self.text(self.span(u8))),  # SHORT_BINUNICODE
-            0x58: lambda: self.push(self.text(self.span(u32))),  # BINUNICODE
-            0x93: self.stack_global,
-            0x52: self.reduce,
-            0x62: self.build,
-            0x95: lambda: self.room(self.number(u64)),  # FRAME: a hint for readers of streams
+        self.made = bytearray()
+        """Bytes that were made from texts."""
+        self.codes: dict[str, Callable[[Any], None]] = {
+            "PROTO": self.protocol,
+            "FRAME": lambda length: None,  # a hint for readers of streams
+            "MARK": lambda _: self.mark(),
+            **dict.fromkeys(_BYTES, lambda arg: self.push(Span(self.data.tell() - len(arg), len(arg)))),
+            **dict.fromkeys(_TEXTS, self.push),
+            **dict.fromkeys(_NUMBERS, self.push),
+            "NEWTRUE": lambda _: self.push(True),
+            "NEWFALSE": lambda _: self.push(False),
+            "MEMOIZE": lambda _: self.note(len(self.memo)),
+            **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self.note),
+            **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self.recall),
+            "EMPTY_LIST": lambda _: self.new_list([]),
+            "LIST": lambda _: self.new_list(self.since_mark()),
+            "APPEND": lambda _: self.extend([self.pop()]),
+            "APPENDS": lambda _: self.extend(self.since_mark()),
+            "EMPTY_TUPLE": lambda _: self.bundle([]),
+            "TUPLE": lambda _: self.bundle(self.since_mark()),
+            "TUPLE1": lambda _: self.bundle([self.pop()]),
+            "TUPLE2": lambda _: self.bundle([self.pop() for _ in range(2)][::-1]),
+            "TUPLE3": lambda _: self.bundle([self.pop() for _ in range(3)][::-1]),
+            "GLOBAL": lambda arg: self.name(*arg.split(" ", 1)),
+            "STACK_GLOBAL": lambda _: self.name(*[self.pop() for _ in range(2)][::-1]),
+            "REDUCE": lambda _: self.reduce(),
+            "BUILD": lambda _: self.build(),
+            "STOP": lambda _: None,
         }
 
     def run(self) -> tuple[Sequence[Span], Sequence[bool]]:
         """The images and truth values of the pack."""
-        if bytes(self.data[:1]) != b"\x80" or len(self.data) < 2 or not 2 <= self.data[1] <= 5:
-            raise Damaged("it does not begin as a pickle of protocol 2 to 5")
-        self.at = 2
+        self.data.seek(0)
+        instructions = pickletools.genops(cast(IO[bytes], self.data))
         while True:
-            if self.at == len(self.data):
-                raise Damaged("it ends there")
-            code = self.data[self.at]
-            if code == 0x2E:  # STOP
+            try:
+                instruction, argument, _ = next(instructions)
+            except StopIteration:
                 break
-            act = self.codes.get(code)
-            if act is None:
-                raise Refused(f"the instruction {bytes([code])!r}")
-            self.at += 1
-            act()
+            except UnicodeError:
+                raise Refused("a text in an unknown coding") from None
+            except ValueError as error:
+                raise Damaged(str(error)[:200]) from None
+            if instruction.name not in self.codes:
+                raise Refused(f"the instruction {instruction.name}")
+            self.codes[instruction.name](argument)
+            self.at = self.data.tell()
         pack = self.pop()
-        if self.stack or self.at + 1 != len(self.data):
+        if self.stack or self.at != len(self.data):
             raise Damaged("there is more after its end")
         return self.pack(pack)
 
     def images(self) -> int:
-        """How many whole images were read."""
-        waiting = self.stack if len(self.lists) < 2 else []
-        found = [*(self.lists[0] if self.lists else []), *waiting]
-        return sum(self.image(value) is not None for value in found)
+        """How many whole images were read; a single byte that waits is no image, but a part of NumPy's form."""
+        found = (self.content(value) for values in (*self.lists, self.stack) for value in values)
+        return sum(content is not None and content.length > 1 for content in found)
 
     def pack(self, pack: Any) -> tuple[Sequence[Span], Sequence[bool]]:
-        if not (isinstance(pack, tuple) and len(pack) == 2 and all(isinstance(part, list) for part in pack)):
+        if not (_is_sequence(pack) and len(pack) == 2 and all(map(_is_sequence, pack))):
             raise Refused("something other than two lists")
-        spans = [self.image(value) for value in pack[0]]
-        for number, span in enumerate(spans):
-            if span is None or span.length == 0:
-                raise Damaged(f"image {number:,} is {'empty' if span else 'no bytes'}")
+        contents = [self.content(value) for value in pack[0]]
+        for number, content in enumerate(contents):
+            if content is None or content.length == 0:
+                raise Damaged(f"image {number:,} is {'no bytes' if content is None else 'empty'}")
         if not all(isinstance(value, bool) for value in pack[1]):
             raise Refused("something other than truth values in the second list")
-        if not spans or len(spans) != 2 * len(pack[1]):
-            raise Damaged(f"{several(len(spans), 'image')} for {several(len(pack[1]), 'pair')}")
-        return [span for span in spans if span is not None], pack[1]
+        if not contents or len(contents) != 2 * len(pack[1]):
+            raise Damaged(f"{several(len(contents), 'image')} for {several(len(pack[1]), 'pair')}")
+        return [content for content in contents if content is not None], pack[1]
 
     @staticmethod
-    def image(value: Any) -> Span | None:
-        span = value.span if isinstance(value, _Array) else value
-        return span if isinstance(span, Span) else None
+    def content(value: Any) -> Span | None:
+        """Where the bytes of an image lie; None for what is no whole image."""
+        content = value.content if isinstance(value, _Array) else value
+        return content if isinstance(content, Span) else None
 
-    def refuse(self, what: str) -> None:
-        raise Refused(what)
+    def word(self, value: Any) -> Any:
+        """One or two bytes as the text that they are: Python 2 wrote its texts so."""
+        if not isinstance(value, Span) or value.length > 2:
+            return value
+        behind = value.start - len(self.data)
+        source, start = (self.data, value.start) if behind < 0 else (self.made, behind)
+        return source[start : start + value.length].decode("latin-1")
+
+    def protocol(self, number: int) -> None:
+        if number > 5:
+            raise Damaged(f"it is of protocol {number}, and there are 0 to 5")
 
     def push(self, value: Any) -> None:
         if len(self.stack) >= _STACK:
@@ -174,6 +189,11 @@ class Machine:
             raise Damaged("a value is missing")
         return self.stack.pop()
 
+    def mark(self) -> None:
+        if len(self.marks) == 8:
+            raise Refused("nested marks")
+        self.marks.append(len(self.stack))
+
     def since_mark(self) -> list[Any]:
         if not self.marks:
             raise Damaged("a mark is missing")
@@ -181,30 +201,6 @@ class Machine:
         values = self.stack[place:]
         del self.stack[place:]
         return values
-
-    def number(self, form: struct.Struct) -> int:
-        end = self.at + form.size
-        if end > len(self.data):
-            raise Damaged("it ends there")
-        (value,) = form.unpack_from(self.data, self.at)
-        self.at = end
-        return int(value)
-
-    def span(self, form: struct.Struct) -> Span:
-        length = self.number(form)
-        self.room(length)
-        self.at += length
-        return Span(self.at - length, length)
-
-    def room(self, length: int) -> None:
-        left = len(self.data) - self.at
-        if not 0 <= length <= left:
-            raise Damaged(f"{length:,} bytes are announced, and {left:,} are left")
-
-    def text(self, span: Span) -> str:
-        if span.length > 64:
-            raise Refused(f"a text of {span.length:,} bytes")
-        return str(self.data[span.start : span.start + span.length], "utf-8", "replace")
 
     def note(self, place: int) -> None:
         if len(self.memo) >= self.most:
@@ -218,63 +214,91 @@ class Machine:
             raise Damaged(f"value {place:,} was never noted")
         self.push(self.memo[place])
 
-    def empty_list(self) -> None:
-        if len(self.lists) == 2:
-            raise Refused("a third list")
+    def new_list(self, values: list[Any]) -> None:
+        if len(self.lists) == 3:
+            raise Refused("a fourth list")
         self.lists.append([])
         self.push(self.lists[-1])
+        self.extend(values)
 
     def extend(self, values: list[Any]) -> None:
         target = self.pop()
         if not isinstance(target, list):
             raise Refused("an append to what is no list")
-        if not all(isinstance(value, (Span, _Array, bool)) for value in values):
-            raise Refused("a list of something other than images or truth values")
+        together = len(target) + len(values)
+        if together > self.most:
+            raise Refused(f"more than {self.most:,} values in a list")
+        for value in values:
+            if not (isinstance(value, (Span, _Array, bool)) or (_is_sequence(value) and together <= 2)):
+                raise Refused("a list of something other than images or truth values")
         target.extend(values)
         self.stack.append(target)
 
-    @staticmethod
-    def bundle(values: list[Any]) -> tuple[Any, ...]:
+    def bundle(self, values: list[Any]) -> None:
+        """A tuple, and of many values a list: only images and truth values come in so many."""
         if len(values) > len(_DTYPE_STATE):
-            raise Refused(f"a tuple of {len(values):,}")
-        return tuple(values)
+            self.new_list(values)
+        elif any(type(inner) is tuple for value in values if type(value) is tuple for inner in value):
+            raise Refused("nested tuples")  # each would take one byte in the file and fifty in memory
+        else:
+            self.push(tuple(values))
 
-    def stack_global(self) -> None:
-        name, module = self.pop(), self.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
+    def name(self, module: Any, name: Any = "") -> None:
+        if not (isinstance(module, str) and isinstance(name, str)):
             raise Refused("a name that is no text")
         if _Name(module, name) not in _NAMES:
-            raise Refused(f"the name {module!r}.{name!r}")
+            raise Refused(f"the name {module[:80]!r}.{name[:80]!r}")
         self.push(_Name(module, name))
 
     def reduce(self) -> None:
         arguments, what = self.pop(), self.pop()
         match what, arguments:
-            case _Name(), (_Name() as kind, (0,), Span(start, 1)) if what in _RECONSTRUCT and kind == _NDARRAY:
-                if self.data[start] == ord("b"):
+            case _Name(), (_Name() as kind, (0,), form) if what in _RECONSTRUCT and kind == _NDARRAY:
+                if self.word(form) == "b":
                     return self.push(_Array())
-            case _Name(), ("u1" | "b1" as code, False, True) if what == _DTYPE:
-                return self.push(_Dtype(code))
-            case _Name(), (_Dtype(code="b1", whole=True), Span(start, 1)) if what in _SCALAR and self.data[start] < 2:
-                return self.push(self.data[start] == 1)
-        # never the repr of a value: tuples of tuples can make it endless
+            case _Name(), (code, 0, 1) if what == _DTYPE and self.word(code) in ("u1", "b1"):
+                return self.push(_Dtype(self.word(code)))
+            case _Name(), (_Dtype(code="b1", whole=True), value) if what in _SCALAR:
+                if (truth := self.word(value)) in ("\0", "\1"):
+                    return self.push(truth == "\1")
+            case _Name(), (Span() as content, _Dtype(code="u1", whole=True), shape, "C") if what in _FROMBUFFER:
+                if _fits(shape, content):
+                    return self.push(_Array(content))
+            case _Name(), (str() as text, "latin1") if what == _ENCODE:
+                return self.push(self.encode(text))
+        # never the repr of a value: it can be very long
         raise Refused(
             f"a call of {what.module}.{what.name}" if isinstance(what, _Name) else "a call of what is no name"
         )
 
+    def encode(self, text: str) -> Span:
+        start = len(self.data) + len(self.made)
+        if start + len(text) > 2 * len(self.data):  # one text can be named often
+            raise Refused("more bytes in its texts than in itself")
+        try:
+            self.made += text.encode("latin-1")
+        except UnicodeError:
+            raise Refused("a text that stands for no bytes") from None
+        return Span(start, len(text))
+
     def build(self) -> None:
         state, what = self.pop(), self.pop()
         match what, state:
-            case _Dtype(whole=False), tuple() if state == _DTYPE_STATE:
+            case _Dtype(whole=False), tuple() if tuple(map(self.word, state)) == _DTYPE_STATE:
                 what.whole = True
-            case _Array(span=None), (
-                1,
-                (int() as n,),
-                _Dtype(code="u1", whole=True),
-                False,
-                Span(_, length) as span,
-            ) if n == length:
-                what.span = span
+            case _Array(content=None), (1, shape, _Dtype(code="u1", whole=True), 0, Span() as content) if _fits(
+                shape, content
+            ):
+                what.content = content
             case _:
                 raise Refused("a state for what has none, or not this one")
         self.push(what)
+
+
+def _fits(shape: Any, content: Span) -> bool:
+    """Whether an array of this shape has all the bytes in a row; OpenCV 3 gave encoded images as (n, 1)."""
+    return shape in ((content.length,), (content.length, 1))
+
+
+def _is_sequence(value: Any) -> bool:
+    return type(value) in (list, tuple)

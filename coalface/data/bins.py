@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,9 @@ class Bin:
 
     path: Path
     data: NDArray[np.uint8]
-    """The whole file, as a memory map."""
+    """The whole file, as a memory map; of one in which images stand as text, a copy, and behind it their bytes."""
     starts: NDArray[np.int64]
-    """(2n,) where in the file each encoded image begins."""
+    """(2n,) where in the data each encoded image begins."""
     lengths: NDArray[np.int64]
     """(2n,) the bytes of each encoded image."""
     same: NDArray[np.bool_]
@@ -52,7 +53,7 @@ class Bin:
         return len(self.starts)
 
     def encoded(self, image: int) -> memoryview:
-        """The encoded bytes of an image, a view of the file."""
+        """The encoded bytes of an image, a view of the data."""
         start = int(self.starts[image])
         return self.data.data[start : start + int(self.lengths[image])]
 
@@ -134,7 +135,7 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
     """Find the images and pairs of a verification pack; nothing in the file is executed.
 
     Raises FileNotFoundError without a file, and ValueError, with the file, the byte, the image's number and a remedy,
-    if the file is empty, cut short, damaged, no pack, or holds instructions that none of the three forms needs.
+    if the file is empty, cut short, damaged, no pack, or holds instructions that none of the forms in use needs.
     """
     path = Path(path)
     if not path.is_file():
@@ -142,7 +143,8 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
     if path.stat().st_size == 0:
         raise ValueError(f"{shown(path)} is empty: fetch it again")
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    machine = Machine(data.data)
+    assert isinstance(data.base, mmap)
+    machine = Machine(data.base)
     try:
         spans, same = machine.run()
     except (Refused, Damaged) as error:
@@ -154,9 +156,10 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
                 "--pairs LIST` (in Python: write_bin); otherwise delete it, and load it with nothing else"
             ) from None
         raise ValueError(f"{place}: the pack is cut short or damaged ({error}); fetch it again") from None
+    made = np.frombuffer(machine.made, np.uint8)
     return Bin(
         path,
-        data,
+        np.concatenate([data, made]) if len(made) else data,
         np.array([span.start for span in spans], dtype=np.int64),
         np.array([span.length for span in spans], dtype=np.int64),
         np.array(same, dtype=bool),
