@@ -155,7 +155,7 @@ def inspect(
             store.where,
             path=str(source),
             kind=store.kind,
-            notes=store.notes,
+            notes=store.doubts(),
             broken=broken,
             passed_over=store.passed_over(),
             decode=not headers,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +112,80 @@ def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = N
         files.append(file)
         labels.append(numbers.setdefault(name, len(numbers)))
     return Folder(root, tuple(numbers), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
+
+
+_PART_NAMES = frozenset(
+    "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
+    "pictures data dataset faces crops cropped aligned raw original originals frontal front profile left right".split()
+)
+"""What parts and views of a set are called, and people are not."""
+_FEW = 3
+"""Folders and names that a sentence gives, and the fewest people whose images in one folder are no accident."""
+
+
+def doubts(folder: Folder) -> list[str]:
+    """What makes the folders look like something other than one person each, in sentences, each with what to do."""
+    said = []
+    parts = [name for name in folder.names if name.lower() in _PART_NAMES]
+    if len(parts) > 1 or 5 * len(parts) > len(folder.names):
+        are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
+        said.append(
+            f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
+            "give each a folder beside the others"
+        )
+    files: dict[str, list[str]] = {}
+    for file in folder.files:
+        name, _, own = file.partition("/")
+        files.setdefault(name, []).append(own)
+    mixed = {name: people for name, own in files.items() if (people := _people(name, own))}
+    if mixed and 10 * len(mixed) >= len(files):
+        name, people = next(iter(mixed.items()))
+        said.append(
+            f"{several(len(mixed), 'folder')} of {len(files):,} {'holds' if len(mixed) == 1 else 'hold'} files called "
+            f"after several people, as {name} those of {_first(people)}: put the images of each person into a folder"
+        )
+    return said
+
+
+def _people(name: str, files: Iterable[str]) -> list[str]:
+    """Who the files in the folder of this name are called after, where these are several and not the folder's own.
+
+    `Ann_Lee_0003.jpg` is called after Ann_Lee; `017_frontal_02.jpg` after 017, if others are as well.
+    """
+    own, named, numbered, total = _words(name), collections.Counter[str](), collections.Counter[str](), 0
+    for file in files:
+        words = _words(os.path.splitext(file)[0])
+        while len(words) > 1 and words[-1].isdecimal():
+            words.pop()
+        total += 1
+        if words[0].isdecimal() and any(word.isalpha() for word in words[1:]):
+            numbered[words[0]] += int(words[0]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
+        elif all(word.isalpha() for word in words) and sum(word[0].isupper() for word in words) > 1:
+            named["_".join(words)] += not {word.lower() for word in words} & {word.lower() for word in own}
+    for found, each in ((+named, 1), (+numbered, 2)):
+        if len(found) >= _FEW and 2 * found.total() >= total and found.total() >= each * len(found):
+            return list(found)
+    return []
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[ _.-]+", name) if word] or [name]
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_FEW]) + (", …" if len(names) > _FEW else "")
+
+
+def empty_folders(root: Path) -> list[str]:
+    """The folders below `root` that hold nothing but names that begin with a dot; not those within them."""
+    empty: set[str] = set()
+    for place, folders, files in os.walk(root, topdown=False):
+        inside = [name for name in files if not name.startswith(".")]
+        inside += [name for name in folders if not name.startswith(".") and os.path.join(place, name) not in empty]
+        if not inside:
+            empty = {other for other in empty if os.path.dirname(other) != place} | {place}
+    below = (os.path.relpath(place, root) for place in empty)
+    return sorted(place for place in below if not any(part.startswith(".") for part in place.split(os.sep)))
 
 
 def folders_in(folder: Path, faults: Faults = None) -> list[str]:

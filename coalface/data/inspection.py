@@ -286,12 +286,33 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
         yield f"the images differ in their number of channels ({mix})"
     if long := sum(n for (w, h), n in sizes.items() if max(w, h) > 1.5 * min(w, h)):
         yield f"{_are(long, 'image')} far from square: faces are cut to the central square"
+    if other := _other_sizes(sizes):
+        (width, height), _ = sizes.most_common(1)[0]
+        found = ", ".join(f"{n:,} of {w}×{h}" for (w, h), n in other.most_common(3)) + (" …" if len(other) > 3 else "")
+        yield (
+            f"{_are(other.total(), 'image')} of quite another size than the commonest, {width}×{height} ({found}): cut "
+            "the faces out where whole scenes are shown"
+        )
     if small := sum(n for (w, h), n in sizes.items() if min(w, h) < 32):
         yield f"{_are(small, 'image')} less than 32 pixels wide or high"
     if report.near_names_count:
         pairs = several(report.near_names_count, "group")
         yield f"{pairs} of identities with nearly the same name: are they one person?"
     yield from report.notes
+
+
+def _other_sizes(sizes: collections.Counter[tuple[int, int]]) -> collections.Counter[tuple[int, int]]:
+    """Sizes with a side half as long again as that of the commonest size, or shorter by as much.
+
+    None where no size is common, as in photographs from the web: neither of three quarters of the images, nor one of a
+    few sizes, ten at most, that have ten images each on average.
+    """
+    few = len(sizes) <= 10 and sizes.total() >= 10 * len(sizes)
+    if not sizes or not (few or 4 * max(sizes.values()) >= 3 * sizes.total()):
+        return collections.Counter()
+    (width, height), _ = sizes.most_common(1)[0]
+    far = {(w, h): n for (w, h), n in sizes.items() if max(w / width, width / w, h / height, height / h) >= 1.5}
+    return collections.Counter(far)
 
 
 def _are(count: int, what: str) -> str:

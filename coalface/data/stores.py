@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coalface.data.bins import Bin, read_bin
 from coalface.data.faces import FaceSet
-from coalface.data.folder import Folder, read_file, read_folder
+from coalface.data.folder import Folder, doubts, empty_folders, read_file, read_folder
 from coalface.data.inspection import Item
 from coalface.data.joined import Joined
 from coalface.data.layouts import LAYOUTS, read_layout, recognise
@@ -103,6 +103,17 @@ class Store:
             return []
         parts = LAYOUTS[self.layout].parts if self.layout else ()
         return passed_over(self.path, self.places, parts=parts, asked=self.part, layout=self.layout)
+
+    def doubts(self) -> list[str]:
+        """What does not fit, in sentences: `notes`; of folders, empty ones, and those called as no person is."""
+        said = list(self.notes)
+        if isinstance(self.source, Folder) and not self.layout:
+            said += doubts(self.source)
+        if self.kind == "folder" and (empty := empty_folders(self.path)):
+            some = ", ".join(empty[:3]) + (", …" if len(empty) > 3 else "")
+            are = several(len(empty), "folder is", "folders are")
+            said.append(f"{are} empty ({some}): if images were lost, fetch them again, otherwise delete what is empty")
+        return said
 
     def damage(self, progress: Callable[[int], None]) -> tuple[str, ...]:
         """What an inspection says of the store beside its images: `broken`, and whether a pack's pixels are as written.

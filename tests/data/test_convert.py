@@ -613,3 +613,14 @@ def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
         assert told.exit_code == 1 and "pixels.u8 is damaged: its SHA-256" in told.output
     (said,) = json.loads(invoked("inspect", tmp_path / "p", "--json").stdout)["broken"]
     assert "pixels.u8" in said
+
+
+def test_an_inspection_tells_of_empty_folders_and_of_names_that_are_no_peoples(tmp_path: Path) -> None:
+    shutil.move(faces(tmp_path / "f"), tmp_path / "set" / "train")
+    (tmp_path / "set" / "Ann_Lee").mkdir()
+    loose = next((tmp_path / "set" / "train").glob("*/*"))
+    shutil.copy(loose, tmp_path / "set" / "train" / loose.name)
+    told = invoked("inspect", tmp_path / "set")
+    assert told.exit_code == 0
+    wrong = told.output[told.output.index("what looks wrong:") :]
+    assert "1 folder is empty (Ann_Lee)" in wrong and "part of a set" in wrong and "(train)" in wrong

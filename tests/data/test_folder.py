@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.folder import SUFFIXES, list_images, read_folder
+from coalface.data.folder import SUFFIXES, Folder, doubts, empty_folders, list_images, read_folder
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
 from coalface.data.words import shown
@@ -280,3 +280,67 @@ def test_in_a_set_of_several_races_the_folder_is_named(tmp_path: Path) -> None:
         put(tmp_path, file, ramp(4, 4))
     (said,) = open_store(tmp_path, damaged="leave out").broken
     assert said.startswith(f"{tmp_path}/Asian/m\\t.02: ")
+def named(root: Path, *files: str) -> Folder:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(b"")
+    return read_folder(root)
+
+
+def numbered(*names: str, each: int = 2) -> list[str]:
+    return [f"{name}_{k:04}.jpg" for name in names for k in range(1, each + 1)]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            [f"{part}/{file}" for part in ("train", "val") for file in numbered("a", "b")],
+            ["parts of a set", "train, val"],
+        ),
+        ([f"images/{file}" for file in numbered("a")], ["1 identity", "images"]),
+        (
+            [f"part{k}/{file}" for k in (1, 2) for file in numbered("Ann_Lee", "Bo_van_Dyk", "Cy_Fox")],
+            ["2 folders of 2", "part1", "Ann_Lee, Bo_van_Dyk, Cy_Fox"],
+        ),
+        (
+            [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
+            ["1 folder of 1 holds", "001, 002, 003, …"],
+        ),
+    ],
+    ids=["splits", "images", "names of people", "numbers of people"],
+)
+def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], said: list[str]) -> None:
+    (told,) = doubts(named(tmp_path, *files))
+    assert all(words in told for words in said)
+
+
+FRONTAL = ("neutral_front", "smiling_front")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [f"{name}/{file}" for name in ("Ann_Lee", "Bo_Dyk") for file in numbered(name)],  # LFW
+        [f"s{k}/{i}.pgm" for k in (1, 2) for i in range(1, 6)],  # ORL
+        [f"{k:03}/{view}_{k:03}_{i:02}.jpg" for k in (1, 2) for view in FRONTAL for i in (3, 8)],
+        [f"n{k:06}/{i:04}_{j:02}.jpg" for k in (2, 3) for i in range(1, 5) for j in (1, 2)],  # VGGFace2
+        [f"m.0{k}/{i}-FaceId-0.jpg" for k in (2, 3) for i in range(5)],  # MS-Celeb-1M
+        [f"{k:03}/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3) for i in (1, 2)],
+        ["Brad_Pitt/" + file for file in numbered("Brad_Pitt_Oscars", "Young_Brad_Pitt", "Pitt_Troy", "IMG", "DSC")],
+        ["Val/1.jpg", *(f"p{k}/1.jpg" for k in range(6))],
+        ["a/²_x_1.jpg", "a/__.jpg"],
+    ],
+    ids=["lfw", "orl", "london", "vggface2", "ms-celeb", "own number", "web", "a person called Val", "odd"],
+)
+def test_people_are_not_doubted(tmp_path: Path, files: list[str]) -> None:
+    assert doubts(named(tmp_path, *files)) == []
+
+
+def test_empty_folders_are_found_by_the_highest_that_is_empty(tmp_path: Path) -> None:
+    named(tmp_path, "a/1.jpg", "b/.hidden", "c/notes.txt", ".trash/x", "a/more/2.jpg")
+    (tmp_path / "d" / "e" / "f").mkdir(parents=True)
+    (tmp_path / "a" / "none").mkdir()
+    (tmp_path / ".trash" / "empty").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    assert empty_folders(tmp_path) == ["a/none", "b", "d"]

@@ -69,10 +69,25 @@ def test_damaged_examples_are_few_and_their_count_is_whole() -> None:
         ([(0, image(1, 90, 40)), (0, image(2))], "far from square"),
         ([(0, image(1, 20, 20)), (0, image(2))], "less than 32 pixels"),
         ([(1, image(1)), (1, image(2))], "without an image"),
+        ([(0, image(i, 40 + 40 * (i % 2))) for i in range(20)], "the commonest, 40×40 (10 of 80×40)"),
+        ([(0, image(i, 42, 48)) for i in range(8)] + [(0, image(8, 160, 120))], "the commonest, 42×48 (1 of 160×120)"),
     ],
 )
 def test_what_looks_wrong_is_said(items: list[tuple[int, bytes | None]], said: str) -> None:
     assert any(said in sentence for sentence in looked(items).wrong)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(40 + i, 50 + i) for i in range(40)],  # photographs from the web: no size is common
+        [(64, 64)] * 10 + [(68, 72)],
+        [(40, 40), (80, 80), (60, 60)],
+        [(112, 112)] * 3,
+    ],
+)
+def test_sizes_that_are_alike_or_all_different_are_not_wrong(sizes: list[tuple[int, int]]) -> None:
+    assert looked([(0, image(i, *size)) for i, size in enumerate(sizes)]).wrong == []
 
 
 def test_an_empty_set_is_wrong() -> None:
