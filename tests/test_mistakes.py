@@ -6,6 +6,8 @@ The method is the one of `docs/writing-a-method.md`; a mistake is a change of it
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +45,24 @@ def method(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: st
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def examples() -> dict[str, str]:
+    """The Python in the docs, by page and number."""
+    found = {}
+    for page in sorted(PAGE.parent.rglob("*.md")):
+        for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            found[f"{page.name} {number}"] = text
+    return found
+
+
+@pytest.mark.parametrize("example", examples().values(), ids=examples())
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["check", "format"])
+def test_what_the_docs_show_passes_as_a_file_of_the_package(example: str, command: list[str]) -> None:
+    """Who copies the method of the page into `coalface/methods/` has `make check` green."""
+    ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "coalface/methods/damped.py", "-"]
+    told = subprocess.run(ruff, input=example, capture_output=True, text=True, cwd=PAGE.parents[1])
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 def test_the_method_of_the_page_runs_as_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +120,14 @@ IMPORTED: dict[str, Mistake] = {
         r"step Damped.train: `return: tuple\[Upp, Learner\]` names 'Upp'.* Did you mean 'Up'\?",
     ),
     "annotation of a message misspelt": (
-        "class Up:\n    backbone: Tensors",
-        "class Up:\n    backbone: Tensor",
+        '"""From a party."""\n\n    backbone: Tensors',
+        '"""From a party."""\n\n    backbone: Tensor',
         DeclarationError,
         r"message Up: `backbone: Tensor` names 'Tensor', which is not known in damped. Did you mean 'Tensors'\?",
     ),
     "annotation of the state misspelt": (
-        "class State:\n    backbone: Tensors",
-        "class State:\n    backbone: Tensrs",
+        'holds it."""\n\n    backbone: Tensors',
+        'holds it."""\n\n    backbone: Tensrs',
         DeclarationError,
         "state State: `backbone: Tensrs` names 'Tensrs'",
     ),

@@ -1,7 +1,8 @@
 """FedAvg for face recognition (FedPav): the backbone is averaged, the class embeddings stay with their party.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; the private
-class embeddings as in Zhuang et al., "Performance optimization for federated person re-identification", ACM MM 2020.
+class embeddings as in Zhuang et al., "Performance optimization of federated person re-identification via benchmark
+analysis", ACM MM 2020.
 """
 
 from __future__ import annotations

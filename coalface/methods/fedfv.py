@@ -1,6 +1,6 @@
 """FedFV: clients train a softmax against equivalent class embeddings, which the server fuses from those of others.
 
-L. Liu, Wang, Chien, et al., "FedFV: federated face verification via equivalent class embeddings", 2022, Algorithm 2.
+L. Liu, Zhang, Gao, Yu, Cheng, "FedFV: federated face verification via equivalent class embeddings", 2022, Algorithm 2.
 """
 
 from __future__ import annotations
