@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coalface import config, dry
+from coalface import config, dry, splits
 from coalface.config import Recipe
 from coalface.gridding import grid
 from coalface.methods import METHODS
+from coalface.sources import unseen
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
 SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
@@ -43,6 +44,16 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
     assert text.startswith(f"{recipe.name}: {recipe.method} over ") and re.search(
         r"^bytes a round( of \w+)?: down", text, re.MULTILINE
     )
+
+
+def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
+    root = Path(__file__).parents[1]
+    recipe = config.load(root / "recipes" / "lfw" / "silos.yaml")
+    if why := absent(recipe):
+        pytest.skip(why)
+    train, _ = splits.training_faces(recipe, unseen)
+    page = " ".join((root / "docs" / "results" / "lfw-silos.md").read_text(encoding="utf-8").split())
+    assert f"Training: the {len(train.names):,} identities" in page and f" {len(train):,} images, dealt" in page
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
