@@ -19,6 +19,8 @@ PRETRAINED = "pretrained"
 """The folder of pre-trained models, each of them the folder of a run."""
 LOCKS = "pretrained.locks"
 """A file for each pre-trained model: whoever trains it, or removes it, holds its lock."""
+SOUND = "sound"
+"""A note for each pack whose pixels were read and found as they were written."""
 
 _FORMS = {
     "packs": re.compile(r"[0-9a-f]{24}-\d+-(grey|rgb)"),
@@ -42,7 +44,7 @@ def open_cache(cache: Path) -> Path:
     """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     names, forms = os.listdir(cache), (_FORMS["packs"], _FORMS["unfinished"])
-    ours = [name for name in names if name in (PRETRAINED, LOCKS) or any(form.fullmatch(name) for form in forms)]
+    ours = [name for name in names if name in (PRETRAINED, LOCKS, SOUND) or any(form.fullmatch(name) for form in forms)]
     for path in [*([cache] if len(ours) == len(names) else []), *(cache / name for name in ours)]:
         _close(path)
     return cache
@@ -113,6 +115,11 @@ def clear(cache: Path, kind: str | None = None, older_than: float = 0.0) -> tupl
                     away = away.rename(cache / f".{entry.path.name}.{uuid.uuid4().hex[:8]}.partial")
                 shutil.rmtree(away)
             (removed if free else left).append(entry)
+    for note in (cache / SOUND).glob("*") if kind is None else ():  # a few bytes; a pack that has none is read again
+        if time.time() - note.lstat().st_mtime >= older_than * 86400:
+            note.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # younger notes are left in it, or it was never made
+        (cache / SOUND).rmdir()
     return removed, left
 
 

@@ -31,7 +31,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.cache import default_cache, hold, open_cache, use
+from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faces import FaceSet
 from coalface.data.source import Source
 from coalface.data.words import shown
@@ -194,8 +194,9 @@ def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None
     _check_sha256(pixels, expected, progress)
     note = _sound_note(pixels)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs a check each time
-        note.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        open_cache(note.parent.parent)
         note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.touch(mode=0o600)
         note.write_bytes(stamp.encode())
 
 
@@ -207,7 +208,7 @@ def _stamp(pixels: Path, sha256: str) -> str:
 
 def _sound_note(pixels: Path) -> Path:
     place = hashlib.sha256(os.fsencode(pixels.resolve())).hexdigest()
-    return default_cache() / "sound" / place[:24]
+    return default_cache() / SOUND / place[:24]
 
 
 def _known_sound(pixels: Path, stamp: str) -> bool:

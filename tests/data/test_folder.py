@@ -280,6 +280,8 @@ def test_in_a_set_of_several_races_the_folder_is_named(tmp_path: Path) -> None:
         put(tmp_path, file, ramp(4, 4))
     (said,) = open_store(tmp_path, damaged="leave out").broken
     assert said.startswith(f"{tmp_path}/Asian/m\\t.02: ")
+
+
 def named(root: Path, *files: str) -> Folder:
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
