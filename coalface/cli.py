@@ -405,10 +405,12 @@ def weighting_grid(
 
 def main() -> None:
     """Run the command; what a person can mend is said in one line, without a traceback."""
-    from coalface.config import RecipeError
-    from coalface.engines.checkpoint import CheckpointError
-    from coalface.engines.transport import RunFailed
-
+    try:
+        from coalface.config import RecipeError
+        from coalface.engines.checkpoint import CheckpointError
+        from coalface.engines.transport import RunFailed
+    except KeyboardInterrupt:  # it takes a second, and a Ctrl-C within it says no more than one after it
+        sys.exit(130)
     try:
         app()
     except SystemExit as ended:

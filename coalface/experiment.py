@@ -37,6 +37,7 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
+from coalface.engines import processes
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import Server
@@ -71,6 +72,7 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
 
     Without a `carrier` the parties are played here.
     """
+    processes.check_may_start()
     if (out / "config.yaml").exists():
         raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
     if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
@@ -86,6 +88,7 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
     Raises RecipeError for other changes of what the result depends on, be they in `config.yaml`, and where the code of
     the method was changed since the run began.
     """
+    processes.check_may_start()
     begun = provenance.begun_with(out)
     if begun is not None and not (out / "config.yaml").exists():
         _write_config(out, begun.resolved())

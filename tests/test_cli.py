@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from coalface import cli, config, experiment
 from coalface.data.pack import read_pack
+from coalface.engines.processes import wait_for_workers
 
 COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
 COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
@@ -198,27 +199,52 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, t
         cli.main()
 
 
-def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=(pytest.mark.slow, pytest.mark.ci))])
+def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int) -> None:
     path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
     # A job in the background, as the tests may be, ignores SIGINT, and so would what it starts.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{heard}; from coalface.cli import main; main()"
-    command = [sys.executable, "-c", code, "run", str(path), "--out", str(out)]
+    command = [sys.executable, "-c", code, "run", str(path), "--out", str(out), "--workers", str(workers)]
     started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 60
         while not list(out.glob("checkpoints/0*")) and time.monotonic() < deadline and started.poll() is None:
             time.sleep(0.05)
-        started.send_signal(signal.SIGINT)
+        os.killpg(started.pid, signal.SIGINT)  # as a terminal does: the workers too
         printed, errors = started.communicate(timeout=30)
     finally:
         started.kill()
         started.wait()
     assert started.returncode == 130, errors
     assert errors == "stopped; where a run was going on, `coalface resume RUN` takes it up again\n"
-    assert re.search(r"tiny  stopped by KeyboardInterrupt after \d+/5000 rounds", printed)
+    assert re.search(r"tiny  stopped by Ctrl-C after \d+/5000 rounds", printed)
+    wait_for_workers(out, patience=0)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
+    """Over workers and over shards: each process that the run starts runs the script once more."""
+    for engine, place in ({"workers": 2}, "workers"), ({"shards": {"silo-00": 2}}, "shards"):
+        script, out = tmp_path / f"{place}.py", tmp_path / place
+        changes = {"rounds": 1, "engine": {"threads": 1, **engine}}
+        begins = f"tinyruns.run(pathlib.Path({str(out)!r}), **{changes})"
+        script.write_text(f"import pathlib, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport tinyruns\n")
+        with open(script, "a", encoding="utf-8") as file:
+            file.write(begins)
+        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+        last = ran.stderr.splitlines()[-1]
+        assert ran.returncode == 1 and "RunFailed" in last, ran.stderr
+        assert 'if __name__ == "__main__":' in last and "out of memory" not in last, ran.stderr
+        assert "came to start that run once more" in ran.stderr, ran.stderr
 
 
 def test_too_little_memory_is_said_in_one_line(monkeypatch, capsys):

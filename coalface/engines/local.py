@@ -7,10 +7,13 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import multiprocessing
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ _WORKER_DIED = (
     "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
     "workers if memory was short."
 )
+_NOT_BEGUN = f"a worker process ended before it could begin; what it printed says why. {processes.ADVICE}."
 _NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 
 
@@ -231,10 +235,14 @@ class Workers(InProcess):
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
         self._posted: dict[Ticket, list[concurrent.futures.Future[Any]]] = {}
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
         context = multiprocessing.get_context("spawn")
+        self._begun = context.Event()
+        self._told, self._tell = context.Pipe(duplex=False)
+        given = (processes.packed(setup), setup.folder, self._begun, self._told)
 
         def pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
-            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, (setup,))
+            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, given)
 
         self._pool, self._beside = pool(workers), pool(workers)  # a pool's processes begin as they are needed
         self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
@@ -268,10 +276,14 @@ class Workers(InProcess):
             self._letter(requests[0]).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; where a run is broken off, at once: they hold nothing that a commit does not."""
         super().close()
+        if self._under_way:
+            self._tell.send(None)
         for pool in (self._pool, self._beside, *self._own.values()):
             pool.shutdown(cancel_futures=True)
+        self._tell.close()
+        self._told.close()
         shutil.rmtree(self._mail, ignore_errors=True)
 
     def _letter(self, request: Request) -> Path:
@@ -288,27 +300,45 @@ class Workers(InProcess):
                 letter.write_bytes(request.common.data)
             request = dataclasses.replace(request, common=None)
         try:
-            return self._own.get(request.party, pool or self._pool).submit(_serve, request, letter, self._mail)
+            with processes.starting():
+                future = self._own.get(request.party, pool or self._pool).submit(_serve, request, letter, self._mail)
         except concurrent.futures.BrokenExecutor as error:
-            raise RunFailed(_WORKER_DIED) from error
+            raise self._died() from error
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
-    @staticmethod
-    def _result(future: concurrent.futures.Future[Any]) -> Reply:
+    def _result(self, future: concurrent.futures.Future[Any]) -> Reply:
         try:
             return future.result()
         except StepFailed as error:
             return error
+        except _NotBegun as error:
+            raise RunFailed(str(error)) from error
         except concurrent.futures.BrokenExecutor as error:
-            raise RunFailed(_WORKER_DIED) from error
+            raise self._died() from error
+
+    def _died(self) -> RunFailed:
+        return RunFailed(_WORKER_DIED if self._begun.is_set() else _NOT_BEGUN)
+
+
+class _NotBegun(RuntimeError):
+    """What went wrong in a worker process before its first request, in its own words."""
 
 
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
 
 
-def _start_worker(setup: Setup) -> None:
-    processes.join_run(setup.folder)
-    setup.prepare()
-    _here["site"] = Crews(setup).site(setup.site(setup.build()))
+def _start_worker(given: bytes, folder: Path, begun: Event, told: Connection) -> None:
+    """Raises nothing, which would end the process without a word: its first reply says what went wrong."""
+    try:
+        processes.join_run(folder, told)
+        begun.set()
+        setup: Setup = pickle.loads(given)
+        setup.prepare()
+        _here["site"] = Crews(setup).site(setup.site(setup.build()))
+    except Exception as error:
+        _here["failed"] = error
 
 
 class _Parcel:
@@ -332,6 +362,10 @@ def _unpack_parcel(path: Path) -> bytearray | memoryview:
 
 
 def _serve(request: Request, letter: Path | None, mail: Path) -> _Parcel:
+    if (error := _here.get("failed")) is not None:
+        why = f"a worker process could not begin: {type(error).__name__}: {error}".rstrip(".")
+        # the run's own process has built the same world: but for the machine, what differs is what each has imported
+        raise _NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {processes.ADVICE}.") from error
     if letter is not None:
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=wire.Encoded(bytearray(letter.read_bytes())))

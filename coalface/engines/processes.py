@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from coalface.engines.transport import RunFailed
 
 _AT_WORK = "workers.lock"
 _held: list[IO[str]] = []  # as long as this process lives
+ADVICE = (
+    "A process that a run starts imports the modules anew, a script as well: define and register what the run needs at "
+    'the top of a module, and start the run below `if __name__ == "__main__":`. Or let one process play all parties: '
+    "engine.workers=1, and no engine.shards"
+)
+"""What to do where a process does not come to begin."""
 
 
-def join_run(folder: Path) -> None:
-    """In a process that was started: hold the run's folder, and end when the process that started this one does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def check_may_start() -> None:
+    """Raise RunFailed in a process that another run is starting, and that came to begin a run while it imports."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RunFailed(f"a process that a run has just started came to start that run once more. {ADVICE}.")
+
+
+def packed(setup: Any) -> bytes:
+    """What a process is started with, so that what it cannot import is found where it can tell.
+
+    Raises RunFailed where it cannot be sent at all.
+    """
+    try:
+        return pickle.dumps(setup)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RunFailed(f"the run cannot be handed to another process ({error}). {ADVICE}.") from error
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def join_run(folder: Path, told: Connection | None = None) -> None:
+    """In a process that was started: hold the run's folder, and end when the process that started this one does.
+
+    Also where that one says something to `told`, whatever this one is at.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(told,), daemon=True).start()
     _held.append(open(folder / _AT_WORK, "a"))
     fcntl.flock(_held[-1], fcntl.LOCK_SH)
 
@@ -40,9 +82,9 @@ def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
                 time.sleep(0.05)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(told: Connection | None) -> None:
     """A process whose run was killed must not go on: a resume may be at the same folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
+        multiprocessing.connection.wait([parent.sentinel, *([] if told is None else [told])])
         os._exit(1)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import pickle
 import shutil
-import signal
 import tempfile
 import time
 import weakref
@@ -92,14 +92,19 @@ class Crew:
         self._clear = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         context = multiprocessing.get_context("spawn")
         meeting = Path(folder) / "meeting"
+        self._begun = False
         try:
+            given = processes.packed(setup)
             for rank in range(1, size):
                 here, there = context.Pipe()
-                process = context.Process(target=_help, args=(setup, party, rank, size, meeting, there), daemon=True)
-                process.start()
+                arguments = (given, setup.folder, party, rank, size, meeting, there)
+                process = context.Process(target=_help, args=arguments, daemon=True)
+                with processes.starting():
+                    process.start()
                 there.close()
                 self._helpers.append(_Helper(rank, process, here))
             self._hear(None)  # that each has built its world, however long that takes
+            self._begun = True
             self._tell("meet")
             self.shards = Shards.join(meeting, 0, size, device=setup.numerics.device, patience=PATIENCE)
         except BaseException as error:
@@ -173,10 +178,10 @@ class Crew:
         helper.process.join(_LAST_WORDS)
         code = helper.process.exitcode
         why = "killed, or out of memory" if code is None or code < 0 else "its own output may say why"
-        return _ShardDied(
-            f"shard {helper.rank} of {self._size} died (exit code {code}: {why}). What was checkpointed is safe: "
-            "resume the run"
-        )
+        advice = "What was checkpointed is safe: resume the run"
+        if not self._begun and code == 1:  # Python's, where what it imports raises
+            advice = processes.ADVICE
+        return _ShardDied(f"shard {helper.rank} of {self._size} died (exit code {code}: {why}). {advice}")
 
     def _end(self, error: BaseException) -> None:
         """End the helpers. Where the error is that another process was lost, raise what ended that one instead."""
@@ -204,11 +209,11 @@ def _bare(message: wire.Encoded | None) -> wire.Encoded | None:
     return None if message is None else wire.Encoded(message.data)
 
 
-def _help(setup: Setup, party: str, rank: int, size: int, meeting: Path, pipe: Any) -> None:
+def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting: Path, pipe: Any) -> None:
     """What a helper does: the step of each request that it is handed, then its part of the commit if there is one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that started it
     try:
-        processes.join_run(setup.folder)
+        processes.join_run(folder)
+        setup: Setup = pickle.loads(given)
         setup.prepare()
         if setup.numerics.device == "cuda":
             torch.cuda.set_device(rank)

@@ -99,7 +99,8 @@ class Progress:
             self._live = None
         if self._now is not None:  # left before it finished: say how far it came
             how = "stopped" if error is None else f"stopped by {kind.__name__ if kind else 'an error'}"
-            how = "goes on elsewhere, seen last" if self._elsewhere and kind is KeyboardInterrupt else how
+            if kind is KeyboardInterrupt:
+                how = "goes on elsewhere, seen last" if self._elsewhere else "stopped by Ctrl-C"
             self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
             self._now = None
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,77 @@ class Unreadable(Tiny):
         made = super().__call__()
         broken = Broken(**vars(made.data["silo-0"]))
         return World({**made.data, "silo-0": broken}, made.backbone, made.compute)
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_worker_that_cannot_begin_says_why_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"could not begin: ZeroDivisionError: division by zero.*engine.workers=1"):
+        run(Moves(rounds=1), tmp_path / "built", Unbuildable(), transport=workers(1))
+    with pytest.raises(RunFailed, match=r"could not begin: MemoryError: 20 GiB$"):
+        run(Moves(rounds=1), tmp_path / "memory", Unbuildable(greedy=True), transport=workers(1))
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_method_that_a_worker_cannot_import_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Moves):
+        """Of a module that this process alone has."""
+
+    with pytest.raises(RunFailed, match=r"cannot be handed to another process .*Mine.* at the top of a module"):
+        run(Mine(rounds=1), tmp_path / "local", transport=workers(1))
+    here = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
+    here.Mine = Mine  # type: ignore[attr-defined]
+    with pytest.raises(RunFailed, match=r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module"):
+        run(Mine(rounds=1), tmp_path / "module", transport=workers(1))
+
+
+@dataclass(frozen=True)
+class Unbuildable(Tiny):
+    """A world that a worker cannot build."""
+
+    greedy: bool = False
+
+    def __call__(self) -> World:
+        if multiprocessing.parent_process() is not None:
+            if self.greedy:
+                raise MemoryError("20 GiB")
+            1 / 0  # noqa: B018
+        return super().__call__()
+
+
+def test_a_run_that_is_broken_off_does_not_wait_for_its_workers(tmp_path: Path, quick_workers: None) -> None:
+    """They hear nothing of Ctrl-C, and would work on: the step of the second party never ends."""
+
+    class Stopping(Workers):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for number, pair in enumerate(super().exchange(requests)):
+                if number:
+                    raise AssertionError("the second party has answered")
+                yield pair
+                raise Stop
+
+    with pytest.raises(Stop):
+        run(Moves(rounds=1), tmp_path, Endless(), transport=lambda made, world: Stopping(made, world, 1, 4))
+
+
+class Endless(Tiny):
+    """A world whose second party's data are counted for ever in a worker."""
+
+    def __call__(self) -> World:
+        made = super().__call__()
+        endless = Uncounted(**vars(made.data["silo-1"]))
+        return World({**made.data, "silo-1": endless}, made.backbone, made.compute)
+
+
+class Uncounted(worlds.FaceSet):
+    asked = 0
+
+    def __len__(self) -> int:
+        Uncounted.asked += 1
+        while multiprocessing.parent_process() is not None and Uncounted.asked > 1:
+            time.sleep(0.01)
+        return 1
 
 
 class Broken(worlds.FaceSet):

@@ -112,7 +112,7 @@ def test_a_run_that_fails_says_how_far_it_came():
             progress.start("demo", 9)
             progress.round(record(1))
             raise KeyboardInterrupt
-    assert lines()[-1] == "demo  stopped by KeyboardInterrupt after 1/9 rounds"
+    assert lines()[-1] == "demo  stopped by Ctrl-C after 1/9 rounds"
 
 
 def test_a_round_before_a_start_is_an_error():
