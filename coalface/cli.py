@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coalface import federation_commands, field_commands, ledger_commands
+from coalface import disk, federation_commands, field_commands, ledger_commands
 from coalface.cache_commands import cache
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
@@ -368,7 +368,7 @@ def import_config(
     if out is None:
         typer.echo(text, nl=False)
         return
-    with open(out, "x", encoding="utf-8") as file:
+    with disk.writing(out), open(out, "x", encoding="utf-8") as file:
         file.write(text)
     typer.echo(f"wrote {out}; `coalface run {out} --dry-run` shows what it would do")
 
@@ -418,7 +418,7 @@ def main() -> None:
             typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
         raise
     except (RecipeError, CheckpointError, RunFailed, OSError, ValueError) as error:
-        typer.echo(f"coalface: {error}", err=True)
+        typer.echo(f"coalface: {disk.explained(error) if isinstance(error, OSError) else error}", err=True)
         sys.exit(1)
     except MemoryError as error:
         what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"

@@ -37,6 +37,7 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
+from coalface.disk import writing
 from coalface.engines import processes
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
@@ -178,11 +179,11 @@ def _execute(
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
         _write_config(out, resolved)
-    with alone(out), _transport(recipe, setup, here, carrier) as transport:
+    with writing(out), alone(out), _transport(recipe, setup, here, carrier) as transport:
+        following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         if adjusted:
             _adjust(out, recipe, adjusted)
         provenance.keep(out, anew=bool(adjusted))
-        following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         untrained = judge.models([first])
         server = Server(
             method,

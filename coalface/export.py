@@ -14,10 +14,9 @@ import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
 from torch import Tensor
 
-from coalface import embedded, modelfolder, planning, provenance, world
+from coalface import disk, embedded, modelfolder, planning, provenance, world
 from coalface.checking import nearest
 from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
@@ -68,8 +67,9 @@ def export(run: Path, party: str, out: Path) -> Path:
     fresh = out.with_name(f"{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True, mode=0o700)
-    save_file({n: t.contiguous() for n, t in model.items()}, fresh / "backbone.safetensors")
-    save_arrays({"templates": templates}, fresh / "gallery.safetensors")
+    modelfolder.save(model, fresh / "backbone.safetensors")
+    with disk.writing(fresh / "gallery.safetensors"):
+        save_arrays({"templates": templates}, fresh / "gallery.safetensors")
     modelfolder.write_about(fresh, told)
     if out.exists():
         out.rmdir()

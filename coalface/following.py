@@ -83,8 +83,15 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}
-    with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(about) + "\n")
+    with open(out / "events.jsonl", "ab") as file:
+        file.truncate(_whole(out / "events.jsonl"))
+        file.write(json.dumps(about).encode() + b"\n")
+
+
+def _whole(path: Path) -> int:
+    """The bytes of a file up to its last whole line: a kill, or a full disk, may have cut off what is after it."""
+    with open(path, "rb") as file:
+        return sum(len(line) for line in file if line.endswith(b"\n"))
 
 
 def is_elsewhere(out: Path) -> bool:

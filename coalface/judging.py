@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core import Backbone, Models, Tensors
+from coalface.disk import writing
 from coalface.engines.server import Server
 from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.evidence import accuracy_evidence, hits_evidence, tar_evidence
@@ -156,7 +157,8 @@ def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
             arrays["fold"] = who.fold.astype(np.int32)
         if who.queries is not None:
             arrays["queries"] = who.queries.astype(np.int32)
-        np.savez_compressed(folder / f"{chosen.name}.npz", sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
+        with writing(path := folder / f"{chosen.name}.npz"):
+            np.savez_compressed(path, sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
 
 
 def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
@@ -177,5 +179,6 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text beside its place and rename it there, so that it is there whole or not at all."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
+    with writing(path):
+        fresh.write_text(text, encoding="utf-8")
     fresh.rename(path)

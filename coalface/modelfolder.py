@@ -13,11 +13,11 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from coalface import judging
+from coalface import disk, judging
 from coalface.config import Recipe
 from coalface.core import Models, Tensors
 from coalface.engines.server import Server
-from coalface.judging import write_json
+from coalface.judging import write_json, write_text
 from coalface.methods import METHODS
 from coalface.owned import OWN
 
@@ -34,21 +34,27 @@ def write(recipe: Recipe, server: Server, models: Models, out: Path, figures: ju
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     if models.shared is not None:
-        save_file({n: t.contiguous() for n, t in models.shared.items()}, fresh / "backbone.safetensors")
+        save(models.shared, fresh / "backbone.safetensors")
     elif models.at_party is not None:
         (fresh / "parties").mkdir()
         for party, tensors in server.own_models(models):
-            save_file({n: t.contiguous() for n, t in tensors.items()}, fresh / "parties" / f"{party}.safetensors")
-    (fresh / "README.md").write_text(_card(recipe, models, figures, len(server.at.tallies)), encoding="utf-8")
+            save(tensors, fresh / "parties" / f"{party}.safetensors")
+    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.tallies)))
     beside = []
     if recipe.data.side == "public":
         for _, tensors in server.classifiers(models):
             if tensors:
-                save_file({n: t.contiguous() for n, t in tensors.items()}, out / CLASSIFIER)
+                save(tensors, out / CLASSIFIER)
                 beside = [f"../{CLASSIFIER}"]
     write_about(fresh, built(recipe), beside)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
+
+
+def save(tensors: Tensors, path: Path) -> None:
+    """Tensors as a safetensors file."""
+    with disk.writing(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def built(recipe: Recipe) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from coalface import certificates, config, domains, federation, flowerproject, kittexts, ownfile
 from coalface.config import Recipe, RecipeError
 from coalface.data import partition
+from coalface.disk import writing
 from coalface.federation import Federation
 from coalface.methods import METHODS
 from coalface.owned import OWN
@@ -145,7 +146,8 @@ def _fill(folder: Path, made: Federation, recipe: Path, now: datetime.datetime, 
     files |= {path: text.encode() for path, text in kittexts.papers(made, now, fingerprint).items()}
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+        with writing(folder / path):
+            (folder / path).write_bytes(data)
     flowerproject.new(folder / "operator" / "project", recipe)
 
 

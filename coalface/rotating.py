@@ -9,6 +9,7 @@ from pathlib import Path
 from coalface import certificates, federation
 from coalface.checking import nearest
 from coalface.config import RecipeError
+from coalface.disk import writing
 
 OLD = "node.key.old"
 """Beside a party's new key: the one before it, which opens what was encrypted with it."""
@@ -47,7 +48,7 @@ def rotate(kits: Path, party: str) -> list[Path]:
 def _replace(path: Path, data: bytes) -> None:
     """Write a file of the owner's alone beside its place, and rename it there."""
     fresh = path.with_name(path.name + ".new")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with writing(path), open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,7 @@ from torch import nn
 from coalface.data.folder import SUFFIXES
 from coalface.data.source import DECODER, in_order
 from coalface.data.words import several, shown
+from coalface.disk import writing
 from coalface.evaluate.features import raw_features, unit_features
 from coalface.judging import write_json
 from coalface.report.counting import counting
@@ -186,7 +187,7 @@ class Stream:
     def embed(self, done: Callable[[int], None] = lambda count: None) -> None:
         """Embed what is left. Raises ValueError for a feature that is not finite."""
         start, waiting = self.done, []
-        with open(self._rows, "r+b" if self.done else "wb") as file:
+        with writing(self._rows), open(self._rows, "r+b" if self.done else "wb") as file:
             file.seek(4 * self.done * self.width)
             file.truncate()
             faces = in_order(lambda k: self._images.read(start + k), self.left)

@@ -16,6 +16,7 @@ from typing import Any
 
 from coalface import charting, dry, experiment
 from coalface.config import Recipe, RecipeError
+from coalface.disk import writing
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
 from coalface.gridding import Cell, grid
@@ -58,7 +59,7 @@ def sweep(
             view.note(f"cell {number} of {len(cells)} failed: {clean(error)}")
             write_json(out / "failed.json", failed)
             continue
-        with open(out / "cells.jsonl", "a", encoding="utf-8") as file:
+        with writing(out / "cells.jsonl"), open(out / "cells.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(done[digest]) + "\n")
         if failed.pop(digest, None) is not None:
             write_json(out / "failed.json", failed)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coalface.checking import RecipeError
 from coalface.config import Recipe
+from coalface.disk import writing
 from coalface.report.runs import flat_figures, mapping
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _write(path: Path, events: Iterable[tuple[float, int | None, Mapping[str, fl
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    with open(path, "ab") as file:
+    with writing(path), open(path, "ab") as file:
         writer = RecordWriter(file)
         for when, step, values in events:
             said = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]

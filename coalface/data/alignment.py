@@ -17,6 +17,7 @@ from coalface.data.landmarks import ENDING, Landmarks
 from coalface.data.source import in_order
 from coalface.data.stores import Store, open_store
 from coalface.data.words import several, shown
+from coalface.disk import writing
 
 SIDE = 112
 """Side of the square that `TEMPLATE` is given for, in pixels."""
@@ -112,7 +113,8 @@ def align_folder(
         made = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
         for done, (image, data) in enumerate(zip(known.tolist(), made, strict=True), start=1):
             (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
-            (partial / names[image]).write_bytes(data)
+            with writing(partial / names[image]):
+                (partial / names[image]).write_bytes(data)
             progress(done)
         _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
         _check(store, partial, out, {store.files[i]: store.names[store.labels[i]] for i in known.tolist()})

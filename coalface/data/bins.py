@@ -24,6 +24,7 @@ from coalface.data.headers import kind_of
 from coalface.data.pairs import PairList
 from coalface.data.source import DECODER, decode, in_order
 from coalface.data.words import several, shown
+from coalface.disk import writing
 
 FOLDS = 10
 """Folds of a verification list by position, as insightface's own judge makes them."""
@@ -179,7 +180,7 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
     written = 0
     try:
-        with open(partial, "wb") as out:
+        with writing(path), open(partial, "wb") as out:
             out.write(b"\x80\x03](")
             for image in images:
                 if not 0 < len(image) < 1 << 32:

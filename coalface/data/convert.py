@@ -29,6 +29,7 @@ from coalface.data.soundness import all_whole
 from coalface.data.source import in_order
 from coalface.data.stores import IDENTITIES, Kind, Store, check_names, open_store
 from coalface.data.words import several, shown
+from coalface.disk import writing
 
 PAIRS = "pairs.txt"
 """Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
@@ -123,7 +124,7 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
             ending = "" if store.kind in NAMED else _ENDINGS[header.kind]
             name = Path(f"{stem}{ending}")
             (partial / name.parent).mkdir(parents=True, exist_ok=True)
-            with open(partial / name, "xb") as file:
+            with writing(out / name), open(partial / name, "xb") as file:
                 file.write(data)
             files.append(name)
             progress(i + 1, len(store))
@@ -131,7 +132,8 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
         if store.pairs is not None:
             text, remarks = _pair_lines(store.pairs, files)
             if text:
-                (partial / PAIRS).write_text(text, encoding="utf-8")
+                with writing(out / PAIRS):
+                    (partial / PAIRS).write_text(text, encoding="utf-8")
         _rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -176,7 +178,8 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
         write_rec(images(), partial, size=(first.height, first.width))
         names = [store.names[k] for k in present.tolist()]
         text = "".join(f"{name}\n" for name in names)
-        (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        with writing(out / IDENTITIES):
+            (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
         made = open_store(partial)
         if list(made.names) != names or not np.array_equal(made.labels, labels[order]):
             raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
@@ -262,7 +265,8 @@ def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress)
     if not text:
         return remarks
     beside = out.with_name(f"{out.name}.{PAIRS}")
-    beside.write_text(text, encoding="utf-8")
+    with writing(beside):
+        beside.write_text(text, encoding="utf-8")
     return [f"its pairs are in {beside}", *remarks]
 
 

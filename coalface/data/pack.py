@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import math
@@ -35,6 +36,7 @@ from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faces import FaceSet
 from coalface.data.source import Source
 from coalface.data.words import shown
+from coalface.disk import writing
 
 FORMAT = "coalface-pack"
 VERSION = 1
@@ -226,7 +228,7 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
     shape = (total, size, size, 1 if grey else 3)
     digest = hashlib.sha256()
     written = 0
-    with open(folder / "pixels.u8", "wb") as out:
+    with writing(folder / "pixels.u8"), open(folder / "pixels.u8", "wb") as out:
         hold(out)
         for image in _exactly(total, source.images(size=size, grey=grey)):
             if image.shape != shape[1:] or image.dtype != np.uint8:
@@ -240,12 +242,16 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
             written += 1
             if progress is not None:
                 progress(written, total)
-    np.save(folder / "labels.npy", np.asarray(source.labels, dtype="<i8"))
+    labels = io.BytesIO()  # NumPy's own way into a file tells no reason where it fails
+    np.save(labels, np.asarray(source.labels, dtype="<i8"))
     index = json.dumps({"names": list(source.names), "files": list(source.files)})
-    (folder / "index.json").write_text(index, encoding="ascii")
+    with writing(folder):
+        (folder / "labels.npy").write_bytes(labels.getvalue())
+        (folder / "index.json").write_text(index, encoding="ascii")
     sha256 = {name: _sha256(folder / name) for name in ("labels.npy", "index.json")} | {"pixels.u8": digest.hexdigest()}
     meta = {"format": FORMAT, "version": VERSION, "shape": shape, **wanted, "sha256": sha256}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
+    with writing(folder / "meta.json"):
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
 
 
 def _exactly(total: int, images: Iterable[NDArray[np.uint8]]) -> Iterable[NDArray[np.uint8]]:

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from coalface.data.recordio import RecordFile, Records, header, open_records, write_record
 from coalface.data.source import DECODER, decode, in_order
 from coalface.data.words import several, shown
+from coalface.disk import writing
 
 EXACT = 1 << 24
 """Up to here a float32, in which the format keeps record numbers and labels, holds every whole number."""
@@ -194,10 +195,12 @@ def write_rec(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir()
+    record = partial / "train.rec"
     try:
-        with open(partial / "train.rec", "wb") as out, open(partial / "train.idx", "w", encoding="ascii") as index:
+        with writing(record), open(record, "wb") as out, open(partial / "train.idx", "w", encoding="ascii") as index:
             identities = _write(images, out, index, aligned)
-        (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
+        with writing(partial / "property"):
+            (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

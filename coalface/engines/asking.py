@@ -30,6 +30,7 @@ from coalface.core import (
     generator,
     plays,
 )
+from coalface.disk import writing
 from coalface.engines import narrowing
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed
@@ -313,5 +314,6 @@ class Asking(Federation):
         self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
 
     def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
-        with open(self.folder / name, "a", encoding="utf-8") as file:
+        path = self.folder / name
+        with writing(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

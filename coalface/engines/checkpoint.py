@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface import wire
+from coalface.disk import writing
 from coalface.engines.commits import flush_folder
 
 
@@ -92,7 +93,7 @@ def _found(folder: Path) -> list[Path]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
+    with writing(path), open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

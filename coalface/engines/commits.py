@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coalface.disk import writing
 from coalface.privacy import ledger
 
 if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
@@ -207,17 +208,18 @@ def write_commit(
         os.rename(over, fresh)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        if vault is not None:
-            cipher = vault.cipher(path.name, head)
-            _write(descriptor, [*begun, cipher.mark()])
-            for name, part in parts.items():
-                _write(descriptor, cipher.seal(part, 8 + len(head) + spans[name][0]))
-        elif os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # a call writes 2 GiB at most
-            os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
-            _write(descriptor, parts.values())
-        os.ftruncate(descriptor, 8 + len(head) + offset)
-        if flush:
-            os.fsync(descriptor)
+        with writing(path):
+            if vault is not None:
+                cipher = vault.cipher(path.name, head)
+                _write(descriptor, [*begun, cipher.mark()])
+                for name, part in parts.items():
+                    _write(descriptor, cipher.seal(part, 8 + len(head) + spans[name][0]))
+            elif os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # it writes 2 GiB at most
+                os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
+                _write(descriptor, parts.values())
+            os.ftruncate(descriptor, 8 + len(head) + offset)
+            if flush:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.rename(fresh, path)

@@ -22,6 +22,7 @@ import torch
 from coalface import wire
 from coalface.core import Backbone, Method, Party, Tensors, Ticket, generator
 from coalface.data.faces import FaceSet
+from coalface.disk import writing
 from coalface.engines import processes
 from coalface.engines.cohorts import Cohort, cut
 from coalface.engines.commits import read_span
@@ -297,7 +298,8 @@ class Workers(InProcess):
         if request.common is not None:
             letter = self._letter(request)
             if not letter.exists():
-                letter.write_bytes(request.common.data)
+                with writing(letter):
+                    letter.write_bytes(request.common.data)
             request = dataclasses.replace(request, common=None)
         try:
             with processes.starting():
@@ -348,7 +350,8 @@ class _Parcel:
     """
 
     def __init__(self, path: Path, data: bytearray | memoryview) -> None:
-        path.write_bytes(data)
+        with writing(path):
+            path.write_bytes(data)
         self._path = path
 
     def __reduce__(self) -> tuple[Callable[[Path], Reply], tuple[Path]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coalface.core import Abandoned, Mean
+from coalface.disk import writing
 from coalface.engines.standing import Call
 
 
@@ -39,7 +40,7 @@ class Opened:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         if here not in self._seen:
             entry = {"stage": call.stage, "round": call.round, "call": call.call, "sha256": digest}
-            with open(self.path, "a", encoding="utf-8") as file:
+            with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

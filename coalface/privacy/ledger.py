@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from coalface.disk import writing
 from coalface.wire import Entry
 
 START = "0" * 64
@@ -115,10 +116,11 @@ def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> 
     text = "".join(f"{line}\n" for line in lines).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        os.pwrite(descriptor, text, head.size)
-        os.ftruncate(descriptor, head.size + len(text))
-        if flush:
-            os.fsync(descriptor)
+        with writing(path):
+            os.pwrite(descriptor, text, head.size)
+            os.ftruncate(descriptor, head.size + len(text))
+            if flush:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
+from coalface.disk import writing
 from coalface.report import charts, grids, troubles
 from coalface.report.runs import (
     Run,
@@ -46,7 +47,8 @@ def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path
     """
     target = to or run / "report.html"
     page = render(read_all([run, *others]), intervals)
-    target.write_bytes(page.encode("utf-8", "replace"))
+    with writing(target):
+        target.write_bytes(page.encode("utf-8", "replace"))
     return target
 
 

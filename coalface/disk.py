@@ -1,0 +1,76 @@
+"""What a disk refuses, told with the file, the disk and what to do. Imports nothing but the standard library."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_GOES_ON = "what was written before is whole, and a run goes on from its last checkpoint with `coalface resume RUN`"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, an OSError of a write that fails names the file, or the folder: Python names none that is open already.
+
+    So it does where safetensors fails to write, whose own error is no OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _WRITING:
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        if said := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(said[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
+
+
+def explained(error: OSError) -> str:
+    """What went wrong with which file, on which disk, and what to do."""
+    if error.errno is None or (error.filename is None and error.errno not in _WRITING):
+        return str(error)
+    name = "a file" if error.filename is None else os.fsdecode(error.filename)
+    file = name if name.isprintable() else repr(name)
+    there, room = _disk(Path(name if error.filename is not None else "."))
+    match error.errno:
+        case errno.ENOSPC:
+            return f"{file}: no space is left on its disk ({there}: {room}). Make room there: {_GOES_ON}"
+        case errno.EDQUOT:
+            return f"{file}: your quota on its disk ({there}: {room}) is used up. Make room there: {_GOES_ON}"
+        case errno.EFBIG:
+            return (
+                f"{file}: it would be larger than a file may be here. `ulimit -f` shows the limit of this shell; its "
+                f"disk ({there}: {room}) may have one too. Raise it: {_GOES_ON}"
+            )
+        case errno.EROFS:
+            return f"{file}: its disk ({there}) can only be read: name a folder on another, or have it mounted writable"
+        case errno.EEXIST:
+            return f"{file} is there already: name another place, or move it away"
+        case errno.ENOTDIR:
+            return f"{file}: what it lies in is a file, not a folder: name another place"
+    return f"{file}: {error.strerror}"
+
+
+def _disk(path: Path) -> tuple[str, str]:
+    """Where the disk of a file is mounted, and the room on it."""
+    place = path.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    about = os.statvfs(place)
+    while not os.path.ismount(place):
+        place = place.parent
+    free, whole = (blocks * about.f_frsize for blocks in (about.f_bavail, about.f_blocks))
+    files = ", but none for another file" if about.f_files and not about.f_favail else ""
+    return str(place), f"{_amount(free)} of {_amount(whole)} are free now{files}"
+
+
+def _amount(count: int) -> str:
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    return f"{count / unit:.3g} {name}"
