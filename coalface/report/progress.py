@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.text import Text
 
 from coalface.report.runs import (
@@ -201,7 +203,7 @@ class Progress:
 
 
 class _View:
-    """The live view of the current run: at most four lines, each cut to the width of the terminal."""
+    """The live view of the current run: what does not fit in a line goes on in the next."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -211,17 +213,33 @@ class _View:
         if now is None:
             return
         encoding = options.encoding or "utf-8"
-        stage = f"  {now.stage}" if now.stage else ""
-        title = f"{now.name}  round {progress._rounds_done()}{stage}"
-        lines = [(title, "bold"), ("  ".join(progress._details()), ""), (progress._time(), "dim")]
-        shown = [
-            Text(clean(line).encode(encoding, "replace").decode(encoding), style=style, no_wrap=True, overflow="crop")
-            for line, style in lines
-        ]
+
+        def lines(parts: Sequence[str], style: str) -> Text:
+            text = "\n".join(_wrapped([clean(part) for part in parts], options.max_width))
+            text = text.encode(encoding, "replace").decode(encoding)
+            return Text(text, style=style, no_wrap=True, overflow="crop")
+
         total = max(now.rounds, now.already + now.done, 1)
         width = max(1, min(60, options.max_width))
-        bar = ProgressBar(total=total, completed=now.already + now.done, width=width)
-        yield Group(shown[0], bar, *shown[1:])
+        yield lines([now.name, f"round {progress._rounds_done()}", *([now.stage] if now.stage else [])], "bold")
+        yield ProgressBar(total=total, completed=now.already + now.done, width=width)
+        yield Segment.line()  # the bar has none of its own
+        if details := progress._details():
+            yield lines(details, "")
+        yield lines([progress._time()], "dim")
+
+
+def _wrapped(parts: Sequence[str], width: int) -> list[str]:
+    """Lines of whole parts; of a part that is longer than a line the end is shown, where the number is."""
+    found: list[str] = []
+    for part in parts:
+        while cell_len(part) > max(1, width):
+            part = f"…{part[2:]}"
+        if found and cell_len(joined := f"{found[-1]}  {part}") <= width:
+            found[-1] = joined
+        else:
+            found.append(part)
+    return found
 
 
 def _shown(figures: Mapping[str, float]) -> list[str]:

@@ -136,6 +136,36 @@ def test_the_live_view_fits_any_terminal(width, encoding):
         assert "round 2/3" in written and "second  done  4 rounds" in written and "accuracy 71.5" in written
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_view_crops_no_figure(width):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=width, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+    figures = {
+        "held-out-people-balanced": {"accuracy": 76.7, "accuracy_se": 2.1},
+        "enrolled by codewords": {"eer": 9.5},
+    }
+    with Progress(console=console) as progress:
+        progress.start("one-identity-fedface-from-scratch", 1)
+        progress.round(record(1, arrived=6, failed={"a": "x"}, abandoned=True, judged=figures))
+        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode()).replace("\r", "").splitlines()
+    title = max(place for place, line in enumerate(shown) if line == "one-identity-fedface-from-scratch  round 1/1")
+    view = shown[title:]
+    assert set(view[1]) == {"━"}
+    for part in ("loss 3.25", "6/8 parties", "held-out-people-balanced accuracy 76.7 ± 2.1", "1 failed", "1 abandoned"):
+        assert any(f"  {part}  " in f"  {line}  " for line in view), (part, view)
+    assert any("enrolled by codewords EER 9.50" in line for line in view) and view[-1].endswith("gone")
+    assert all(len(line) <= width for line in view)
+
+
+def test_a_figure_with_a_name_longer_than_a_line_keeps_its_number():
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=80, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+    with Progress(console=console) as progress:
+        progress.start("demo", 3)
+        progress.round(record(1, judged={"名" * 90: {"accuracy": 76.7}}))
+        assert "名名 accuracy 76.7" in raw.buffer.getvalue().decode()
+
+
 def test_a_record_with_nothing_in_it_is_a_round():
     console, lines = plain()
     with Progress(console=console) as progress:
