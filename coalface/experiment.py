@@ -54,6 +54,7 @@ class View(Protocol):
 
     def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None: ...
     def round(self, record: dict[str, Any]) -> None: ...
+    def doing(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
     def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
@@ -151,6 +152,7 @@ def _execute(
     tracking.check(recipe)
     ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
     initial, classifier, before = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
+    view.doing("reading the images")
     train, held = splits.training_faces(recipe, _packing(view))
     test = splits.testing(recipe, _packing(view))
     nobody = () if carrier is not None and recipe.data.source.kind == OWN else None
@@ -184,6 +186,8 @@ def _execute(
         if adjusted:
             _adjust(out, recipe, adjusted)
         provenance.keep(out, anew=bool(adjusted))
+        if judge.lists:
+            view.doing("judging the model that the run starts from")
         untrained = judge.models([first])
         server = Server(
             method,
@@ -199,9 +203,12 @@ def _execute(
         )
         already, sent = server.resumes_after()
         view.start(recipe.name, sum(s.rounds for s in method.stages()), already, (sent["down"], sent["up"]))
+        if carrier is None and recipe.engine.workers > 1:
+            view.doing(f"starting {recipe.engine.workers} worker processes")
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()
+        view.doing("judging the model that the run leaves, and checking the ledgers")
         if not any(tally.rounds for tally in server.at.tallies.values()):
             raise RunFailed(
                 f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "

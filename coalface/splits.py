@@ -45,7 +45,7 @@ def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
 
     `coalface.data.testing.by_party` tells whose they are.
     """
-    return _test_images(recipe, split(recipe, packing).train)[1]
+    return None if recipe.data.test is None else _test_images(recipe, split(recipe, packing).train)[1]
 
 
 def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:

@@ -94,6 +94,9 @@ class Tracked:
         self._view.round(record)
         self._add(record, time.time(), self._file)
 
+    def doing(self, text: str) -> None:
+        self._view.doing(text)
+
     def note(self, text: str) -> None:
         self._view.note(text)
 

@@ -42,15 +42,22 @@ def say_faults(faults: Iterable[str], tell: Callable[[str], None]) -> None:
 
 def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) -> None:
     """Show a run until it ends. Raises Down where it fails, with the reason that the SuperLink has."""
-    shown, asked = -1, 0.0
+    shown, asked, began = -1, 0.0, False
     with Progress(quiet=quiet, elsewhere=True) as view:
         while True:
-            if time.monotonic() - asked > ASKS:
+            at = _standing(folder)
+            held = at is not None and at.state == "running"
+            ended, began = began and not held, began or held
+            if ended or time.monotonic() - asked > ASKS:
                 state, why = here.state_of(number)
                 asked = time.monotonic()
             else:
                 state, why = "running", ""
             shown = _advance(view, folder, shown)
+            if ended:
+                view.doing("the SuperLink ends the run")
+            elif held and at is not None and shown == at.rounds:
+                view.doing("the server judges the model, and the parties check their ledgers")
             if state == "finished:completed":
                 found = runs.read(folder)
                 view.finish(found.summary.get("figures") or {}, folder)
@@ -64,18 +71,25 @@ def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) ->
             time.sleep(LOOKS)
 
 
+def _standing(folder: Path) -> following.Status | None:
+    try:
+        return following.status(folder)
+    except (FileNotFoundError, ValueError):  # it has not begun, or is being written
+        return None
+
+
 def _advance(view: Progress, folder: Path, shown: int) -> int:
     """Report the rounds that have ended since the last look; -1 before the run is there."""
     try:
         run = runs.read(folder)
-        if shown < 0:
-            status = following.status(folder)
-            if not any(event.get("event") == "begins" for event in run.events):
-                return shown
-            view.start(run.name, status.rounds, len(run.metrics), (status.bytes_down, status.bytes_up))
-            return len(run.metrics)
     except (FileNotFoundError, ValueError):  # it has not begun, or is being written
         return shown
+    if shown < 0:
+        status = _standing(folder)
+        if status is None or not any(event.get("event") == "begins" for event in run.events):
+            return shown
+        view.start(run.name, status.rounds, len(run.metrics), (status.bytes_down, status.bytes_up))
+        return len(run.metrics)
     for record in run.metrics[shown:]:
         view.stage(str(record.get("stage", "")))
         view.round(record)

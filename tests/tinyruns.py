@@ -102,6 +102,9 @@ class Silent:
     def round(self, record: dict[str, Any]) -> None:
         self.rounds.append(record)
 
+    def doing(self, text: str) -> None:
+        pass
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 

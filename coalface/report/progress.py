@@ -66,9 +66,9 @@ class Progress:
     ```
 
     In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
-    one line a round (`LINES_A_RUN`) and its last. `quiet` shows nothing. Names, reasons and notes are written without
-    control characters. A run that trains `elsewhere` is not stopped by Ctrl-C here. The time left is (rounds to go) ×
-    (time a round has taken in this session).
+    one line a round (`LINES_A_RUN`), its last, and one for each thing that takes a while (`doing`). `quiet` shows
+    nothing. Names, reasons and notes are written without control characters. A run that trains `elsewhere` is not
+    stopped by Ctrl-C here. The time left is (rounds to go) × (time a round has taken in this session).
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Progress:
         self._clock = clock
         self._elsewhere = elsewhere
         self._now: _Now | None = None
+        self._doing = ""
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -113,6 +114,7 @@ class Progress:
         """
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
         self._now.bytes_down, self._now.bytes_up = sent
+        self._doing = ""
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
             self._print(f"{clean(name)}  {_rounds(rounds)}{resumed}")
@@ -124,12 +126,23 @@ class Progress:
             if self._live is None:
                 self._print(f"{clean(self._now.name)}  stage {clean(name)}")
 
+    def doing(self, text: str) -> None:
+        """What takes a while now: shown until a run begins, a round is over or a run ends; elsewhere a line."""
+        if self._doing == clean(text):
+            return
+        self._doing = clean(text)
+        if self._live is None:
+            self._print(self._doing)
+        else:
+            self._live.refresh()
+
     def round(self, record: Mapping[str, Any]) -> None:
         """A round is over; `record` is its line of metrics.jsonl. Keys that are missing are not shown."""
         now = self._now
         if now is None:
             raise RuntimeError("a round was reported before a run was started; call Progress.start(name, rounds) first")
         now.done += 1
+        self._doing = ""
         now.round = clean(record.get("round", ""))
         if (loss := number(record.get("loss"))) is not None or not record.get("abandoned"):
             now.loss = loss  # a round that asks for something else than training has none
@@ -155,7 +168,7 @@ class Progress:
         """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
         if self._now is None:
             return
-        now, self._now = self._now, None
+        now, self._now, self._doing = self._now, None, ""
         flat = flat_figures(dict(figures))
         parts = [_rounds(now.already + now.done), duration(self._clock() - now.began)]
         parts += [f"{clean(figure_name(key))} {figure_text(flat, key)}" for key in _shown(flat)]
@@ -210,8 +223,6 @@ class _View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         progress, now = self._progress, self._progress._now
-        if now is None:
-            return
         encoding = options.encoding or "utf-8"
 
         def lines(parts: Sequence[str], style: str) -> Text:
@@ -219,6 +230,9 @@ class _View:
             text = text.encode(encoding, "replace").decode(encoding)
             return Text(text, style=style, no_wrap=True, overflow="crop")
 
+        if now is None:
+            yield lines([progress._doing] if progress._doing else [], "dim")
+            return
         total = max(now.rounds, now.already + now.done, 1)
         width = max(1, min(60, options.max_width))
         yield lines([now.name, f"round {progress._rounds_done()}", *([now.stage] if now.stage else [])], "bold")
@@ -226,7 +240,7 @@ class _View:
         yield Segment.line()  # the bar has none of its own
         if details := progress._details():
             yield lines(details, "")
-        yield lines([progress._time()], "dim")
+        yield lines([progress._time(), *([progress._doing] if progress._doing else [])], "dim")
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:

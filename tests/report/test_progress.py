@@ -166,6 +166,34 @@ def test_a_figure_with_a_name_longer_than_a_line_keeps_its_number():
         assert "名名 accuracy 76.7" in raw.buffer.getvalue().decode()
 
 
+def test_what_takes_a_while_is_said_until_a_round_is_over():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.doing("reading the images")
+        progress.doing("reading the images")
+        progress.start("demo", 1)
+        progress.doing("starting 2 workers\x1b[2J")
+        progress.round(record(1))
+        progress.finish({}, "x")
+    assert [line for line in lines() if "demo" not in line] == ["reading the images", "starting 2 workers?[2J"]
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=80, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+
+    def seen():
+        shown = raw.buffer.getvalue().decode()
+        raw.buffer.seek(0), raw.buffer.truncate()
+        return shown
+
+    with Progress(console=console, clock=lambda: 0.0) as progress:
+        progress.doing("reading the images")
+        assert "reading the images" in seen()
+        progress.start("demo", 2)
+        progress.doing("starting 2 workers")
+        assert "0:00 gone  starting 2 workers" in seen()
+        progress.round(record(1))
+        assert "starting" not in seen()
+
+
 def test_a_record_with_nothing_in_it_is_a_round():
     console, lines = plain()
     with Progress(console=console) as progress:
