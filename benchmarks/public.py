@@ -33,7 +33,7 @@ class Clock:
         self.rounds: list[float] = []
         self._before = 0.0
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0), before: Any = ()) -> None:
         self._before = time.process_time()
 
     def doing(self, text: str) -> None: ...

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,7 +52,14 @@ from coalface.report import page
 class View(Protocol):
     """What shows a run to a person; `coalface.report.progress.Progress` is one."""
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None: ...
+    def start(
+        self,
+        name: str,
+        rounds: int,
+        already: int = 0,
+        sent: tuple[int, int] = (0, 0),
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None: ...
     def round(self, record: dict[str, Any]) -> None: ...
     def doing(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
@@ -202,7 +209,8 @@ def _execute(
             report=view.round,
         )
         already, sent = server.resumes_after()
-        view.start(recipe.name, sum(s.rounds for s in method.stages()), already, (sent["down"], sent["up"]))
+        whole, before = sum(s.rounds for s in method.stages()), runs.read(out).metrics[:already] if already else ()
+        view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:
             view.doing(f"starting {recipe.engine.workers} worker processes")
         entered = time.perf_counter()

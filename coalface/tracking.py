@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +75,25 @@ class Tracked:
         """What was written of the last round."""
         self._file = out / FOLDER / f"events.out.tfevents.{int(time.time())}.coalface"
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+    def start(
+        self,
+        name: str,
+        rounds: int,
+        already: int = 0,
+        sent: tuple[int, int] = (0, 0),
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Write the events of the rounds that a resume does not repeat, in place of all that are there."""
-        self._view.start(name, rounds, already, sent)
+        self._view.start(name, rounds, already, sent, before)
         self._file.parent.mkdir(exist_ok=True)
-        before = [path for path in self._file.parent.glob("*tfevents*") if path != self._file]
+        others = [path for path in self._file.parent.glob("*tfevents*") if path != self._file]
         fresh = self._file.with_name("new")
         fresh.unlink(missing_ok=True)
         _write(fresh, [(time.time(), None, {})])
         for when, record in itertools.islice(_done(self._out), already):
             self._add(record, when, fresh)
         fresh.replace(self._file)
-        for path in before:
+        for path in others:
             path.unlink()
 
     def round(self, record: dict[str, Any]) -> None:

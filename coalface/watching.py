@@ -88,7 +88,8 @@ def _advance(view: Progress, folder: Path, shown: int) -> int:
         status = _standing(folder)
         if status is None or not any(event.get("event") == "begins" for event in run.events):
             return shown
-        view.start(run.name, status.rounds, len(run.metrics), (status.bytes_down, status.bytes_up))
+        sent = status.bytes_down, status.bytes_up
+        view.start(run.name, status.rounds, len(run.metrics), sent, run.metrics)
         return len(run.metrics)
     for record in run.metrics[shown:]:
         view.stage(str(record.get("stage", "")))

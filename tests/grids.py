@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -28,6 +29,8 @@ class InProcessGrid(Grid):
         self.apps = {1000 + number: app for number, app in enumerate(apps)}
         self.away: set[int] = set()
         """Nodes that are not there."""
+        self.dead: set[int] = set()
+        """Nodes that are gone and are not missed yet: messages for them are answered with an error."""
         self.keys: dict[int, bytes] = {}
         """Public keys, of nodes that have one."""
         self.held: set[int] = set()
@@ -63,7 +66,9 @@ class InProcessGrid(Grid):
             message.metadata.__dict__["_message_id"] = name
             self.sent.append(message)
             node = message.metadata.dst_node_id
-            if node not in self.away:
+            if node in self.dead:
+                self._replies[name] = node, Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=message)
+            elif node not in self.away:
                 self.answered.append(self.apps[node](message, self.contexts[node]))
                 self._replies[name] = node, self.answered[-1]
             found.append(name)

@@ -25,6 +25,7 @@ from coalface.engines.processes import wait_for_workers
 from coalface.engines.transport import RunFailed
 from coalface.models.groups import Backbone
 from coalface.report import runs
+from coalface.report.progress import Progress
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -266,7 +267,7 @@ class Slow(Silent):
         if "waiting for its model" in text:
             said.with_name("waiting").touch()
 
-    def start(self, name, rounds, already=0, sent=(0, 0)):
+    def start(self, name, rounds, already=0, sent=(0, 0), before=()):
         with open(said, "a") as file:
             file.write(name + "\\n")
         until = time.monotonic() + 30
@@ -426,3 +427,15 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (out / "notes.txt").rename(out / "config.yaml.new")  # left by a run that was killed as it began
     experiment.run(tiny(rounds=1), out, Silent())
     assert (out / "summary.json").exists()
+
+
+def test_the_end_of_a_resumed_run_tells_of_the_rounds_before_it_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {"rounds": 4, "trouble": {"dropout": 0.5}, "engine": {"threads": 1, "patience": 9}}
+    with Progress() as view:
+        experiment.run(tiny(**changes), tmp_path / "run", view)
+    with Progress() as view:
+        experiment.resume(tmp_path / "run", view)
+    ends = [line.partition("  down ")[2] for line in capsys.readouterr().out.splitlines() if "tiny  done" in line]
+    assert len(ends) == 2 and ends[0] == ends[1] and " of 4 rounds abandoned  without silo-0" in ends[0]

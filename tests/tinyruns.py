@@ -96,7 +96,7 @@ class Silent:
         self.notes: list[str] = []
         self.finished: list[Path] = []
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0), before: Any = ()) -> None:
         self.started.append((name, rounds, already))
 
     def round(self, record: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from coalface.core import (
 from coalface.disk import writing
 from coalface.engines import narrowing
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
-from coalface.engines.desk import Request, StepFailed
+from coalface.engines.desk import Request, StepFailed, Unanswered
 from coalface.engines.gathering import Gathering, Lost
 from coalface.engines.opened import Opened
 from coalface.engines.rounds import Round, Rules
@@ -45,8 +45,11 @@ def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryvie
     return reply.data if isinstance(reply, wire.Encoded) else reply
 
 
-def _size(reply: Reply) -> int:
-    return 0 if isinstance(reply, StepFailed) else len(_data(reply))
+def _size(reply: Reply) -> int | None:
+    """None of a reply that never came."""
+    if isinstance(reply, StepFailed):
+        return None if isinstance(reply, Unanswered) else 0
+    return len(_data(reply))
 
 
 class Asking(Federation):

@@ -59,6 +59,10 @@ class StepFailed(RuntimeError):
     """A step could not be run at its party; the message names party, step and round."""
 
 
+class Unanswered(StepFailed):
+    """A party did not answer: nobody knows whether the request ever came to it."""
+
+
 class Crew(Protocol):
     """The processes that play a party together with this one, which alone has a desk for the server."""
 

@@ -57,8 +57,10 @@ class Gathering:
         self._down = len(call.common.data) if call.common else 0
         self._places = {party: place for place, party in enumerate(call.to)}
 
-    def count(self, request: Request, size: int, tally: Tally) -> None:
-        """Count the bytes of a request and of its reply."""
+    def count(self, request: Request, size: int | None, tally: Tally) -> None:
+        """Count the bytes of a request and of its reply; neither where none came (None)."""
+        if size is None:
+            return
         sent = self._down + (len(request.each.data) if request.each else 0)
         tally.bytes_down += sent
         tally.bytes_up += size
@@ -66,9 +68,9 @@ class Gathering:
         self.bytes["up"] += size
 
     def take(
-        self, request: Request, size: int, read: Callable[[type, Sequence[Any]], Any], tally: Tally, most: int
+        self, request: Request, size: int | None, read: Callable[[type, Sequence[Any]], Any], tally: Tally, most: int
     ) -> None:
-        """Take in one reply of `size` bytes; `most` is how many images the party can have.
+        """Take in one reply of `size` bytes, None where none came; `most` is how many images the party can have.
 
         `read` gives the message, from its class and what was sent to the party.
         """
@@ -85,7 +87,7 @@ class Gathering:
                 fold.check(message, most)
         except (wire.Refused, wire.WireError, StepFailed) as error:
             self.failed[party] = str(error)
-            self.bytes["lost" if isinstance(error, Lost) else "refused"] += size
+            self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
             return
         for fold in self._sums:
             name = fold.mean.field

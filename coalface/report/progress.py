@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +49,9 @@ class _Now:
     loss: float | None = None
     asked: int | None = None
     arrived: int | None = None
-    failures: int = 0
     abandoned: int = 0
+    without: Counter[str] = field(default_factory=Counter)
+    """Rounds in which a party's reply did not count, by its name."""
     bytes_down: float = 0
     bytes_up: float = 0
     judged: dict[str, float] = field(default_factory=dict)
@@ -107,14 +109,23 @@ class Progress:
             self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
             self._now = None
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+    def start(
+        self,
+        name: str,
+        rounds: int,
+        already: int = 0,
+        sent: tuple[int, int] = (0, 0),
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed.
 
-        `sent` are the bytes down and up of the rounds before it was resumed.
+        `sent` are the bytes down and up of the rounds before it was resumed, `before` their lines of metrics.jsonl.
         """
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
         self._now.bytes_down, self._now.bytes_up = sent
         self._doing = ""
+        for record in before:
+            self._count(self._now, record)
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
             self._print(f"{clean(name)}  {_rounds(rounds)}{resumed}")
@@ -147,8 +158,7 @@ class Progress:
         if (loss := number(record.get("loss"))) is not None or not record.get("abandoned"):
             now.loss = loss  # a round that asks for something else than training has none
         now.asked, now.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
-        now.failures += len(mapping(record.get("failed")))
-        now.abandoned += bool(record.get("abandoned"))
+        self._count(now, record)
         now.bytes_down += number(record.get("bytes_down")) or 0
         now.bytes_up += number(record.get("bytes_up")) or 0
         now.judged = flat_figures(record.get("judged")) or now.judged
@@ -159,6 +169,12 @@ class Progress:
         count = now.already + now.done
         if count % every == 0 or count == now.rounds:
             self._print("  ".join([clean(now.name), f"round {self._rounds_done()}", *self._details(), self._time()]))
+
+    @staticmethod
+    def _count(now: _Now, record: Mapping[str, Any]) -> None:
+        failed = mapping(record.get("failed"))
+        now.without.update(clean(party) for party in failed)
+        now.abandoned += bool(record.get("abandoned"))
 
     def note(self, text: str) -> None:
         """A line for the person, kept above the live view."""
@@ -172,8 +188,12 @@ class Progress:
         flat = flat_figures(dict(figures))
         parts = [_rounds(now.already + now.done), duration(self._clock() - now.began)]
         parts += [f"{clean(figure_name(key))} {figure_text(flat, key)}" for key in _shown(flat)]
-        sent = f"down {size(now.bytes_down)} up {size(now.bytes_up)}"
-        self._print("  ".join([f"{clean(now.name)}  done", *parts, sent, f"in {clean(where)}"]))
+        parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
+        if now.abandoned:
+            parts.append(f"{now.abandoned} of {_rounds(now.already + now.done)} abandoned")
+        if now.without:
+            parts.append(_without(now.without))
+        self._print("  ".join([f"{clean(now.name)}  done", *parts, f"in {clean(where)}"]))
 
     def _print(self, line: str) -> None:
         if self._quiet:
@@ -198,8 +218,8 @@ class Progress:
             parts.append(f"{now.arrived}/{now.asked} parties")
         parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
         parts += [f"{clean(figure_name(key))} {figure_text(now.judged, key)}" for key in _shown(now.judged)]
-        if now.failures:
-            parts.append(f"{now.failures} failed")
+        if failures := now.without.total():
+            parts.append(f"{failures} failed")
         if now.abandoned:
             parts.append(f"{now.abandoned} abandoned")
         return parts
@@ -260,6 +280,12 @@ def _shown(figures: Mapping[str, float]) -> list[str]:
     """The figures that fit in a line: the first of the first judge, and the error of the run's own clients."""
     first = [key for key in figures if not key.endswith("_se")][:1]
     return first + [key for key in figures if key.startswith("enrolled ") and key.endswith("/eer") and key not in first]
+
+
+def _without(missed: Counter[str]) -> str:
+    """Whose replies did not count, in how many rounds: the three that were missed most."""
+    named = ", ".join(f"{party} in {_rounds(count)}" for party, count in missed.most_common(3))
+    return f"without {named}" + (f" and {len(missed) - 3:,} others" if len(missed) > 3 else "")
 
 
 def _rounds(count: int) -> str:

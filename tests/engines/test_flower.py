@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grids import InProcessGrid, over_flower, roles, seated
+from toys import HOOKS, Moves
 from worlds import Stop, recipe, run
 
 from coalface.core import Party, step
@@ -118,6 +119,36 @@ def test_a_party_that_goes_is_left_out_and_takes_part_again_when_it_is_back(tmp_
     tallies = ran.server.at.tallies
     assert (tallies["silo-0"].rounds, tallies["silo-0"].failed) == (3, 1) and tallies["silo-1"].rounds == 4
     assert '"silo-0 is not there"' in (tmp_path / "metrics.jsonl").read_text()
+    down = {name: tally.bytes_down for name, tally in tallies.items()}
+    assert down["silo-0"] * 4 == down["silo-1"] * 3 > 0 and sum(down.values()) == ran.server.at.totals["down"]
+
+
+def test_what_a_dead_node_is_sent_is_not_counted(tmp_path: Path) -> None:
+    """The SuperLink takes a minute to miss a node: until then it takes messages, and says that no reply will come."""
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=4)
+
+    def report(record: dict[str, Any]) -> None:
+        (grids[0].dead.add if record["round"] == 1 else grids[0].dead.discard)(1000)
+
+    ran = run(method, tmp_path, build, transport=over_flower(grids=grids), report=report, on_error="exclude")
+    tallies = ran.server.at.tallies
+    assert "silo-0, step train, train round 2: no reply will come" in (tmp_path / "metrics.jsonl").read_text()
+    assert tallies["silo-0"].bytes_down * 4 == tallies["silo-1"].bytes_down * 3 > 0
+
+
+def test_a_step_that_fails_is_counted_as_it_is_here(tmp_path: Path, toy_steps: None) -> None:
+    """The party was sent the request: the same bytes down as in a run on one machine."""
+
+    def broken(party: Party) -> None:
+        if (party.name, party.round) == ("silo-1", 2):
+            raise ValueError("no")
+
+    HOOKS.append(broken)
+    here = run(Moves(rounds=3), tmp_path / "here", on_error="exclude")
+    there = run(Moves(rounds=3), tmp_path / "there", transport=over_flower(), on_error="exclude")
+    assert there.server.at.tallies == here.server.at.tallies and here.server.at.tallies["silo-1"].failed == 1
+    assert there.server.at.totals == here.server.at.totals
 
 
 def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp_path: Path) -> None:
@@ -139,6 +170,7 @@ def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["late"] for event in events if "late" in event] == [{"silo-0": 1}]
     assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (2, 1)
+    assert ran.server.at.tallies["silo-0"].bytes_down * 3 == ran.server.at.tallies["silo-1"].bytes_down * 2
     assert "silo-0, step train, train round 1: no reply within 0.05 s" in (tmp_path / "metrics.jsonl").read_text()
 
 

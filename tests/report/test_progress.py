@@ -194,6 +194,23 @@ def test_what_takes_a_while_is_said_until_a_round_is_over():
         assert "starting" not in seen()
 
 
+def test_the_end_says_which_rounds_were_abandoned_and_who_was_missing():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        missing = record(1, arrived=7, failed={"silo-02": "not there"}, abandoned=True)
+        progress.start("demo", 4, already=1, before=[missing])
+        progress.round({**missing, "round": 2})
+        progress.round(record(3, arrived=7, failed={"silo\x1b-05": "refused"}))
+        progress.round(record(4))
+        progress.finish({}, "x")
+        progress.start("large", 1)
+        progress.round(record(1, failed={f"client-{n}": "dropped out" for n in range(1003)}))
+        progress.finish({}, "x")
+    done, large = (line for line in lines() if "  done  " in line)
+    assert "2 of 4 rounds abandoned  without silo-02 in 2 rounds, silo?-05 in 1 round  in x" in done
+    assert "without client-0 in 1 round, client-1 in 1 round, client-2 in 1 round and 1,000 others  in x" in large
+
+
 def test_a_record_with_nothing_in_it_is_a_round():
     console, lines = plain()
     with Progress(console=console) as progress:

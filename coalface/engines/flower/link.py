@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from coalface.core import Tensors, Ticket
 from coalface.engines.cohorts import Cohort
-from coalface.engines.desk import Request, StepFailed
+from coalface.engines.desk import Request, StepFailed, Unanswered
 from coalface.engines.flower.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
 from coalface.engines.transport import Member, Reply, RunFailed
 
@@ -31,6 +31,8 @@ AGAIN = 30.0
 """Seconds after which a node is asked again that could not say who it is."""
 Answered = tuple[dict[str, Any], dict[str, bytes]]
 """What a node says: plain values, and bytes by name."""
+_NO_ANSWER: Answered = {"failed": "no reply will come"}, {}
+"""What is said for a node that will not answer."""
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in ("common", "each"))
 
 
@@ -192,7 +194,7 @@ class Link:
         ends = time.monotonic() + self._patience.step
         node = self._nodes.get(request.party)
         if node is None:
-            return request, StepFailed(f"{request.party} is not there"), ends
+            return request, Unanswered(f"{request.party} is not there"), ends
         encoded = {"common": request.common, "each": request.each}
         data = {name: message.data for name, message in encoded.items() if message is not None}
         content = write({name: getattr(request, name) for name in _PLAIN}, data)
@@ -205,7 +207,9 @@ class Link:
         found = self._wait([sent], ends).get(sent)
         if found is None:
             self._late[sent] = request.party
-            return request, StepFailed(f"{where}: no reply within {self._patience.step:g} s")
+            return request, Unanswered(f"{where}: no reply within {self._patience.step:g} s")
+        if found is _NO_ANSWER:
+            return request, Unanswered(f"{where}: {found[0]['failed']}")
         said, data = found
         if "failed" in said:
             return request, StepFailed(f"{where}: {said['failed']}; the party's own log says why")
@@ -265,7 +269,7 @@ class Link:
                 log.warning("a reply of %s came after its deadline, and is discarded", party)
                 continue
             try:
-                found[answered] = read(reply.content) if reply.has_content() else ({"failed": "no reply will come"}, {})
+                found[answered] = read(reply.content) if reply.has_content() else _NO_ANSWER
             except (KeyError, ValueError, TypeError) as error:
                 found[answered] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
         return found
