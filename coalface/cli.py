@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from coalface import disk, federation_commands, field_commands, ledger_commands
 from coalface.cache_commands import cache
@@ -54,12 +56,21 @@ def run(
     typer.echo(f"report: {out / 'report.html'}")
 
 
-@app.command()
+class _Resume(TyperCommand):
+    """Reads which keys may change where its help is asked for: to read them for every command takes a second."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from coalface import config
+
+        changes = next(each for each in self.params if each.name == "changes")
+        changes.help = f"What may change: {', '.join(config.FREE + config.ADJUSTABLE)}."  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+@app.command(cls=_Resume)
 def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="engine.workers, engine.quorum or engine.patience may change.")
-    ] = None,
+    changes: Changes = None,
     changed_code: Annotated[
         bool, typer.Option("--changed-code", help="Go on although the code of the method was changed since it began.")
     ] = False,
@@ -370,7 +381,7 @@ def import_config(
         return
     with disk.writing(out), open(out, "x", encoding="utf-8") as file:
         file.write(text)
-    typer.echo(f"wrote {out}; `coalface run {out} --dry-run` shows what it would do")
+    typer.echo(f"wrote {out}; `coalface run {quote(str(out))} --dry-run` shows what it would do")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -180,7 +181,9 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
     tree = read(path) if path is not None else {}
     if "grids" in tree:
-        raise RecipeError(f"{path} is a file of grids, not a recipe: `coalface sweep {path}` runs its cells")
+        raise RecipeError(
+            f"{path} is a file of grids, not a recipe: `coalface sweep {quote(str(path))}` runs its cells"
+        )
     for change in changes:
         _check_utf8(change)
         key, separator, text = change.partition("=")

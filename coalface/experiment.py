@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 import torch
@@ -83,7 +84,9 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
     """
     processes.check_may_start()
     if (out / "config.yaml").exists():
-        raise RecipeError(f"{out} already holds a run: `coalface resume {out}` goes on with it, or give another --out")
+        raise RecipeError(
+            f"{out} already holds a run: `coalface resume {quote(str(out))}` goes on with it, or give another --out"
+        )
     if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
     with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,8 @@ def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
             f"{run}: {party} took no part in any of the run's rounds (a method may draw some parties for each), so it "
             "has no model of its own: take another --party"
             if through
-            else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume {run}`"
+            else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume "
+            f"{quote(str(run))}`"
         )
     setup = Setup(method, lambda: here, world.numerics(recipe), recipe.seed, run)
     stage = method.stages()[-1]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ def up(
         if not quiet:
             typer.echo(text)
 
+    typed = quote(str(kits))
     here = loopback.Loopback(kits, tell, within)
     runconfig.check(kits / "operator" / "project", run_config)
     watching.say_faults(kitchecking.check(kits, watching.now()), tell)
@@ -39,25 +41,25 @@ def up(
     try:
         here.start(out)
         if not run:
-            tell(f"`{kits}/operator/run.sh` starts a run, `coalface down {kits}` ends it all")
+            tell(f"`{quote(str(kits / 'operator' / 'run.sh'))}` starts a run, `coalface down {typed}` ends it all")
             return
         number, folder = here.run(run_config), here.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
         tell("its first round begins once the server and the parties have loaded the recipe")
         if detach:
-            tell(f"`coalface status {kits}` says how it goes, `coalface down {kits}` ends it all")
+            tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends it all")
             return
         following = True
         watching.follow(here, number, folder, quiet=quiet)
     except KeyboardInterrupt:
         went = "the federation and its run go on" if following else "stopped; what has been started runs on"
-        typer.echo(f"{went}: `coalface status {kits}`, `coalface down {kits}` ends it", err=True)
+        typer.echo(f"{went}: `coalface status {typed}`, `coalface down {typed}` ends it", err=True)
         raise typer.Exit(0 if following else 1) from None  # at 130 it would be told that a run is to be resumed
     except loopback.Down as error:
         if "coalface down" in str(error):
             raise
-        raise loopback.Down(f"{error}\nwhat has been started runs on: `coalface down {kits}` ends it") from None
-    tell(f"results: {folder}; the nodes wait for another run, `coalface down {kits}` ends them")
+        raise loopback.Down(f"{error}\nwhat has been started runs on: `coalface down {typed}` ends it") from None
+    tell(f"results: {folder}; the nodes wait for another run, `coalface down {typed}` ends them")
 
 
 def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:

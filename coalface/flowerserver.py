@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from coalface import config, dry, experiment, provenance
@@ -88,8 +89,8 @@ def check_begun(out: Path, made: Recipe) -> None:
     """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
     if differ := provenance.unlike(provenance.recipe_of(out), made):
         raise RecipeError(
-            f"{out} has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume {out}` or "
-            "the same run-config, or start another run by giving it another name"
+            f"{out} has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume "
+            f"{quote(str(out))}` or the same run-config, or start another run by giving it another name"
         )
 
 

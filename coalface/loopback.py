@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from coalface import config, federation, kittexts, marked, operating, runconfig
@@ -55,6 +56,11 @@ class Loopback:
     def __post_init__(self) -> None:
         self.kits = self.kits.resolve()
         self.made = kept(self.kits)
+
+    @property
+    def typed(self) -> str:
+        """The folder of kits, as a shell takes it."""
+        return quote(str(self.kits))
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
@@ -103,12 +109,12 @@ class Loopback:
             if runs != before:
                 raise RecipeError(
                     f"{self.kits}: its SuperLink runs and keeps runs in {before}: end it with "
-                    f"`coalface down {self.kits}` to give another --out"
+                    f"`coalface down {self.typed}` to give another --out"
                 )
             self._until(
                 self._answers,
-                f"the SuperLink is there and does not answer within {self.within:g} s: `coalface down {self.kits}` "
-                f"ends it, `coalface up {self.kits}` starts it again and goes on with the run",
+                f"the SuperLink is there and does not answer within {self.within:g} s: `coalface down {self.typed}` "
+                f"ends it, `coalface up {self.typed}` starts it again and goes on with the run",
                 (),
             )
             self.tell(f"the SuperLink is there already, at {self.made.superlink.own_address}")
@@ -140,7 +146,7 @@ class Loopback:
         except ssl.SSLCertVerificationError as error:
             raise Down(
                 f"the SuperLink's certificate is refused: {error.verify_message}. `coalface provision check "
-                f"{self.kits}` says what is wrong with the kits; make new ones"
+                f"{self.typed}` says what is wrong with the kits; make new ones"
             ) from None
         except OSError:
             return False
@@ -156,7 +162,7 @@ class Loopback:
             except OSError as error:
                 raise Down(
                     f"nothing listens at {link.address}, where the parties dial ({error}): by the kits a reverse proxy "
-                    f"does. Start {self.kits / SUPERLINK / 'proxy.sh'}, and then this again"
+                    f"does. Start {quote(str(self.kits / SUPERLINK / 'proxy.sh'))}, and then this again"
                 ) from None
 
     def _nodes(self) -> None:
@@ -215,7 +221,7 @@ class Loopback:
         server = any("flwr-serverapp" in one.command for one in marked.found(self.kits))
         if going and server:
             if run_config is not None:
-                raise RecipeError(f"{self.kits}: a run is going on: wait for it, or `coalface down {self.kits}`")
+                raise RecipeError(f"{self.kits}: a run is going on: wait for it, or `coalface down {self.typed}`")
             self.tell("a run is going on already")
             number = int(going[0]["run-id"])
         else:
@@ -231,7 +237,7 @@ class Loopback:
         """What the SuperLink says of a run: `running`, `finished:completed` and the like; and why, where it failed."""
         if not any("flower-superlink" in one.command for one in marked.found(self.kits)):
             raise Down(
-                f"the SuperLink has ended{self._said(SUPERLINK)}\n`coalface up {self.kits}` starts it again, and goes "
+                f"the SuperLink has ended{self._said(SUPERLINK)}\n`coalface up {self.typed}` starts it again, and goes "
                 "on with the run from its last checkpoint"
             )
         for one in self._runs():

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from coalface.checking import RecipeError
@@ -50,7 +51,8 @@ def output(words: Sequence[str], kits: Path, within: float) -> str:
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Failed(
                     f"{' '.join(words)} was not done within {within:g} s: the SuperLink may hang. "
-                    f"`coalface down {kits}` ends it, `coalface up {kits}` starts it again and goes on with the run"
+                    f"`coalface down {quote(str(kits))}` ends it, `coalface up {quote(str(kits))}` starts it again and "
+                    "goes on with the run"
                 ) from None
             raise
     if begun.returncode:

@@ -8,6 +8,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -66,7 +67,8 @@ def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) ->
                 said = why if why and why != "N/A" else state
                 raise Down(
                     f"the run has failed: {said}\nthe server's log is {loopback.log(here.kits, RUN)}; `coalface resume "
-                    f"{folder}` goes on from its last checkpoint, `coalface down {here.kits}` ends the federation"
+                    f"{quote(str(folder))}` goes on from its last checkpoint, `coalface down {here.typed}` ends the "
+                    "federation"
                 )
             time.sleep(LOOKS)
 
@@ -149,7 +151,7 @@ def shown(status: dict[str, Any], at: float, *, live: bool = False) -> Renderabl
 def _goes_on(run: dict[str, Any]) -> str:
     if run["elsewhere"] and not run["kits"]:
         return "the operator's `run.sh` with the same run-config goes on"
-    return f"`coalface resume {run['folder']}` goes on"
+    return f"`coalface resume {quote(run['folder'])}` goes on"
 
 
 def watch(place: Path) -> None:
@@ -184,8 +186,8 @@ def logs(place: Path, party: str | None) -> list[Path]:
     found = [loopback.log(kits, part) for part in ((party,) if party else (SUPERLINK, RUN))]
     if not (there := [path for path in found if path.exists()]):
         raise RecipeError(
-            f"{found[0]} is not there: `coalface up {kits}` has not started it on this machine; elsewhere the log is "
-            "what start.sh prints"
+            f"{found[0]} is not there: `coalface up {quote(str(kits))}` has not started it on this machine; "
+            "elsewhere the log is what start.sh prints"
         )
     return there
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -130,8 +131,9 @@ def build(
     standing = checkpoint.load(run / "checkpoints")
     if standing is None:
         raise RecipeError(
-            f"{run} has no checkpoint yet, which says what the server accepted: go on with `coalface resume {run}`; "
-            f"it has one after {recipe.engine.checkpoint} round{'s' * (recipe.engine.checkpoint > 1)}"
+            f"{run} has no checkpoint yet, which says what the server accepted: go on with `coalface resume "
+            f"{quote(str(run))}`; it has one after {recipe.engine.checkpoint} "
+            f"round{'s' * (recipe.engine.checkpoint > 1)}"
         )
     train, held = splits.training_faces(recipe)
     trainers = world.deal(recipe, train)

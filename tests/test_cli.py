@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +200,41 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(sys, "argv", ["coalface", "run", str(tinyruns.write(tmp_path / "tiny.yaml")), "--quiet"])
     with pytest.raises(KeyError, match="a defect"):
         cli.main()
+
+
+def test_the_help_of_resume_names_every_key_that_may_change() -> None:
+    text = " ".join(said("resume", "--help").split())
+    assert ", ".join(config.FREE + config.ADJUSTABLE) in text
+
+
+def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
+    fedavg_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(fedavg_run, tmp_path / "my runs; and $HOME")
+    text = refused(capsys, monkeypatch, "run", tinyruns.write(tmp_path / "tiny.yaml"), "--out", out)
+    typed = re.findall(r"`([^`]*)`", text)
+    assert [shlex.split(one) for one in typed] == [["coalface", "resume", str(out)]]
+    (out / "summary.json").unlink()
+    typed = re.findall(r"`([^`]*)`", " ".join(said("status", out).split()))
+    assert [shlex.split(one) for one in typed] == [["coalface", "resume", str(out)]]
+
+
+def test_every_command_that_is_printed_quotes_what_stands_in_it() -> None:
+    """In the package's text: within backticks, after a command, stands a value in quotes, or one that needs none."""
+    loose = []
+    for path in sorted(Path(cli.__file__).parent.rglob("*.py")):
+        for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(text, ast.JoinedStr):
+                continue
+            so_far = ""
+            for piece in text.values:
+                if isinstance(piece, ast.Constant):
+                    so_far += str(piece.value)
+                elif so_far.count("`") % 2 and re.match(r"(coalface|chmod) ", so_far.rpartition("`")[2]):
+                    value = ast.unparse(piece)
+                    if not re.search(r"quote\(|typed|\{size\}|--grey", value):
+                        loose.append(f"{path.name}: {so_far.rpartition('`')[2]}{value}")
+    assert loose == []
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=(pytest.mark.slow, pytest.mark.ci))])

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
 
 def make_folder(path: Path) -> None:
@@ -32,7 +33,7 @@ def check(home: Path, below: Iterable[Path]) -> None:
         if (mode := _mode(path)) & 0o077:
             raise PermissionError(
                 f"{path} can be read or changed by others (mode {mode:03o}), and holds what is the party's alone: "
-                f"`chmod -R go= {home}` closes it, or name another folder as home"
+                f"`chmod -R go= {quote(str(home))}` closes it, or name another folder as home"
             )
 
 
