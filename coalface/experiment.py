@@ -47,7 +47,7 @@ from coalface.engines.transport import RunFailed, Transport
 from coalface.judging import Judge, write_json, write_text
 from coalface.membership import Members
 from coalface.owned import OWN
-from coalface.report import page
+from coalface.report import page, runs
 
 
 class View(Protocol):
@@ -161,7 +161,7 @@ def _execute(
     world.check_device(recipe)
     tracking.check(recipe)
     ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
-    initial, classifier, before = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
+    initial, classifier, trained_before = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
     view.doing("reading the images")
     train, held = splits.training_faces(recipe, _packing(view))
     test = splits.testing(recipe, _packing(view))
@@ -235,7 +235,7 @@ def _execute(
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
         faults = server.check_ledgers()
-        if (members := world.members(recipe, train, here, before)) is not None:
+        if (members := world.members(recipe, train, here, trained_before)) is not None:
             membership.write(out, members)
         modelfolder.write(recipe, server, models, out, figures)
     judging.keep_lists(out / "judged", judge.lists)
