@@ -161,7 +161,9 @@ def _execute(
     world.check_device(recipe)
     tracking.check(recipe)
     ownworld.check_here(recipe) if carrier is None else ownworld.check_elsewhere(recipe)
-    initial, classifier, trained_before = _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
+    initial, classifier, trained_before = (
+        _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
+    )
     view.doing("reading the images")
     train, held = splits.training_faces(recipe, _packing(view))
     test = splits.testing(recipe, _packing(view))
