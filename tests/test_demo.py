@@ -81,7 +81,7 @@ def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(
         pass
 
     class Stops(Silent):
-        def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+        def start(self, name: str, rounds: int, already: int = 0, sent: Any = (0, 0), before: Any = ()) -> None:
             super().start(name, rounds, already, sent)
             if name == "demo-solo":
                 raise Stop
