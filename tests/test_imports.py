@@ -13,7 +13,7 @@ import coalface
 
 ROOT = Path(coalface.__file__).parent
 LEVELS = [
-    {"annotations", "disk"},
+    {"annotations", "disk", "jsontext", "yamltext"},
     {"declarations"},
     {"means"},
     {"core"},

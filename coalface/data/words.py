@@ -18,6 +18,17 @@ def shown(name: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def told(text: object, most: int = 200) -> str:
+    r"""What another says, as it may stand in a report: `shown`, and cut after `most` characters.
+
+    >>> told("no\nroom"), told("a" * 1_000_000, most=4)
+    ('no\\nroom', 'aaaa…')
+    """
+    said = str(text)
+    short = shown(said[: most + 1])
+    return short if len(short) <= most else f"{short[:most]}…"
+
+
 def several(count: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 

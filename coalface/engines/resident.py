@@ -130,8 +130,8 @@ def serve(
                     (about, said), data = _received(connection)
                     with last:
                         _send(connection, *answer(about, said, data))
-                except (OSError, EOFError) as error:  # who asked is gone
-                    log.warning("a message was broken off: %s", error)
+                except Exception as error:  # who asked is gone, or what it sent is no message: others will come
+                    log.warning("a message was broken off: %r", error)
 
 
 class _Last:

@@ -6,6 +6,7 @@ in the party's log.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -52,13 +53,16 @@ def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
 
 
 def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    reply = Desk(seat.site, seat.name).answer(_request(seat, said, data))
-    return {}, {"reply": reply.data if isinstance(reply, wire.Encoded) else reply}
+    request = _request(seat, said, data)
+    reply = Desk(seat.site, seat.name).answer(request)
+    encoded = reply.data if isinstance(reply, wire.Encoded) else reply
+    return {"id": request.id, "sha256": hashlib.sha256(encoded).hexdigest()}, {"reply": encoded}
 
 
 def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    seat.keep(Desk(seat.site, seat.name).own_model(_request(seat, said, data)))
-    return {}, {}
+    request = _request(seat, said, data)
+    seat.keep(Desk(seat.site, seat.name).own_model(request))
+    return {"id": request.id, "sha256": hashlib.sha256().hexdigest()}, {}
 
 
 def _settle(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:

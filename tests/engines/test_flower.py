@@ -29,6 +29,23 @@ from coalface.methods.fedavg import FedAvg, Global, Update
 SHORT = Patience(join=5, step=0.05, poll=0.01)
 
 
+def saying(text: str) -> RecordDict:
+    return RecordDict({"said": ConfigRecord({"json": text})})
+
+
+HOSTILE = [
+    "[" * 200_000,
+    '{"a":' * 5_000,
+    '{"name": "silo-0", "role": "trainer", "images": Infinity, "identities": 2}',
+    '{"name": "silo-0", "role": "trainer", "images": NaN, "identities": 2}',
+    '{"name": "silo-0", "role": "trainer", "images": 1e400, "identities": 2}',
+    '{"name": "silo-0", "role": "trainer", "images": 1' + "0" * 400 + ', "identities": 2}',
+    '{"name": "silo-0", "role": "trainer", "images": 9007199254740993, "identities": 2}',
+    '{"name": "' + "x" * (1 << 20) + '"}',
+]
+"""What no party of ours says."""
+
+
 @pytest.mark.parametrize("name", list(METHODS))
 def test_everything_is_as_the_local_engine_leaves_it(name: str, tmp_path: Path) -> None:
     method, build = recipe(name)
@@ -190,9 +207,16 @@ def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureF
     assert "a second node says that it is silo-0: it is left alone" in caplog.text
 
 
-@pytest.mark.parametrize("claims", [b"of somebody else", b""])
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        (b"key 1", "node 1000 says that it is silo-0 and has not its key: it is left alone"),
+        (b"of somebody else", "node 1000 has the key of no party of this run: it is left alone"),
+        (b"", "node 1000 has the key of no party of this run: it is left alone"),
+    ],
+)
 def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
-    claims: bytes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    claims: bytes, why: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     method, build = recipe("fedavg")
     keys = {f"silo-{i}": f"key {i}".encode() for i in range(3)}
@@ -207,7 +231,7 @@ def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
 
     with pytest.raises(RunFailed, match="silo-0 did not join"):
         run(method, tmp_path / "claims", build, transport=transport(claims))
-    assert "node 1000 says that it is silo-0 and has not its key: it is left alone" in caplog.text
+    assert why in caplog.text
     here = run(method, tmp_path / "local", build).bytes()
     assert run(method, tmp_path / "flower", build, transport=transport(b"key 0")).bytes() == here
 
@@ -312,6 +336,11 @@ def test_messages_are_plain_values_and_bytes_alone(tmp_path: Path) -> None:
             "silo-0, a validator, who is a trainer by the recipe",
         ),
         (records.write({"name": "silo-9", "role": "trainer", "images": 4, "identities": 2}), "none of this run's"),
+        *((saying(text), "a reply that is none (ValueError)") for text in HOSTILE),
+        (saying('{"name": "silo-0", "role": "trainer", "images": -5, "identities": 2}'), "joins (ValueError)"),
+        (saying('{"name": "silo-0", "role": "trainer", "images": 2.5, "identities": 2}'), "joins (ValueError)"),
+        (saying('{"name": "silo-0", "role": "trainer", "images": true, "identities": 2}'), "joins (ValueError)"),
+        (RecordDict({"said": ConfigRecord({"json": 3})}), "a reply that is none (ValueError)"),
     ],
 )
 def test_a_node_that_says_anything_else_is_left_alone(
@@ -321,3 +350,123 @@ def test_a_node_that_says_anything_else_is_left_alone(
     with pytest.raises(RunFailed, match="silo-0 did not join"):
         Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01))
     assert why in caplog.text
+
+
+def test_a_node_whose_key_is_no_partys_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    grid = InProcessGrid([lambda message, context: Message(saying("[" * 200_000), reply_to=message)])
+    grid.keys = {1000: b"of somebody else"}
+    with pytest.raises(RunFailed, match="silo-0 did not join.*node 1000 has the key of no party of this run"):
+        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), keys={"silo-0": b"key 0"})
+    assert not grid.sent
+
+
+def answering(number: int, changed: Any, grids: list[InProcessGrid]) -> Any:
+    """A transport one of whose nodes gives what `changed` makes of its replies to steps."""
+
+    def transport(made: Any, world: Any) -> Link:
+        link = over_flower(grids=grids)(made, world)
+        right = grids[0].apps[1000 + number]
+
+        def wrong(message: Message, context: Any) -> Message:
+            reply: Message = right(message, context)
+            return changed(message, reply) if message.metadata.message_type == records.STEP else reply
+
+        grids[0].apps[1000 + number] = wrong
+        return link
+
+    return transport
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:12])
+def test_a_reply_that_is_hostile_is_its_partys_failure_and_no_others(text: str, tmp_path: Path) -> None:
+    method, build = recipe("fedavg")
+    hostile = answering(0, lambda asked, reply: Message(saying(text), reply_to=asked), [])
+    tallies = run(method, tmp_path, build, transport=hostile, on_error="exclude").server.at.tallies
+    assert tallies["silo-0"].rounds == 0 and tallies["silo-0"].failed == tallies["silo-1"].rounds == 3
+    assert "a reply that is none (" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_message_that_flower_cannot_read_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[InProcessGrid] = []
+    right = InProcessGrid.pull_messages
+
+    def pull(self: InProcessGrid, message_ids: Iterable[str]) -> list[Message]:
+        found = right(self, message_ids)
+        for reply in found:
+            if reply.metadata.src_node_id == 1000 and reply.metadata.message_type == records.STEP:
+                raise KeyError("a class that Flower has not")
+        return found
+
+    monkeypatch.setattr(InProcessGrid, "pull_messages", pull)
+    method, build = recipe("fedavg")
+    ran = run(method, tmp_path, build, transport=over_flower(grids=grids), on_error="exclude")
+    tallies = ran.server.at.tallies
+    assert tallies["silo-0"].failed == tallies["silo-1"].rounds == tallies["silo-2"].rounds == 3
+
+
+def test_what_a_party_says_is_cut_and_shown_in_the_metrics(tmp_path: Path) -> None:
+    method, build = recipe("fedavg")
+    long = {"failed": "\x1b[31m" + "x" * 60_000}
+    ran = run(
+        method,
+        tmp_path,
+        build,
+        transport=answering(0, lambda asked, reply: Message(records.write(long), reply_to=asked), []),
+        on_error="exclude",
+    )
+    assert ran.server.at.tallies["silo-0"].failed == 3
+    (reason,) = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["failed"].values()
+    assert "\\x1b[31mxxx" in reason and len(reason) < 400
+
+
+# --- a reply belongs to its request -----------------------------------------------------------------------------------
+
+
+def test_a_reply_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
+    first: list[RecordDict] = []
+
+    def again(asked: Message, reply: Message) -> Message:
+        first.append(reply.content)
+        return Message(first[0], reply_to=asked)
+
+    method, build = recipe("fedavg")
+    ran = run(method, tmp_path, build, transport=answering(0, again, []), on_error="exclude")
+    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (1, 2)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [list(line["failed"].values()) for line in lines] == [
+        [],
+        *([f"silo-0, step train, train round {n}: a reply to another request"] for n in (2, 3)),
+    ]
+
+
+def test_a_reply_with_other_bytes_than_it_says_is_refused(tmp_path: Path) -> None:
+    def other(asked: Message, reply: Message) -> Message:
+        said, data = records.read(reply.content)
+        return Message(records.write(said, {"reply": data["reply"][:-1] + b"\x01"}), reply_to=asked)
+
+    method, build = recipe("fedavg")
+    ran = run(method, tmp_path, build, transport=answering(0, other, []), on_error="exclude")
+    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (0, 3)
+    assert "another SHA-256 than it says" in (tmp_path / "metrics.jsonl").read_text()
+
+
+# --- what a server says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:12])
+def test_a_hostile_server_is_answered_and_leaves_the_node_as_it_was(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=1)
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    (grid,) = grids
+    for about in (records.JOIN, records.STEP, records.KEEP, records.SETTLE, records.CHECK):
+        asked = Message(saying(text), 1000, about)
+        asked.metadata.__dict__["_message_id"] = "hostile"
+        said, _ = records.read(grid.apps[1000](asked, grid.contexts[1000]).content)
+        assert said == {"failed": "ValueError"} and "the server sent a message that is none" in caplog.text
+    right = next(m for m in grid.sent if m.metadata.message_type == records.STEP and m.metadata.dst_node_id == 1000)
+    assert "reply" in records.read(grid.apps[1000](right, grid.contexts[1000]).content)[1]

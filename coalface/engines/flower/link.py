@@ -6,6 +6,8 @@ have random numbers; a query asks each which party it is.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +18,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from coalface.core import Tensors, Ticket
+from coalface.data.words import told
 from coalface.engines.cohorts import Cohort
 from coalface.engines.desk import Request, StepFailed, Unanswered
 from coalface.engines.flower.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
 from coalface.engines.transport import Member, Reply, RunFailed
+from coalface.jsontext import LARGEST
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ Answered = tuple[dict[str, Any], dict[str, bytes]]
 """What a node says: plain values, and bytes by name."""
 _NO_ANSWER: Answered = {"failed": "no reply will come"}, {}
 """What is said for a node that will not answer."""
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
+"""What Flower raises for a message that came and is none; where it does not reach the SuperLink it raises others."""
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in ("common", "each"))
 
 
@@ -77,7 +83,9 @@ class Link:
         self._again: dict[int, float] = {}
         """Nodes that could not say it, and when they are asked again."""
         self._refused: dict[str, str] = {}
-        """Party -> why a node that says it is that one was left alone last."""
+        """Party -> why a node that says it is that one was left alone last; "" -> of nodes with no party's key."""
+        self._strangers: set[int] = set()
+        """Nodes whose keys are no party's: they are asked nothing, so nothing that they say is read."""
         self._late: dict[str, str] = {}
         """Message -> party, of requests that were given up."""
         self.late: dict[str, int] = {}
@@ -88,7 +96,8 @@ class Link:
         self._look()
         while missing := sorted(expected.keys() - self.members.keys()):
             if time.monotonic() > ends:
-                why = "".join(f". Left alone: {self._refused[name]}" for name in missing if name in self._refused)
+                left = [self._refused[name] for name in [*missing, ""] if name in self._refused]
+                why = "".join(f". Left alone: {each}" for each in left)
                 raise RunFailed(
                     f"{', '.join(missing)} did not join within {patience.join:g} s: start their SuperNodes, see that "
                     f"they reach the SuperLink, or wait longer{why}"
@@ -143,7 +152,7 @@ class Link:
         }
         faults = {party: said["fault"] for party, said in self._tell(CHECK, asked).items() if "fault" in said}
         said = "does not hold, its ledger or its private state"
-        return {p: f"what {p} keeps {said} ({kind}); its own log says why" for p, kind in faults.items()}
+        return {p: f"what {p} keeps {said} ({told(kind)}); its own log says why" for p, kind in faults.items()}
 
     def close(self) -> None:
         """Nothing of it outlives the run."""
@@ -160,22 +169,32 @@ class Link:
             self._nodes.setdefault(self._asked[node], node)
         known = self._asked.keys() | set(self._joining.values())
         for node in sorted(keys.keys() - known):
-            if self._again.get(node, now) <= now:
+            if self._keys is not None and keys[node] not in self._keys.values():
+                self._pass_over(node)
+            elif self._again.get(node, now) <= now:
                 self._joining[self._push(JOIN, node, write({}))] = node
         for message, (said, _) in self._pull(list(self._joining)).items():
             node = self._joining.pop(message)
             if why := self._joined(node, said, keys[node]):
                 log.warning("%s: it is left alone", why)
-                self._refused[str(said.get("name"))] = why
+                if (name := said.get("name")) in list(self._roles):
+                    self._refused[name] = why
                 self._again[node] = time.monotonic() + AGAIN
+
+    def _pass_over(self, node: int) -> None:
+        if node not in self._strangers:
+            self._strangers.add(node)
+            self._refused[""] = f"node {node} has the key of no party of this run"
+            log.warning("%s: it is left alone", self._refused[""])
 
     def _joined(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
         """Take in what a node says of itself; why not, where it cannot be."""
         if "failed" in said:
-            return f"node {node} does not say which party it plays ({said['failed']}), its own log says why"
+            return f"node {node} does not say which party it plays ({told(said['failed'])}), its own log says why"
         try:
-            name, member = str(said["name"]), Member(str(said["role"]), int(said["images"]), int(said["identities"]))
-        except (KeyError, TypeError, ValueError) as error:
+            name = told(said["name"])
+            member = Member(told(said["role"]), _count(said["images"]), _count(said["identities"]))
+        except (KeyError, ValueError) as error:
             return f"node {node} does not say what a party says when it joins ({type(error).__name__})"
         if self._keys is not None and self._keys.get(name) != key:
             return f"node {node} says that it is {name} and has not its key"
@@ -212,8 +231,13 @@ class Link:
             return request, Unanswered(f"{where}: {found[0]['failed']}")
         said, data = found
         if "failed" in said:
-            return request, StepFailed(f"{where}: {said['failed']}; the party's own log says why")
-        return request, bytearray(data.get("reply", b""))
+            return request, StepFailed(f"{where}: {told(said['failed'])}; the party's own log says why")
+        reply = data.get("reply", b"")
+        if said.get("id") != request.id:
+            return request, StepFailed(f"{where}: a reply to another request")
+        if said.get("sha256") != hashlib.sha256(reply).hexdigest():
+            return request, StepFailed(f"{where}: a reply whose bytes have another SHA-256 than it says")
+        return request, bytearray(reply)
 
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         self._look()
@@ -257,22 +281,36 @@ class Link:
     def _pull(self, messages: Sequence[str]) -> dict[str, Answered]:
         """The replies that are there; those to what was given up are counted and thrown away.
 
-        A node of somebody else's may say anything: what is no answer of ours is taken as a failure.
+        A node of somebody else's may say anything: what is no answer of ours is taken as a failure. Each is pulled by
+        itself, since Flower reads a message as it pulls it, and one that it cannot read would take others along.
         """
         found: dict[str, Answered] = {}
-        wanted = [*messages, *self._late]
-        for reply in self._tried(lambda: self._grid.pull_messages(wanted)) if wanted else ():
-            answered = reply.metadata.reply_to_message_id
-            if answered in self._late:
-                party = self._late.pop(answered)
-                self.late[party] = self.late.get(party, 0) + 1
-                log.warning("a reply of %s came after its deadline, and is discarded", party)
-                continue
-            try:
-                found[answered] = read(reply.content) if reply.has_content() else _NO_ANSWER
-            except (KeyError, ValueError, TypeError) as error:
-                found[answered] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
+        for message in [*messages, *self._late]:
+            for reply in self._tried(functools.partial(self._pulled, message)):
+                if message in self._late:
+                    party = self._late.pop(message)
+                    self.late[party] = self.late.get(party, 0) + 1
+                    log.warning("a reply of %s came after its deadline, and is discarded", party)
+                    continue
+                try:
+                    if isinstance(reply, Exception):
+                        raise reply
+                    found[message] = read(reply.content) if reply.has_content() else _NO_ANSWER
+                except Exception as error:  # whatever it is, it is the party's
+                    found[message] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
         return found
+
+    def _pulled(self, message: str) -> Sequence[Message | Exception]:
+        try:
+            return list(self._grid.pull_messages([message]))
+        except _UNREADABLE as error:
+            return [error]
+
+
+def _count(said: Any) -> int:
+    if type(said) is not int or not 0 <= said <= LARGEST:
+        raise ValueError("a count is a whole number")
+    return said
 
 
 def server_app(serve: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:

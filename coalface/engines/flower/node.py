@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from coalface.engines.flower.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[str, Mapping[str, Any], Mapping[str, bytes]], tuple[Mapping[str, Any], Mapping[str, bytes]]]
 """(about, plain values, bytes by name) -> (plain values, bytes by name): `coalface.engines.seat.answer` behind it."""
@@ -23,7 +26,12 @@ def client_app(player: Callable[[Context], Answer]) -> ClientApp:
 
         @getattr(app, category)(action)
         def handle(message: Message, context: Context) -> Message:
-            return Message(write(*player(context)(about, *read(message.content))), reply_to=message)
+            try:
+                said, data = read(message.content)
+            except Exception as error:  # the server's fault, whatever it is
+                log.error("%s: the server sent a message that is none: %r", about, error)
+                return Message(write({"failed": type(error).__name__}), reply_to=message)
+            return Message(write(*player(context)(about, said, data)), reply_to=message)
 
     for about in (JOIN, STEP, KEEP, SETTLE, CHECK):
         answered(about)

@@ -8,6 +8,8 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from coalface.jsontext import parse_json
+
 JOIN, STEP, KEEP, SETTLE, CHECK = "query.join", "train.step", "train.keep", "query.settle", "query.check"
 """What a node is asked: who it is, to run a step, to make its own model, to forget, to look at its ledger."""
 
@@ -23,7 +25,7 @@ def write(said: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memory
 
 def read(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     """(plain values, bytes by name) of a message. Raises KeyError or ValueError for what `write` did not make."""
-    said = json.loads(str(content.config_records["said"]["json"]))
+    said = parse_json(content.config_records["said"]["json"])  # type: ignore[arg-type]  # which refuses the others
     if not isinstance(said, dict):
         raise ValueError("plain values are an object of JSON")
     return said, {name: record["bytes"].data for name, record in content.array_records.items()}
