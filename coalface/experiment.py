@@ -44,6 +44,7 @@ from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import Server
 from coalface.engines.transport import RunFailed, Transport
+from coalface.jsontext import strict_json
 from coalface.judging import Judge, write_json, write_text
 from coalface.membership import Members
 from coalface.owned import OWN
@@ -137,7 +138,7 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
         event[f"{section}.{key}"] = {"from": before[section][key], "to": value}
         tree[section][key] = value
     with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
+        file.write(strict_json(event) + "\n")
     _write_config(out, tree)
 
 
@@ -263,7 +264,7 @@ def _execute(
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
-    write_json(out / "summary.json", summary)
+    write_text(out / "summary.json", strict_json(summary, indent=1) + "\n")
     if report:
         page.build(out)
     if share := server.checkpoint_share():

@@ -15,6 +15,7 @@ from coalface.config import RecipeError
 from coalface.engines.rounds import FEW
 from coalface.engines.standing import Tally
 from coalface.engines.transport import Member
+from coalface.jsontext import strict_json
 from coalface.report import runs
 from coalface.report.runs import mapping, number, whole_number
 
@@ -85,7 +86,7 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["parties"] = {name: member.role for name, member in members.items()}
     with open(out / "events.jsonl", "ab") as file:
         file.truncate(_whole(out / "events.jsonl"))
-        file.write(json.dumps(about).encode() + b"\n")
+        file.write(strict_json(about).encode() + b"\n")
 
 
 def _whole(path: Path) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from coalface import config
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method
+from coalface.jsontext import strict_json
 from coalface.judging import write_json
 from coalface.report import runs
 
@@ -142,7 +143,7 @@ def accept_code(out: Path) -> None:
     now = code_of(method)
     about = {name: {"from": kept["code"][name], "to": now.get(name)} for name in changed}
     with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": "adjusted", "code": about}) + "\n")
+        file.write(strict_json({"event": "adjusted", "code": about}) + "\n")
     write_json(out / BEGUN, kept | {"code": now})
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from coalface.declarations import Tensors, Ticket, counterpart, kind_of, without_none
+from coalface.jsontext import LARGEST, LONGEST, parse_json
 
 T = TypeVar("T")
 
@@ -41,6 +42,15 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """What types are called in the bytes."""
+
+TENSORS = 1 << 17
+"""The most tensors of one value."""
+_HEADER = 512 * TENSORS
+"""The longest header, in bytes."""
+_VALUES = 12 * TENSORS + LONGEST
+"""The most values that its JSON holds: its type, its shape, where it lies and its mention, for each tensor."""
+_DIMENSIONS = 64
+_SINGLE = torch.finfo(torch.float32).max
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Of the tensors of a message by name, those that are written, or read, in their place."""
@@ -161,11 +171,41 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, (float, int) if inner is float else inner) or (optional and value is None)
 
 
-def decode(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None) -> T:
-    """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError."""
+def decode(
+    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, sent: Sequence[Any] | None = None
+) -> T:
+    """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError.
+
+    Of a reply to the messages `sent`, what is larger than any that they ask for is refused before it is read.
+    """
     if kind_of(cls) != "message":
         raise WireError(f"{cls.__name__} is not declared with @message: nothing else is read from the wire.")
-    return unpack(data, cls, change=change)
+    if sent is None:
+        return unpack(data, cls, change=change)
+    header, body = _room(cls, sent)
+    if len(data) > header + body:
+        raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,}.")
+    return unpack(data, cls, change=change, longest=header)
+
+
+def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, float]:
+    """The most bytes of a reply's header, with room for `LONGEST` of plain values, and of its tensors."""
+    header, body = LONGEST, 0.0
+    for field, annotation in hints(cls).items():
+        inner = without_none(annotation)[0]
+        if inner not in (Tensor, Tensors):
+            continue
+        if counterpart(cls, field) is None:  # the server does not know its form
+            header, body = header + (_HEADER if inner == Tensors else 512), math.inf
+            continue
+        model = model_of(cls, field, sent)
+        named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
+        for path, tensor in named.items():
+            if isinstance(tensor, Tensor):
+                scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
+                header += 4 * len(json.dumps(path)) + 512
+                body += tensor.numel() * tensor.element_size() + scales
+    return header, body
 
 
 def size(message: Any) -> int:
@@ -209,6 +249,11 @@ def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[t
         head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(head, separators=(",", ":")).encode()
+    if len(ordered) > TENSORS or len(text) > _HEADER:
+        raise WireError(
+            f"{type(value).__name__} holds {len(ordered):,} tensors and a header of {len(text):,} bytes: at most "
+            f"{TENSORS:,} and {_HEADER:,} are read back. Stack tensors that are alike."
+        )
     text += b" " * (-len(text) % 8)
     return bytearray(len(text).to_bytes(8, "little") + text), ordered
 
@@ -221,9 +266,12 @@ def raw(tensor: Tensor) -> memoryview:
     return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
-def unpack(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None) -> T:
-    """A declared value from its bytes, checked against the annotations of its class. Raises WireError."""
-    tensors, skeleton = _read(data, cls.__name__)
+def unpack(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, longest: int = _HEADER) -> T:
+    """A declared value from its bytes, checked against the annotations of its class. Raises WireError.
+
+    A header of more than `longest` bytes is not read.
+    """
+    tensors, skeleton = _read(data, cls.__name__, longest)
     if change is not None:
         tensors = change(tensors)
     value = _restore(skeleton, cls, "", tensors)
@@ -273,12 +321,17 @@ def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tenso
     )
 
 
-def _read(data: bytearray | memoryview, what: str) -> tuple[dict[str, Tensor], Any]:
+def _read(data: bytearray | memoryview, what: str, longest: int = _HEADER) -> tuple[dict[str, Tensor], Any]:
     try:
         view = memoryview(data)
         length = int.from_bytes(view[:8], "little")
-        head: dict[str, Any] = json.loads(bytes(view[8 : 8 + length]))
-        skeleton = json.loads(head.pop("__metadata__")["coalface"])
+        if length > min(longest, len(view) - 8):
+            raise WireError(f"{what}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
+        head: dict[str, Any] = parse_json(bytes(view[8 : 8 + length]), longest=longest, values=_VALUES)
+        plain = head.pop("__metadata__")["coalface"]  # floats of files may be infinite, and `validate` names the others
+        skeleton = parse_json(plain, longest=longest, values=_VALUES, any_number=True)
+        if len(head) > TENSORS or any(len(entry["shape"]) > _DIMENSIONS for entry in head.values()):
+            raise WireError(f"{what}: more than {TENSORS:,} tensors, or one of more than {_DIMENSIONS} dimensions.")
         tensors, expected = {}, 0
         for name, entry in head.items():
             dtype, shape = DTYPES[entry["dtype"]], [int(n) for n in entry["shape"]]
@@ -297,7 +350,7 @@ def _read(data: bytearray | memoryview, what: str) -> tuple[dict[str, Tensor], A
             raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
     except WireError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:  # of bytes from elsewhere, any
         raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
     return tensors, skeleton
 
@@ -328,8 +381,8 @@ def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset())
     Raises Refused with the reason, in words that can stand in a report.
     """
     for field, value in vars(reply).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise Refused(f"{field} is {value}")
+        if isinstance(value, float) and not abs(value) <= _SINGLE or isinstance(value, int) and abs(value) > LARGEST:
+            raise Refused(f"{field} is {value:.6g}" if isinstance(value, float) else f"{field} is beyond {LARGEST}")
         if not isinstance(value, Tensor | dict) or field in but:
             continue
         if counterpart(type(reply), field) is not None:

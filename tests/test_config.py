@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,31 @@ def test_a_recipe_that_is_not_there_says_where_some_are(tmp_path: Path) -> None:
 def test_an_empty_file_is_the_recipe_of_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("")
     assert config.load(tmp_path / "r.yaml") == config.parse({"name": "r"})
+
+
+REPEATED = "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in itertools.pairwise("abcdefghijkl")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [1, 1]\n" + REPEATED, "counting those that aliases repeat"),
+        ("a: &a [1, 1]\n" + REPEATED + "? *l\n: 1\n", "counting those that aliases repeat"),
+        ("a: &a [*a]\n", "line 1, column 8: a value holds itself"),
+        ("[" * 200_000, "50 deep"),
+        ("{a: " * 5_000, "50 deep"),
+        ("- " * 5_000, "50 deep"),
+        ("\n".join(" " * depth + "a:" for depth in range(200)), "50 deep"),
+        ("a: " + ":".join(["1"] * 20_000), "a number has more than 200 characters"),
+        ("a: !!timestamp x", "none of its kind"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_yaml_that_grows_as_it_is_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_yaml(text)
 
 
 def test_yaml_anchors_and_merges_still_work() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import math
 import struct
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -271,11 +273,93 @@ def test_the_hand_made_file_is_good_before_it_is_spoilt() -> None:
         file(one(), EIGHT, plain='{"w":{"a":true},"images":1' + "0" * 5000 + ',"loss":1}'),
         file(one(), EIGHT, plain='{"w":{"a":true},"images":1,"loss":0.0,"more":1}'),
         file(one(), EIGHT, plain='{"w":[true],"images":1,"loss":0.0}'),
+        file(one(), EIGHT, plain="[" * 5_000 + "]" * 5_000),
+        file(one(shape=[2**53] * 65), EIGHT),
+        file(one(shape=[2**53 + 1]), EIGHT),
+        bytearray(struct.pack("<Q", 5_000) + b'{"a":' * 1_000),
     ],
 )
 def test_hostile_bytes_raise_wire_errors_only(data: bytearray) -> None:
     with pytest.raises(WireError):
         wire.decode(data, Small)
+
+
+def bare(header: bytes) -> bytearray:
+    return bytearray(struct.pack("<Q", len(header)) + header)
+
+
+OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
+    "lists": lambda: bare(b"[" + b"[]," * 1_000_000 + b"[]]"),
+    "lists in the plain values": lambda: bare(b'{"__metadata__":{"coalface":"' + b"[" + b"[]," * 1_000_000 + b'[]]"}}'),
+    "empty tensors": lambda: bare(b"{" + b'"w/a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' * 300_000 + b"}"),
+    "keys": lambda: bare(b"{" + b'"a":1,' * 1_700_000 + b'"a":1}'),
+}
+
+
+@pytest.mark.parametrize("made", OF_STRUCTURE.values(), ids=OF_STRUCTURE)
+@pytest.mark.parametrize("sent", [None, [Small(w={"a": torch.zeros(2)})]], ids=["anything", "a reply"])
+def test_what_grows_as_it_is_read_is_refused_before(made: Callable[[], bytearray], sent: Any) -> None:
+    data = made()
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            wire.decode(data, Small, sent=sent)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
+    sent = [Small(w={"a": torch.zeros(2), "long name" * 20: torch.zeros(3, 0, 2)})]
+    assert same(wire.decode(wire.encode(sent[0]).data, Small, sent=sent), sent[0])
+    many = wire.encode(Small(w={"a": torch.zeros(1 << 15)}))
+    with pytest.raises(WireError, match="what was asked for takes"):
+        wire.decode(many.data, Small, sent=sent)
+    wide = wire.encode(Small(w={f"w{i}": torch.zeros(0) for i in range(2_000)}))
+    with pytest.raises(WireError, match="with a header of"):
+        wire.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
+
+
+def test_a_reply_whose_form_is_free_may_be_of_any_size() -> None:
+    free_form = reply(shape_free=torch.zeros(1 << 16))
+    assert same(wire.decode(wire.encode(free_form).data, Reply, sent=SENT), free_form)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tensors_come_back() -> None:
+    held = Held(deep={"w": dict.fromkeys(map(str, range(100_000)), torch.zeros(1))}, tickets=(), rows=())
+    assert len(wire.unpack(wire.pack(held).data, Held).deep["w"]) == 100_000
+
+
+def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "TENSORS", 10)
+    wire.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
+    with pytest.raises(WireError, match=r"holds 11 tensors .*Stack tensors that are alike"):
+        wire.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_a_message_or_a_wire_error(data: bytes, headed: bool) -> None:
+    sent = [Small(w={"a": torch.zeros(2)})]
+    for given_sent in (None, sent):
+        with contextlib.suppress(WireError):
+            wire.decode(bare(data) if headed else bytearray(data), Small, sent=given_sent)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(anything, anything, anything)
+def test_any_json_as_a_header_is_a_message_or_a_wire_error(tensor: Any, plain: Any, head: Any) -> None:
+    for made in (file({"w/a": tensor}, EIGHT), file(one(), EIGHT, json.dumps(plain)), bare(json.dumps(head).encode())):
+        with contextlib.suppress(WireError):
+            wire.decode(made, Small)
 
 
 @pytest.mark.parametrize("part", ["header", "anywhere"])
@@ -361,6 +445,8 @@ def with_value(value: float, dtype: torch.dtype = torch.float32) -> Callable[[],
         ({"shape_free": with_value(-math.inf, torch.bfloat16)()}, "shape_free holds values that are not finite"),
         ({"loss": math.nan}, "loss is nan"),
         ({"loss": -math.inf}, "loss is -inf"),
+        ({"loss": 1e308}, r"loss is 1e\+308"),
+        ({"loss": -3.5e38}, r"loss is -3.5e\+38"),
     ],
 )
 def test_a_reply_that_does_not_fit_is_refused_in_words(changes: dict[str, Any], says: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from coalface.engines.opened import Opened
 from coalface.engines.rounds import Round, Rules
 from coalface.engines.standing import Call, Numerics, Standing, Tally
 from coalface.engines.transport import Reply, RunFailed, Transport
+from coalface.jsontext import strict_json
 
 
 def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryview:
@@ -319,4 +319,4 @@ class Asking(Federation):
     def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
         path = self.folder / name
         with writing(path), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(strict_json(record) + "\n")

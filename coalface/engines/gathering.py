@@ -7,6 +7,7 @@ from typing import Any
 
 from coalface import wire
 from coalface.core import Mean
+from coalface.data.words import told
 from coalface.declarations import StepDeclaration
 from coalface.engines.cohorts import Apart, Cohort
 from coalface.engines.desk import Request, StepFailed
@@ -86,7 +87,7 @@ class Gathering:
             for fold in self._sums:
                 fold.check(message, most)
         except (wire.Refused, wire.WireError, StepFailed) as error:
-            self.failed[party] = str(error)
+            self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
             self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
             return
         for fold in self._sums:

@@ -56,7 +56,7 @@ def decode(data: bytearray | memoryview, cls: type, sent: Sequence[Any], updates
     tensor of another shape or type than a narrowed one has is left as it is, for `wire.validate` to judge.
     """
     if updates is None:
-        return wire.decode(data, cls)
+        return wire.decode(data, cls, sent=sent)
     looks = _looks(cls, sent)
 
     def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def decode(data: bytearray | memoryview, cls: type, sent: Sequence[Any], updates
             found[path] = delta + model.cpu() if changed else delta
         return found
 
-    return wire.decode(data, cls, change=widened)
+    return wire.decode(data, cls, change=widened, sent=sent)
 
 
 def _looks(cls: type, sent: Sequence[Any]) -> dict[str, tuple[Tensor, bool]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from coalface.yamltext import parse_yaml
 
 LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
 """Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
@@ -123,8 +123,8 @@ def read(path: Path, label: str | None = None) -> Run:
         )
     config_text = _text(path / "config.yaml")
     try:
-        config = yaml.safe_load(config_text) or {}
-    except yaml.YAMLError as error:
+        config = parse_yaml(config_text) or {}
+    except ValueError as error:
         raise ValueError(f"{path / 'config.yaml'} is not YAML ({error}); restore it from the recipe") from error
     try:
         summary = json.loads(_text(path / "summary.json") or "{}")
