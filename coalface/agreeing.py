@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from coalface import owned
 from coalface.checking import RecipeError, nearest
-from coalface.data.joined import NAME
 from coalface.methods import METHODS
+from coalface.models import BACKBONES
 from coalface.sections import Validator
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ _DEFAULTS = dict(Validator())
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError where two parts of a recipe do not agree, with what to change."""
+    nearest(recipe.model.name, BACKBONES, "model.name")
     _check_parts(recipe)
     _check_domains(recipe)
     _check_validators(recipe)
@@ -56,8 +57,6 @@ def _check_parts(recipe: Recipe) -> None:
     for name, part in mine.items():
         if part.kind not in ("folder", "rec", "synthetic"):
             raise RecipeError(f"data.source.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
-        if not NAME.fullmatch(name):
-            raise RecipeError(f"data.source.parts.{name}: parties are called after parts; use letters, digits, - and _")
     if mine and exclude and not isinstance(exclude, dict):
         first = next(iter(mine))
         raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
@@ -133,8 +132,6 @@ def _check_validators(recipe: Recipe) -> None:
     parts = recipe.data.source.parts
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
-        if not NAME.fullmatch(name):
-            raise RecipeError(f"{where}: a party's name becomes a folder; use letters, digits, - and _")
         if validator.own:
             owned.check_validator(name, validator)
             continue

@@ -31,7 +31,7 @@ def nearest(name: str, registry: Mapping[str, Any], what: str) -> str:
     if not isinstance(name, str) or name not in registry:
         near = difflib.get_close_matches(str(name), list(registry), n=1, cutoff=0.0)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise RecipeError(f"{what}: {name!r} is not known{hint} Known: {', '.join(registry) or 'none'}")
+        raise RecipeError(f"{what}: {repr(name)[:100]} is not known{hint} Known: {', '.join(registry) or 'none'}")
     return name
 
 

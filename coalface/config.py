@@ -27,7 +27,8 @@ from coalface.learn.losses import LOSSES
 from coalface.learn.sharded import check_shardable
 from coalface.learn.work import LocalWork
 from coalface.methods import METHODS
-from coalface.sections import Data, Engine, Judge, Model, Section, Validator
+from coalface.names import made_plain
+from coalface.sections import Data, Engine, Judge, Model, Name, PartyName, Section, Validator
 from coalface.sections import PairsFrom as PairsFrom
 from coalface.sections import Source as Source
 from coalface.yamltext import parse_yaml
@@ -47,7 +48,7 @@ FEDERATED = ("block", "shards", "cohorts", "updates", "quorum", "patience", "on_
 class Recipe(Section):
     """One experiment."""
 
-    name: str = "run"
+    name: Name = "run"
     seed: int = 0
     method: str = "fedavg"
     rounds: int = Field(20, ge=1)
@@ -59,7 +60,7 @@ class Recipe(Section):
     data: Data = Data()
     model: Model = Model()
     judge: Judge = Judge()
-    validators: dict[str, Validator] = {}
+    validators: dict[PartyName, Validator] = {}
     """Party name -> its pairs. They take part where the method has a step for validators."""
     half_split: Literal["first", "second"] | None = None
     """Which half of the folds the validators `half_of` a list hold. The list is then judged on the folds of the other
@@ -139,7 +140,7 @@ class Recipe(Section):
     def pretraining(self) -> Recipe:
         """The recipe of the model that this run starts from: `pretrain` over what it takes from this one."""
         changes, whole = dict(self.pretrain or {}), self.model_dump(mode="json")
-        tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": f"{self.name}-pretrain"}
+        tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{self.name}-pretrain")}
         tree["judge"] = {"lists": whole["judge"]["lists"]}  # a run stops where it would train on those it judges
         known = {n: v for n, v in whole["validators"].items() if v["half_of"] is None and not v["own"]}
         tree["validators"] = known  # nor on theirs
@@ -291,14 +292,17 @@ def _check_utf8(found: Any, where: str = "") -> None:
 
 def _fault(error: ValidationError) -> str:
     first = error.errors()[0]
-    path = [part for part in first["loc"] if "[" not in str(part)]  # pydantic names the member of a union as well
-    where = ".".join(str(part) for part in path)
+    loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
+    path = [part for part in loc if "[" not in str(part)]  # pydantic names the member of a union as well
+    where = shown(".".join(str(part)[:80] for part in path))
     if first["type"] == "extra_forbidden":
         return unknown_key(where, _keys_at(path[:-1]))
     if first["type"] in ("model_type", "dict_type"):
         known = f", such as {', '.join(_keys_at(path)[:3])}" if _keys_at(path) else ""
-        return f"{where}: a section with keys below it is needed{known}; got {first['input']!r}"
-    return f"{where}: {first['msg']}; got {first['input']!r}"
+        return f"{where}: a section with keys below it is needed{known}; got {repr(first['input'])[:200]}"
+    if first["type"] == "value_error":  # of a key or a value, which it names itself
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{where}: {first['msg']}; got {repr(first['input'])[:200]}"
 
 
 def _keys_at(path: Sequence[str | int]) -> list[str]:

@@ -12,12 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.config import RecipeError
+from coalface.names import check_party
 from coalface.ownfile import Pairs
 from coalface.sections import Section, Source
 from coalface.yamltext import parse_yaml
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-"""Names become folders, arguments of scripts and keys of TOML: ASCII, and nothing that any of them reads as its own."""
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
 LOOPBACK = ("localhost", "127.0.0.1")
 """What the SuperLink's certificate is always good for: its own ServerApp reaches it there."""
@@ -151,8 +150,10 @@ def read(path: Path) -> Federation:
     except ValidationError as error:
         raise RecipeError(f"{path}: {_fault(error)}") from None
     for name in (made.name, *made.parties):
-        if not NAME.fullmatch(name):
-            raise RecipeError(f"{path}: {name!r} cannot be a name here: use letters, digits, '-' and '_'")
+        try:
+            check_party(name)
+        except ValueError as error:
+            raise RecipeError(f"{path}: {error}") from None
     if taken := [name for name in made.parties if name.lower() in PARTS]:
         raise RecipeError(
             f"{path}: parties.{taken[0]}: a part of every federation that is no party is called so, by which its log "

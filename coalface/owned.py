@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from coalface.checking import RecipeError, nearest
-from coalface.data.joined import NAME
 from coalface.methods import METHODS
 from coalface.sections import Partition, Validator
 
@@ -53,9 +52,6 @@ def check(recipe: Recipe) -> None:
             "data.source.parties: each party brings images of its own, so say who they are, as "
             "`source: {kind: own, parties: [silo-00, silo-01]}`"
         )
-    for name in source.parties:
-        if not NAME.fullmatch(name):
-            raise RecipeError(f"data.source.parties: {name!r}: a party's name becomes a folder; use letters, digits, -")
     if len({name.lower() for name in source.parties}) < len(source.parties):
         raise RecipeError("data.source.parties: two of them have one name, or differ by capitals only; rename one")
     if both := sorted(set(source.parties) & recipe.validators.keys()):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from coalface import config, owned
 from coalface.checking import RecipeError, nearest
 from coalface.config import Recipe
-from coalface.sections import Section, Source
+from coalface.sections import PartyName, Section, Source
 from coalface.yamltext import parse_yaml
 
 WITH_IMAGES = ("bin", "layout")
@@ -33,7 +33,7 @@ class Pairs(Section):
 class PartyFile(Section):
     """What a party says of itself, on its own machine; paths are from where the file lies unless absolute."""
 
-    name: str | None = None
+    name: PartyName | None = None
     """None: what the node's configuration says."""
     role: Literal["trainer", "validator"] | None = None
     """All that it can be asked to do; None: what the recipe says."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from coalface.engines.narrowing import Updates
+from coalface.names import check_name, check_party
+
+Name = Annotated[str, AfterValidator(check_name)]
+"""What becomes a file's or a folder's name."""
+PartyName = Annotated[str, AfterValidator(check_party)]
+"""What a party is called, or what parties are called after."""
 
 
 class Section(BaseModel):
@@ -33,12 +39,12 @@ class Source(Section):
     """`synthetic`: the number of the first person."""
     seed: int = 0
     """`synthetic`: people of another seed are other people."""
-    domains: tuple[str, ...] = ("studio",)
+    domains: tuple[PartyName, ...] = ("studio",)
     """`synthetic`: person i is seen in domain i modulo their number."""
-    parts: dict[str, Source] = {}
+    parts: dict[PartyName, Source] = {}
     """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`. `own`:
     where the images of parties lie that are played on this machine, as `coalface run --own` fills it in."""
-    parties: tuple[str, ...] = ()
+    parties: tuple[PartyName, ...] = ()
     """`own`: the names of the trainers."""
 
 
@@ -59,7 +65,7 @@ class Partition(Section):
     parties: int = 8
     alpha: float = 0.5
     """`dirichlet`: the smaller, the more unequal."""
-    shares: dict[str, float] = {}
+    shares: dict[PartyName, float] = {}
     """`shares`: party -> its share of the identities, in proportion."""
     split: int | None = Field(None, ge=1)
     """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
@@ -139,7 +145,7 @@ class Data(Section):
     """Images that no method trains on, of identities whose others are trained on: see `coalface.enrolled`."""
     partition: Partition = Partition()
     augment: Augmentation = Augmentation()
-    party_augment: dict[str, Augmentation] = {}
+    party_augment: dict[PartyName, Augmentation] = {}
     """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
 
 
@@ -204,7 +210,7 @@ class Judge(Section):
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
-    lists: dict[str, PairsFrom] = {}
+    lists: dict[Name, PairsFrom] = {}
     personalised: Personalised | None = None
     """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
 
@@ -226,7 +232,7 @@ class Engine(Section):
     window: int | None = Field(None, ge=1)
     """Parties under way or waiting to be folded; None: four for each worker."""
     block: int = Field(16, ge=1)
-    shards: dict[str, Annotated[int, Field(ge=1)]] = {}
+    shards: dict[PartyName, Annotated[int, Field(ge=1)]] = {}
     """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
     Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
     are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""

@@ -21,6 +21,7 @@ from coalface.engines.transport import RunFailed
 from coalface.experiment import View
 from coalface.gridding import Cell, grid
 from coalface.judging import read_lists, write_json, write_text
+from coalface.names import made_plain
 from coalface.report.runs import clean
 from coalface.tabulating import baseline_of, table
 
@@ -114,7 +115,7 @@ def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]
     if (place / "config.yaml").exists():
         experiment.resume(place, view)
     else:
-        recipe = cell.recipe.model_copy(update={"name": f"{cell.recipe.name} {cell.name}".rstrip()})
+        recipe = cell.recipe.model_copy(update={"name": made_plain(f"{cell.recipe.name} {cell.name}".rstrip())})
         experiment.run(recipe, place, view, report=keep_runs)
     return _line(cell, place)
 

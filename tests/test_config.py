@@ -97,7 +97,10 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
     [
         ({"data": {"source": {"kind": "joined"}}}, "data.source.parts: a source of kind 'joined' has parts"),
         ({"data": {"source": {"parts": {"a": {}}}}}, "data.source.parts: a source of kind 'joined' has parts"),
-        ({"data": {"source": {"kind": "joined", "parts": {"a/b": {}}}}}, "data.source.parts.a/b: parties are called"),
+        (
+            {"data": {"source": {"kind": "joined", "parts": {"a/b": {}}}}},
+            "data.source.parts: 'a/b' cannot be the name of a party",
+        ),
         (
             {"data": {"source": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
             "data.source.parts.a.kind: a part is folder, rec or synthetic; got 'pack'",

@@ -13,7 +13,7 @@ import coalface
 
 ROOT = Path(coalface.__file__).parent
 LEVELS = [
-    {"annotations", "disk", "jsontext", "yamltext"},
+    {"annotations", "disk", "jsontext", "names", "yamltext"},
     {"declarations"},
     {"means"},
     {"core"},

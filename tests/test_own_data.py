@@ -283,7 +283,7 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
     [
         ({"data": {"source": {"parties": []}}}, "data.source.parties: each party brings images of its own"),
         ({"data": {"source": {"parties": ["a", "A"]}}}, "two of them have one name"),
-        ({"data": {"source": {"parties": ["../a"]}}}, "'../a': a party's name becomes a folder"),
+        ({"data": {"source": {"parties": ["../a"]}}}, "data.source.parties.0: '../a' cannot be the name"),
         ({"data": {"source": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer is called so"),
         ({"data": {"source": {"parts": {"silo-9": {}}}}}, "'silo-9' is not known; did you mean 'silo-0"),
         ({"data": {"hold_out": 4}}, "data.hold_out: .* nobody can set people of all parties aside"),

@@ -250,8 +250,8 @@ def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: p
         ({"parties": {"a": {"role": "server"}}}, "parties.a.role is trainer or validator, and not 'server'"),
         ({"parties": {"a": {"role": "trainr"}}}, "and not 'trainr'; did you mean trainer"),
         ({"parties": {"a": {"role": 3}}}, "parties.a.role is trainer or validator, and not 3"),
-        ({"parties": {"../a": {"role": "trainer"}}}, "'../a' cannot be a name here"),
-        ({"name": 'x" y'}, "cannot be a name here"),
+        ({"parties": {"../a": {"role": "trainer"}}}, "'../a' cannot be the name of a party"),
+        ({"name": 'x" y'}, "cannot be the name of a party"),
         ({"superlink": {"hosts": ["https://a"]}}, "'https://a' is no host"),
         ({"superlink": {"hosts": "10.0.0.256"}}, "'10.0.0.256' is no host"),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.source import Source
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""What a part may be called: its name becomes a party's name, and so a folder's."""
+from coalface.names import check_party
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +27,8 @@ class Joined:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("a joined source has no parts: name at least one")
-        if bad := [name for name in self.parts if not NAME.fullmatch(name)]:
-            raise ValueError(
-                f"{bad[0]!r} cannot name a part, since parties are called after parts: "
-                "use letters, digits, '-' and '_', 64 at most, beginning with a letter or a digit"
-            )
+        for name in self.parts:
+            check_party(name)  # parties are called after parts
 
     @cached_property
     def names(self) -> tuple[str, ...]:

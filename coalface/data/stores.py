@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import hashlib
 import os
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
 from coalface.data.recranges import misfits
 from coalface.data.source import Source
 from coalface.data.words import several, shown
+from coalface.names import RULE, is_plain
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 
@@ -225,7 +225,7 @@ def _absent(path: Path) -> str:
 def check_names(names: Sequence[str], where: str) -> None:
     """Raise ValueError for a name that is no plain name of a folder, or of folders within each other."""
     for number, name in enumerate(names, start=1):
-        if not all(_is_plain(part) for part in name.split("/")):
+        if not all(is_plain(part, _LONGEST) for part in name.split("/")):
             raise ValueError(
                 f"{where}, identity {number}: {name[:80]!r} is no plain name: files are named after identities, so a "
                 f"name is {_PLAIN}, and does not begin or end with `/`; rename it"
@@ -238,33 +238,17 @@ def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[Path]
     for file, place in zip(files, places, strict=True):
         above, _, last = file.rpartition("/")
         if above not in known:
-            known[above] = all(_is_plain(part) for part in above.split("/")) or not above
+            known[above] = all(is_plain(part, _LONGEST) for part in above.split("/")) or not above
             if not known[above]:
-                odd = [not _is_plain(part) for part in above.split("/")].index(True)
+                odd = [not is_plain(part, _LONGEST) for part in above.split("/")].index(True)
                 yield place.parents[above.count("/") - odd]
-        if known[above] and not _is_plain(last, 255):
+        if known[above] and not is_plain(last, 255):
             yield place
 
 
 _LONGEST = 240
 """Bytes of a name, so that a number and an ending after it still make a file's name."""
-_PLAIN = (
-    f"letters in UTF-8 that can be printed, at most {_LONGEST} bytes, without a backslash, and does not begin with a "
-    "dot (such files are hidden)"
-)
-_JOINERS = "\u200c\u200d"
-"""Letters that cannot be seen and belong to names in Persian and in languages of India."""
-
-
-def _is_plain(part: str, longest: int = _LONGEST) -> bool:
-    plain = part != "" and part[0] != "." and "\\" not in part
-    plain = plain and (part.isprintable() or all(map(_is_printed, part)))
-    return plain and len(os.fsencode(part)) <= longest
-
-
-def _is_printed(letter: str) -> bool:
-    """Whether a letter can stand in a line; as a space, it may be any, such as that of a Mac's screenshots (U+202F)."""
-    return letter.isprintable() or letter in _JOINERS or unicodedata.category(letter) == "Zs"
+_PLAIN = RULE.format(longest=_LONGEST)
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:

@@ -8,7 +8,6 @@ import ctypes
 import dataclasses
 import multiprocessing
 import pickle
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,13 +29,13 @@ from coalface.engines.desk import Desk, Request, Site, StepFailed, take_together
 from coalface.engines.sharding import Crews
 from coalface.engines.standing import Numerics
 from coalface.engines.transport import Member, Reply, RunFailed
+from coalface.names import check_name
 
 _WORKER_DIED = (
     "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
     "workers if memory was short."
 )
 _NOT_BEGUN = f"a worker process ended before it could begin; what it printed says why. {processes.ADVICE}."
-_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class World:
     """Images of a party's that nobody trains on, by which it chooses settings of its own."""
 
     def __post_init__(self) -> None:
-        if bad := [name for name in self.data if not _NAME.fullmatch(name)]:
-            raise ValueError(f"party names become folders: {bad[0]!r} cannot. Use letters, digits, '-', '_'.")
+        for name in self.data:
+            check_name(name)  # parties have folders
 
     def members(self) -> dict[str, Member]:
         """What each party says of itself when it joins."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from coalface.engines.desk import Desk, Request, Site
 from coalface.engines.transport import Member
 
 log = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9]{7,20}\.[0-9]{3,20}-[0-9a-f]{24}")
+"""`Request.id`: the name of a commit's file, which the server says."""
 
 Said = Mapping[str, Any]
 Data = Mapping[str, bytes | bytearray | memoryview]
@@ -66,13 +70,13 @@ def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
 
 
 def _settle(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    Desk(seat.site, seat.name).settle(said["accepted"], said["ordinal"])
+    Desk(seat.site, seat.name).settle(_commit(said["accepted"]), said["ordinal"])
     return {}, {}
 
 
 def _check(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
     try:
-        Desk(seat.site, seat.name).check(said["accepted"], whole=said["whole"])
+        Desk(seat.site, seat.name).check(_commit(said["accepted"]), whole=said["whole"])
     except (FileNotFoundError, ValueError) as error:
         log.error("what the party keeps does not hold: %s", error)
         return {"fault": type(error).__name__}, {}
@@ -83,7 +87,16 @@ def _request(seat: Seat, said: Said, data: Data) -> Request:
     if said["party"] != seat.name:
         raise ValueError(f"a request for {said['party']} came to {seat.name}: it is left alone")
     common, each = (wire.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
-    return Request(**{**said, "horizon": tuple(said["horizon"])}, common=common, each=each)
+    ordinal, checkpointed = said["horizon"]
+    said = {**said, "base": _commit(said["base"]), "horizon": (ordinal, _commit(checkpointed))}
+    return Request(**said, common=common, each=each)
+
+
+def _commit(name: str | None) -> str | None:
+    """The name of a commit, or None for none. Raises ValueError for what would lead out of the party's folder."""
+    if name is not None and not _COMMIT.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} names no commit: the request is left alone")
+    return name
 
 
 _WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _settle, "check": _check}

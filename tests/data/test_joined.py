@@ -69,9 +69,9 @@ def test_the_fingerprint_follows_names_and_contents() -> None:
     assert Joined({"a": FIRST}).fingerprint() == Joined({"a": SyntheticFaces(2, 3, seed=1, size=32)}).fingerprint()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", "-a", "é", "x" * 65])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", "-a", "é", "x" * 101])
 def test_a_name_that_cannot_be_a_party_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="cannot name a part, since parties are called after parts"):
+    with pytest.raises(ValueError, match="cannot be the name of a party"):
         Joined({name: FIRST})
 
 

@@ -33,7 +33,7 @@ ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator"))
 @pytest.mark.parametrize("name", ["a/b", "../a", ".hidden", "", "a\\b", "a\nb", "a\0", "x" * 201])
 def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
     made = Tiny()()
-    with pytest.raises(ValueError, match=r"party names become folders: .* cannot. Use letters, digits"):
+    with pytest.raises(ValueError, match="is no plain name"):
         World({"good-1": worlds.faces(2, 4), name: worlds.faces(2, 4)}, made.backbone, made.compute)
 
 

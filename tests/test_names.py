@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tinyruns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coalface import config, sweeping
+from coalface.config import RecipeError
+from coalface.engines.seat import Seat, answer
+from coalface.engines.transport import Member
+from coalface.names import LONGEST, is_plain, made_plain
+
+HOSTILE = ["", ".", "..", "../..", "../../../x", "/x", "a/b", "a\\b", ".x", "a\0b", "a\nb", "\x1b[31m", "x" * 5_000]
+HOSTILE += ["é" * 150, "\u202ex", "x" * 201]
+PART = {"kind": "synthetic"}
+KEYS = {
+    "name": lambda name: {"name": name},
+    "judge.lists": lambda name: {"judge": {"lists": {name: {"pairs": 10}}}},
+    "validators": lambda name: {"validators": {name: {"identities": 3}}},
+    "data.source.parts": lambda name: {"data": {"source": {"kind": "joined", "parts": {name: PART}}}},
+    "data.source.parties": lambda name: {"data": {"source": {"kind": "own", "parties": [name]}}},
+    "data.source.domains": lambda name: {"data": {"source": {"domains": [name]}}},
+    "data.partition.shares": lambda name: {"data": {"partition": {"kind": "shares", "shares": {name: 1.0}}}},
+    "data.party_augment": lambda name: {"data": {"party_augment": {name: {}}}},
+    "engine.shards": lambda name: {"engine": {"shards": {name: 2}}},
+    "model.name": lambda name: {"model": {"name": name}},
+    "method": lambda name: {"method": name},
+    "methods": lambda name: {"methods": {name: {}}},
+    "loss.name": lambda name: {"loss": {"name": name}},
+    "data.domains.source": lambda name: {"data": {"domains": {"source": name, "target": "b"}}},
+    "validators.v.half_of": lambda name: {"validators": {"v": {"half_of": name}}},
+    "pretrain.name": lambda name: {"pretrain": {"name": name}},
+}
+"""Each key of a recipe that is a name, or holds names."""
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("key", KEYS)
+def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str, name: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        config.parse(KEYS[key](name))
+    said = str(raised.value)
+    assert said.startswith(key) and said.isprintable() and len(said) < 1_000
+
+
+@pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "-x"])
+def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
+    made = config.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
+    assert (made.name, *made.judge.lists) == (name, name)
+
+
+@given(st.text() | st.text("./\\é\0", min_size=90))
+def test_any_text_can_be_made_a_plain_name(text: str) -> None:
+    made = made_plain(text)
+    assert is_plain(made) and len(made.encode()) <= LONGEST
+    assert made == text or not is_plain(text)
+
+
+def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path: Path) -> None:
+    """A cell is called after its values, and values may be paths; its run is a recipe like any other."""
+    path = tmp_path / "tiny.yaml"
+    tinyruns.write(path, rounds=1)
+    changes = ['judge.lists.unseen.path="a/b","../c"']
+    sweeping.sweep(path, changes, tmp_path / "sweep", tinyruns.Silent(), keep_runs=True)
+    names = {config.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
+    assert names == {"tiny path=a_b", "tiny path=.._c"}
+
+
+@pytest.mark.parametrize("field", ["base", "horizon", "accepted"])
+def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: str) -> None:
+    """A server says which commit a party goes on from."""
+    away = "../../elsewhere/0000001.000-0"
+    said: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
+    said[field] = [0, away] if field == "horizon" else away
+    seat = Seat("a", Member("trainer", 1, 1), SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
+    about = "settle" if field == "accepted" else "step"
+    told, _ = answer(lambda: seat, about, said, {})
+    assert told == {"failed": "ValueError"}
