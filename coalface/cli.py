@@ -203,7 +203,7 @@ def wire(
     recipe: Annotated[Path | None, typer.Option(help="A recipe with the model and the parties.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print who sends what to whom, in how many bytes, and what stays, without running."""
+    """Print who sends what to whom, in how many bytes, and what can be read of it, without running."""
     import json
 
     from coalface import config, dry, planning
@@ -211,7 +211,9 @@ def wire(
     loaded = config.load(recipe, [f"method={method}", *([] if recipe else dry.stand_in(method))])
     planned = dry.plan(loaded)
     if as_json:
-        typer.echo(json.dumps({"sent": planning.as_dicts(planned.sent), "stays": planned.stays}, indent=1))
+        readable = planning.what_can_be_read(loaded.build_method(), planned)
+        said = {"sent": planning.as_dicts(planned.sent), "stays": planned.stays, "readable": readable}
+        typer.echo(json.dumps(said, indent=1))
         return
     typer.echo(dry.wire_text(loaded, planned))
 

@@ -132,7 +132,7 @@ def describe(recipe: Recipe) -> str:
     lines = [
         f"{recipe.name}: {recipe.method} over {over}, {rounds}, seed {recipe.seed}",
         "",
-        wire_text(recipe, messages),
+        wire_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
         "",
         *_traffic(messages),
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
@@ -226,8 +226,11 @@ def several(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def wire_text(recipe: Recipe, planned: Plan) -> str:
-    """Who sends what to whom in a round, and what stays."""
+def wire_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]] = ()) -> str:
+    """Who sends what to whom in a round, what stays, and what can be read of it all the same.
+
+    `trainers` are the images and identities of each, where they are known.
+    """
     title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
     rows = [("step", "way", "field", "kind", "tensors", "bytes", "to")]
     for s in planned.sent:
@@ -245,6 +248,10 @@ def wire_text(recipe: Recipe, planned: Plan) -> str:
     roles = dict.fromkeys(s.role for s in planned.sent)
     if world.VALIDATOR in roles:
         lines.append("stays at a validator: its images and its pairs; their scores are all that leaves it")
+    if any(s.direction == "up" and s.tensors for s in planned.sent):
+        lines.append("not sent is not unknown: an update tells of the images that it was made of")
+    if readable := planning.what_can_be_read(recipe.build_method(), planned, trainers):
+        lines.append(readable)
     if folded:
         lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
     if METHODS[recipe.method].pooled:

@@ -28,6 +28,7 @@ from coalface import (
     ownworld,
     pairlists,
     personal,
+    planning,
     provenance,
     splits,
     summing,
@@ -35,7 +36,7 @@ from coalface import (
     world,
 )
 from coalface.config import Recipe, RecipeError
-from coalface.core import Tensors
+from coalface.core import Tensors, plays
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
 from coalface.disk import writing
@@ -196,6 +197,10 @@ def _execute(
         _write_config(out, resolved)
     with writing(out), alone(out), _transport(recipe, setup, here, carrier) as transport:
         following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
+        trainers = [one for one in transport.members.values() if plays(one.role, "trainer")]
+        readable = planning.what_can_be_read(method, planned, [(one.images, one.identities) for one in trainers])
+        if readable:
+            view.note(f"{recipe.name}: {readable}")
         if adjusted:
             _adjust(out, recipe, adjusted)
         provenance.keep(out, anew=bool(adjusted))
@@ -240,12 +245,14 @@ def _execute(
         faults = server.check_ledgers()
         if (members := world.members(recipe, train, here, trained_before)) is not None:
             membership.write(out, members)
-        modelfolder.write(recipe, server, models, out, figures)
+        modelfolder.write(recipe, server, models, out, figures, readable)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = summing.of_run(recipe, method, server, planned, judge, figures, untrained) | summary
     if models.class_embeddings:
         summary["class_embeddings"] = summing.class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    if readable:
+        summary["readable"] = readable
     if passed:
         summary["passed_over"] = passed
     if found:

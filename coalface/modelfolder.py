@@ -28,8 +28,10 @@ CLASSIFIER = "classifier.safetensors"
 images starts from. It is no part of the model that is given on."""
 
 
-def write(recipe: Recipe, server: Server, models: Models, out: Path, figures: judging.Figures) -> None:
-    """`model/` with the tensors, how to build the network, and a card."""
+def write(
+    recipe: Recipe, server: Server, models: Models, out: Path, figures: judging.Figures, readable: str = ""
+) -> None:
+    """`model/` with the tensors, how to build the network, and a card; `readable` is `planning.what_can_be_read`."""
     folder, fresh = out / "model", out / "model.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
@@ -39,7 +41,7 @@ def write(recipe: Recipe, server: Server, models: Models, out: Path, figures: ju
         (fresh / "parties").mkdir()
         for party, tensors in server.own_models(models):
             save(tensors, fresh / "parties" / f"{party}.safetensors")
-    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.tallies)))
+    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.tallies), readable))
     beside = []
     if recipe.data.side == "public":
         for _, tensors in server.classifiers(models):
@@ -116,7 +118,7 @@ def remedy(folder: Path) -> str:
     return "copy the model again from its run, or export it again"
 
 
-def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) -> str:
+def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int, readable: str) -> str:
     source, partition = recipe.data.source, recipe.data.partition
     what = " ".join([source.kind, *([source.path] if source.path else []), *(source.parties or source.parts)])
     pooled = METHODS[recipe.method].pooled
@@ -137,5 +139,7 @@ def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int) 
         lines += ["One model per party, in `parties/`; the figures are the mean over the parties judged.", ""]
     lines += ["| judged on | figure | % |", "|---|---|---|"]
     lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
+    if readable:
+        lines += ["", f"In training, {readable}."]
     lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
     return "\n".join(lines) + "\n"

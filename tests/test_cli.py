@@ -156,7 +156,7 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
         (["run", "tiny.yaml", "engine.device=cuda:99"], "engine.device: 'cuda:99' is not there"),
         (["run", "tiny.yaml", "data.partition.parties=99"], "99 parties cannot each have one of 8 identities"),
         (["run", "tiny.yaml", "data.hold_out=12"], "holding out 12 of 12 identities leaves one side empty"),
-        (["run", "tiny.yaml", "model.name=ir19"], "there is no backbone 'ir19'; did you mean 'ir18'?"),
+        (["run", "tiny.yaml", "model.name=ir19"], "model.name: 'ir19' is not known; did you mean 'ir18'?"),
         (["run", "tiny.yaml", "data.size=16"], "images of 16×16 are too small; give size 32 or more"),
         (["run", "tiny.yaml", "data.source.kind=folder", "data.source.path=x"], "data.root=FOLDER"),
         (["resume", "nowhere"], "nowhere holds no run"),

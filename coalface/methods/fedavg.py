@@ -1,8 +1,10 @@
-"""FedAvg for face recognition (FedPav): the backbone is averaged, the class embeddings stay with their party.
+"""FedAvg for face recognition (FedPav): the backbone is averaged, class embeddings are not sent.
 
-McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; the private
-class embeddings as in Zhuang et al., "Performance optimization of federated person re-identification via benchmark
-analysis", ACM MM 2020.
+What is sent tells of them all the same: see `coalface.planning.what_can_be_read`.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; with class
+embeddings that are not sent, Zhuang et al., "Performance optimization of federated person re-identification via
+benchmark analysis", ACM MM 2020.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class State:
 class FedAvg(Method):
     """Federated averaging of the backbone, weighted by images: Θ_r = Σ n_i θ_i / Σ n_i."""
 
-    title: ClassVar[str] = "averages the backbones; the class embeddings stay (FedPav)"
+    title: ClassVar[str] = "averages the backbones; class embeddings are not sent as such (FedPav)"
     paper: ClassVar[str] = "McMahan et al. 2017; Zhuang et al. 2020"
     setting: ClassVar[str] = "any"
 

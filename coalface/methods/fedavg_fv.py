@@ -25,7 +25,7 @@ class State:
 class FedAvgFV(fedavg.FedAvg):
     """`fedavg` in a federation that averages by FV's weighting in place of the shares of the images."""
 
-    title: ClassVar[str] = "fedavg whose average is weighted by what private validators score (FV)"
+    title: ClassVar[str] = "fedavg whose average is weighted by what validators score (FV)"
     paper: ClassVar[str] = "Bai et al. 2021"
     setting: ClassVar[str] = "cross-silo"
 

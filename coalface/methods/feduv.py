@@ -1,4 +1,4 @@
-"""FedUV: each client pulls its images towards a secret codeword; an error-correcting code keeps codewords apart.
+"""FedUV: each client pulls its images towards a codeword, which is not sent; a code keeps the codewords apart.
 
 Hosseini, Park, Yun, Louizos, Soriaga, Welling, "Federated Learning of User Verification Models without Sharing
 Embeddings", ICML 2021.
@@ -89,7 +89,7 @@ class Projection:
 
 @private
 class Code:
-    """What never leaves the client."""
+    """What is kept at the client and not sent."""
 
     codeword: Tensor
     """(1, c) v_i of ±1."""
@@ -116,7 +116,7 @@ class FedUV(Method):
     updates has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
     """
 
-    title: ClassVar[str] = "one identity a client; secret codewords in place of class embeddings"
+    title: ClassVar[str] = "one identity a client; codewords, which are not sent as such, for class embeddings"
     paper: ClassVar[str] = "Hosseini et al. 2021"
     setting: ClassVar[str] = "cross-device"
     one_identity: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """MimeLite: local steps with a momentum of the server's, made of full gradients at the global backbone.
 
 Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated learning", arXiv:2008.03606, 2020,
-Algorithm 1 (MimeLite) with SGD with momentum as its base; the class embeddings stay with their party.
+Algorithm 1 (MimeLite) with SGD with momentum as its base; the class embeddings are not sent.
 """
 
 from __future__ import annotations

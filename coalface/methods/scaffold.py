@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates correct the drift of local training.
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, Algorithm 1 with
-option II of line 12; the class embeddings stay with their party and are not corrected.
+option II of line 12; the class embeddings are not sent and not corrected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SlowMo: the server moves the global backbone by a slow momentum of its rounds.
 
 Wang et al., "SlowMo: improving communication-efficient distributed SGD with slow momentum", ICLR 2020, Algorithm 1; the
-class embeddings stay with their party, as in `fedavg`.
+class embeddings are not sent, as in `fedavg`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Federated Validation: validators score candidate weightings of the trainers' backbones on pairs that stay private.
+"""Federated Validation: validators score candidate weightings of the trainers' backbones on pairs that are not sent.
 
 Bai et al., "Federated Face Recognition", 2021, section 3.2 and Algorithm 2. A component: it composes with any method
 whose aggregation is `Mean("backbone", by="images")`, as `pfm-fv` and `fedavg-fv` do.

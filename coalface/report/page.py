@@ -89,6 +89,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         messages=grids.messages(run),
         validators=[p for p in grids.as_dicts(run.summary.get("parties")) if p.get("role") == "validator"],
         stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
+        readable=str(run.summary.get("readable") or ""),
         kinds=grids.kinds(ledger),
         tensors=grids.tensors(ledger),
         not_counted=troubles.not_counted(run),

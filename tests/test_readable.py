@@ -1,0 +1,98 @@
+"""What the server can read from an update, though no class embedding is sent; and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tinyruns import Silent, tiny
+from torch import Tensor
+from typer.testing import CliRunner
+
+from coalface import dry, experiment, planning
+from coalface.cli import app
+from coalface.core import generator
+from coalface.data.synthetic import SyntheticFaces
+from coalface.engines import narrowing
+from coalface.engines.narrowing import Updates
+from coalface.learn.margins import CosFace
+from coalface.learn.sgd import sgd_step
+from coalface.methods.fedavg import Global, Update
+from coalface.models import build
+
+
+def strangers(count: int) -> Tensor:
+    """Images of as many people."""
+    made = SyntheticFaces(count, 1, seed=0, size=32, grey=True)
+    pixels = np.stack(list(made.images(size=32, grey=True)))
+    return (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127.5) / 127.5
+
+
+def nearest(batch: int, updates: Updates | None = None) -> float:
+    """The mean cosine of 16 images' embeddings to the nearest that the update of their batch's one SGD step tells."""
+    images, found = strangers(16), []
+    for first in range(0, 16, batch):
+        net = build("cnn-small", size=32, channels=1, generator=generator(0, "net"))
+        weights = dict(net.named_parameters())
+        down = Global(backbone={name: p.detach().clone() for name, p in weights.items()})
+        head = torch.from_numpy(generator(first, "head").standard_normal((40, 128))).float()
+        wanted = net(images[first : first + batch])
+        loss = CosFace(scale=16.0, margin=0.1)(wanted, head, torch.arange(batch))
+        slopes = torch.autograd.grad(loss, list(weights.values()))
+        sgd_step(list(weights.values()), slopes, [], lr=0.05, momentum=0.0, weight_decay=5e-4)
+        up = Update(backbone={name: p.detach() for name, p in weights.items()}, images=batch, loss=0.0)
+        came = narrowing.decode(bytearray(narrowing.encode(up, [down], updates).data), Update, [down], updates)
+        weight, bias = (came.backbone[f"fc.{n}"] - down.backbone[f"fc.{n}"] for n in ("weight", "bias"))
+        given = (weight / bias[:, None])[bias != 0]  # h = Σ g h / Σ g, output by output
+        told = given @ down.backbone["fc.weight"].T + down.backbone["fc.bias"]
+        found.append((F.normalize(told) @ F.normalize(wanted.detach()).T).max(0).values)
+    return float(torch.cat(found).mean())
+
+
+@pytest.mark.parametrize("updates", [None, "int8"])
+def test_an_update_of_one_step_tells_the_embeddings_of_its_images(updates: Updates | None) -> None:
+    """No class embedding is sent. Strangers have a mean cosine of 0.70 to each other."""
+    assert nearest(1, updates) == pytest.approx(1.0, abs=5e-5)
+    assert 0.9 < nearest(planning.FEW, updates) < 0.98
+
+
+ONE = {"data": {"partition": {"kind": "one-identity"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "fedface", **ONE}, ["one person's images", "class embeddings are sent"]),
+        ({"method": "feduv", **ONE}, ["one person's images"]),
+        ({"method": "fedface-multi"}, ["class embeddings are sent"]),
+        ({"local": {"iterations": 1, "batch": 8}}, ["as few as 8", "local.batch=8", "local.iterations=1"]),
+        ({"local": {"iterations": 3, "batch": 3}}, []),
+        ({}, []),
+        ({"method": "solo", "local": {"iterations": 1, "batch": 1}}, []),
+        ({"method": "centralized", "local": {"iterations": 1, "batch": 1}}, []),
+    ],
+)
+def test_a_plan_says_what_its_settings_leave_to_be_read(changes: dict[str, Any], said: list[str]) -> None:
+    text = dry.describe(tiny(**changes))
+    line = next((line for line in text.splitlines() if line.startswith("can be read from what leaves")), "")
+    assert bool(line) == bool(said) and all(words in line for words in said)
+
+
+def test_a_run_says_it_at_its_start_in_its_report_and_on_its_card(tmp_path: Path) -> None:
+    notes: list[str] = []
+    view = Silent()
+    view.note = notes.append  # type: ignore[method-assign]
+    out = experiment.run(tiny(rounds=1, local={"iterations": 1, "batch": 2}), tmp_path / "run", view)
+    line = "embeddings of single images, since as few as 2 make an update"
+    assert any(line in note for note in notes)
+    assert line in (out / "report.html").read_text() and line in (out / "model" / "README.md").read_text()
+
+
+def test_wire_says_it_of_a_method_without_a_recipe() -> None:
+    told = CliRunner().invoke(app, ["wire", "fedface", "--json"])
+    assert "class embeddings are sent" in json.loads(told.stdout)["readable"]
