@@ -23,6 +23,7 @@ from coalface.config import Recipe, RecipeError
 from coalface.core import Tensors, generator
 from coalface.data.faces import FaceSet
 from coalface.engines import checkpoint
+from coalface.engines.commits import Commit, DamagedCommit
 from coalface.engines.desk import Desk, Request, StepFailed
 from coalface.engines.local import Setup, World
 from coalface.evaluate.features import embed
@@ -104,8 +105,10 @@ def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)
     )
     try:
-        model = Desk(setup.site(here), party).own_model(asked)
-    except StepFailed as error:
+        desk = Desk(setup.site(here), party)
+        Commit.whole(desk.folder / f"{accepted}.commit").check()
+        model = desk.own_model(asked)
+    except (StepFailed, DamagedCommit, FileNotFoundError) as error:
         raise RecipeError(f"{run}: {error}") from error
     if not model:
         raise RecipeError(f"{run}: {party} has no model of its own")

@@ -1,7 +1,12 @@
-"""Commits on the disk: one file with the private states, the saved reply and the ledger lines, renamed into place."""
+"""Commits on the disk: one file with the private states, the saved reply and the ledger lines, renamed into place.
+
+Every byte of it is covered by a SHA-256: the header by the one behind it, the saved reply by its ledger lines, the rest
+by those that the header holds. What is encrypted is authenticated already.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +19,7 @@ import numpy as np
 
 from coalface.disk import writing
 from coalface.privacy import ledger
+from coalface.wire import Hashing
 
 if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
     from coalface.engines.vault import Cipher, Vault
@@ -22,6 +28,7 @@ REPLY, LINES, DATA = "(reply)", "(ledger)", "(data)"
 """In a commit, beside the private states, which have the names of their classes; `DATA`: what they were made from."""
 _MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
 _MARK = 16  # bytes after the header of an encrypted commit, by which it is known to be as it was written
+_DIGEST = 32  # bytes of SHA-256 after the header of any other
 
 _REMEDY = "Restore the party's folder, or start a new run: going on without it would silently begin the party anew."
 
@@ -47,6 +54,8 @@ class Commit:
     """(offset, length) of each private state by class name, of the `REPLY`, the `LINES` of the ledger, the `DATA`."""
     shards: tuple[str, ...] = ()
     """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each part but the `REPLY`; none where it is encrypted, or of a version that wrote none."""
     vault: Vault | None = None
     """The party's, where it has one."""
     cipher: Cipher | None = None
@@ -67,10 +76,13 @@ class Commit:
                     raise ValueError(f"{there} bytes hold no header of {length}")
                 text = file.read(length)
                 head = json.loads(text)
-                if unknown := head.keys() - {"base", "ledger", "spans", "shards", "sealed"}:
+                if unknown := head.keys() - {"base", "ledger", "spans", "shards", "sha256", "sealed"}:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
-                mark = file.read(_MARK) if sealed is not None else b""
+                sums = head.get("sha256", {})
+                mark = file.read(_MARK if sealed is not None else _DIGEST if sums else 0)
+            if sums and mark != hashlib.sha256(text).digest():
+                raise ValueError("its header is not the one that was written")
             spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
             if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != there:
                 raise ValueError(f"it was written with {end} bytes and has {there}")
@@ -91,7 +103,7 @@ class Commit:
             with _unlocking(path):
                 cipher = vault.cipher(path.name, text)
                 cipher.check(mark)
-        return cls(path, head.get("base"), after, spans, shards, vault, cipher)
+        return cls(path, head.get("base"), after, spans, shards, sums, vault, cipher)
 
     @classmethod
     def whole(cls, path: Path, vault: Vault | None = None) -> Commit:
@@ -110,29 +122,63 @@ class Commit:
                 f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
                 f"{size} processes: go on with the engine.shards that the run was begun with"
             )
-        return Commit.open(self.path.with_name(self.shards[rank - 1]), self.vault)
+        return Commit.open(self._beside(self.shards[rank - 1]), self.vault)
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
-        found = {name: self.read(name) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
+        found = {name: self.read(name, whole=True) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
         return {name: part for name, part in found.items() if part is not None}
 
     def lines(self) -> list[str]:
         """The ledger lines of the message that left with it."""
         return bytes(self.read(LINES) or b"").decode().splitlines()
 
-    def read(self, name: str) -> bytearray | memoryview | None:
+    def check(self) -> None:
+        """Read every part, with those of the other processes. Raises DamagedCommit, or LockedCommit, as `read`."""
+        for name in self.spans:
+            self.read(name, whole=True)
+        for name in self.shards:
+            Commit.open(self._beside(name), self.vault).check()
+
+    def _beside(self, name: str) -> Path:
+        assert self.path is not None
+        return self.path.with_name(name)
+
+    def read(self, name: str, *, whole: bool = False) -> bytearray | memoryview | None:
         """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none.
 
-        Raises LockedCommit where they are encrypted and not as they were written.
+        Raises DamagedCommit where they are not those that were written, and LockedCommit where they are encrypted
+        besides. A private state that is mapped is looked through only if it is read `whole`.
         """
         if name not in self.spans or self.path is None:
             return None
         stored = read_span(self.path, *self.spans[name])
-        if self.cipher is None:
-            return stored
-        with _unlocking(self.path):
-            return self.cipher.open(stored, self.spans[name][0])
+        if self.cipher is not None:
+            with _unlocking(self.path):
+                return self.cipher.open(stored, self.spans[name][0])
+        if whole or len(stored) <= _MAPPED or name == REPLY:
+            same = self._is_reply(stored) if name == REPLY else self._is_part(name, stored)
+            if not same:
+                raise DamagedCommit(
+                    f"{self.path} is damaged: {name} is not what was written, its SHA-256 is another. {_REMEDY}"
+                )
+        return stored
+
+    def _is_part(self, name: str, data: bytearray | memoryview) -> bool:
+        return not self.sums or hashlib.sha256(data).hexdigest() == self.sums.get(name)
+
+    def _is_reply(self, data: bytearray | memoryview) -> bool:
+        """Whether it is, piece by piece, what the ledger lists of it."""
+        start, view = 0, memoryview(data)
+        try:
+            for line in map(json.loads, self.lines()):
+                end = start + line["bytes"]
+                if hashlib.sha256(view[start:end]).hexdigest() != line["sha256"]:
+                    return False
+                start = end
+        except (ValueError, KeyError, TypeError):
+            return False
+        return start == len(data)
 
 
 def _why_locked(written: str | None, vault: Vault | None) -> str:
@@ -188,10 +234,11 @@ def write_commit(
 ) -> None:
     """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again.
 
+    A `REPLY` is covered by the `LINES` that go with it, which list the SHA-256 of its pieces.
     `shards` names the parts of other processes, which lie there already. With a `vault` it is encrypted but for its
     header: names of classes, sizes, and the ledger's head.
     """
-    spans, offset = {}, 0 if vault is None else _MARK
+    spans, offset = {}, _DIGEST if vault is None else _MARK
     for name, part in parts.items():
         size = len(part) if vault is None else vault.taken(len(part))
         spans[name] = (offset, size)
@@ -201,6 +248,9 @@ def write_commit(
         about["shards"] = named
     if vault is not None:
         about["sealed"] = vault.fresh()
+    else:
+        summed = [name for name in parts if name != REPLY]
+        about["sha256"] = dict(zip(summed, Hashing([memoryview(parts[name]) for name in summed]).result(), strict=True))
     head = json.dumps(about).encode()
     begun = [len(head).to_bytes(8, "little"), head]
     fresh = path.with_suffix(".new")
@@ -214,9 +264,11 @@ def write_commit(
                 _write(descriptor, [*begun, cipher.mark()])
                 for name, part in parts.items():
                     _write(descriptor, cipher.seal(part, 8 + len(head) + spans[name][0]))
-            elif os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # it writes 2 GiB at most
-                os.lseek(descriptor, 8 + len(head), os.SEEK_SET)
-                _write(descriptor, parts.values())
+            else:
+                begun.append(hashlib.sha256(head).digest())
+                if os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # 2 GiB at most
+                    os.lseek(descriptor, sum(map(len, begun)), os.SEEK_SET)
+                    _write(descriptor, parts.values())
             os.ftruncate(descriptor, 8 + len(head) + offset)
             if flush:
                 os.fsync(descriptor)

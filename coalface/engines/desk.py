@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -120,8 +120,10 @@ class Desk:
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         before = self._open(place) if place.name in commits else None
         again = before is not None and before.base == request.base
-        if before is not None and again and (saved := before.read(REPLY)) is not None:
-            return saved
+        if before is not None and again:
+            with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
+                if (saved := before.read(REPLY)) is not None:
+                    return saved
         base = self._base(request)
         encoded, kept = self._run(request, base)
         if again:
@@ -188,7 +190,8 @@ class Desk:
     def check(self, accepted: str | None, *, whole: bool) -> None:
         """Mend what a crash cut off; then see that the ledger has the lines that the accepted commit says.
 
-        With `whole` the chain is followed from its start. Raises FileNotFoundError or ValueError, with what to do.
+        All that the commits hold is held against its digests, what is larger than 4 MiB here alone. With `whole` the
+        chain is followed from its start. Raises FileNotFoundError or ValueError, with what to do.
         """
         if accepted is None and not self.folder.exists():
             return
@@ -297,15 +300,18 @@ class Desk:
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
         except FileNotFoundError:
+            names = []
+        if not names or not self.ledger.exists():  # a kill may have come between these folders
             modes.make_folder(self.folder)
             modes.make_folder(self.ledger.parent)
             for made in (self.folder.parent, self.site.folder) if self.site.flush else ():
                 flush_folder(made)
-            names = []
         commits: dict[str, Commit] = {}
         for name in names:
             try:
                 commits[name] = Commit.whole(self.folder / name, self.site.vault)
+                if doubt:
+                    commits[name].check()
             except (DamagedCommit, FileNotFoundError):
                 if name in needed:
                     raise

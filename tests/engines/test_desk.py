@@ -16,7 +16,7 @@ from coalface import wire
 from coalface.core import Party
 from coalface.engines import commits as committing
 from coalface.engines import desk
-from coalface.engines.commits import Commit
+from coalface.engines.commits import DATA, LINES, REPLY, Commit, DamagedCommit
 from coalface.engines.desk import Desk, Request, StepFailed
 from coalface.privacy import ledger
 
@@ -446,3 +446,60 @@ def test_the_stream_of_a_step_follows_its_place_in_the_run(tmp_path: Path) -> No
     assert drawn("a") == drawn("b")
     for n, change in enumerate(({"ordinal": 2}, {"stage": "other"}, {"call": 7})):
         assert drawn(f"c{n}", **change) != drawn("a")
+
+
+# --- damage that a length does not show -------------------------------------------------------------------------------
+
+
+def flip(path: Path, place: int) -> None:
+    changed = bytearray(path.read_bytes())
+    changed[place] ^= 1
+    path.write_bytes(changed)
+
+
+def test_a_saved_reply_that_is_not_what_its_ledger_lists_is_not_served_but_made_again(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    reply = data(here.answer(request(1)))
+    path, before = here.folder / f"{request(1).id}.commit", here.ledger.read_bytes()
+    flip(path, sum(Commit.open(path).spans[REPLY]) - 1)
+    again = here.answer(request(1))
+    assert data(again) == reply
+    assert here.ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["Control", DATA, LINES, "(header)"])
+def test_a_flipped_byte_of_a_commit_is_named(tmp_path: Path, part: str) -> None:
+    here = at(tmp_path)
+    here.answer(request(1))
+    path = here.folder / f"{request(1).id}.commit"
+    flip(path, 60 if part == "(header)" else sum(Commit.open(path).spans[part]) - 1)
+    with pytest.raises(DamagedCommit, match=rf"{path.name} is damaged.*Restore the party's folder"):
+        here.check(request(1).id, whole=False)
+
+
+def test_a_mapped_state_is_looked_through_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "_MAPPED", 16)
+    here = at(tmp_path)
+    here.answer(request(1))
+    path = here.folder / f"{request(1).id}.commit"
+    flip(path, sum(Commit.open(path).spans["Control"]) - 1)
+    assert Commit.open(path).read("Control") is not None
+    with pytest.raises(DamagedCommit, match="Control is not what was written"):
+        here.check(request(1).id, whole=False)
+
+
+def test_a_commit_of_a_version_that_wrote_no_digests_is_read(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    here.answer(request(1))
+    path = here.folder / f"{request(1).id}.commit"
+    written = path.read_bytes()
+    end = 8 + int.from_bytes(written[:8], "little")
+    head = json.loads(written[8:end])
+    del head["sha256"]
+    head["spans"] = {name: (start - 32, size) for name, (start, size) in head["spans"].items()}
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + written[end + 32 :])
+    here.check(request(1).id, whole=True)
+    assert here.answer(request(2, base=request(1).id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -327,3 +328,46 @@ def test_heads_are_checked_where_there_are_too_many_ledgers_to_read(
         path.write_text(text[:-500])
         assert set(ran.server.check_ledgers()) == set()  # the accepted commit has the lines that are cut off
         assert path.read_text() == text
+
+
+# --- killed at any call of the system ---------------------------------------------------------------------------------
+
+CHANGES = ("mkdir", "open", "rename", "pwrite", "writev", "ftruncate", "truncate", "unlink", "rmdir")
+"""The calls by which files change; a process may be killed before any of them."""
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, settings = Moves(rounds=2, note=True), {"build": Tiny(parties=1)}
+    left = [-1]
+
+    def counting(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if name != "open" or arguments[1] & os.O_CREAT:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed(name)
+            return call(*arguments, **named)
+
+        return counted
+
+    for name in CHANGES:
+        monkeypatch.setattr(os, name, counting(name))
+    unbroken = run(method, tmp_path / "unbroken", **settings).bytes()
+    for place in itertools.count(1):
+        left[0] = place
+        try:
+            run(method, tmp_path / str(place), **settings)
+        except Killed:
+            left[0] = -1
+            assert run(method, tmp_path / str(place), **settings).bytes() == unbroken, place
+        else:
+            break
+    assert place > 40
