@@ -37,7 +37,9 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
     """
     folder = _folder(place)
     if not (folder / modelfolder.ABOUT).exists():
-        raise FileNotFoundError(f"{place} holds no model: give a run folder, or the folder `model` in one")
+        there = f": {place / 'model' / modelfolder.ABOUT} is not there" if (place / "model").exists() else ""
+        hint = modelfolder.remedy(place / "model") if there else "give a run folder, or the folder `model` in one"
+        raise FileNotFoundError(f"{place} holds no model{there}: {hint}")
     about = modelfolder.read_about(folder)
     name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
     path = folder / name

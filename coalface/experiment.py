@@ -138,8 +138,7 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
         value = recipe.resolved()[section][key]
         event[f"{section}.{key}"] = {"from": before[section][key], "to": value}
         tree[section][key] = value
-    with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(strict_json(event) + "\n")
+    provenance.note(out, event)
     _write_config(out, tree)
 
 
@@ -219,7 +218,9 @@ def _execute(
             observers=[judge],
             report=view.round,
         )
-        already, sent = server.resumes_after()
+        already, sent, passed_over = server.resumes_after()
+        for why in passed_over:
+            view.note(f"{recipe.name}: {why}: it goes on from the one before")
         whole, before = sum(s.rounds for s in method.stages()), runs.read(out).metrics[:already] if already else ()
         view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:

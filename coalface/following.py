@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coalface import config, marked
+from coalface import config, marked, provenance
 from coalface.config import RecipeError
 from coalface.engines.rounds import FEW
 from coalface.engines.standing import Tally
@@ -84,15 +84,7 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}
-    with open(out / "events.jsonl", "ab") as file:
-        file.truncate(_whole(out / "events.jsonl"))
-        file.write(strict_json(about).encode() + b"\n")
-
-
-def _whole(path: Path) -> int:
-    """The bytes of a file up to its last whole line: a kill, or a full disk, may have cut off what is after it."""
-    with open(path, "rb") as file:
-        return sum(len(line) for line in file if line.endswith(b"\n"))
+    provenance.note(out, about)
 
 
 def is_elsewhere(out: Path) -> bool:
@@ -112,10 +104,13 @@ def _begins(out: Path) -> dict[str, Any]:
     path = out / "events.jsonl"
     found: dict[str, Any] = {}
     if path.exists():
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 if '"event": "begins"' in line and line.endswith("\n"):
-                    found = json.loads(line)
+                    try:
+                        found = json.loads(line)
+                    except ValueError as error:
+                        raise RecipeError(f"{path} is damaged ({error}): restore it, or remove it") from None
     return found
 
 

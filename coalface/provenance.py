@@ -10,6 +10,7 @@ import hashlib
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 from coalface import config
 from coalface.config import Recipe, RecipeError
 from coalface.core import Method
+from coalface.disk import writing
 from coalface.jsontext import strict_json
 from coalface.judging import write_json
 from coalface.report import runs
 
 BEGUN = Path("checkpoints", "begun.json")
-"""In a run folder: the resolved `recipe`, and `code`, the digests of `code_of`."""
+"""In a run folder: the resolved `recipe`, and `code`, the digests of `code_of`; `sha256` is of them both."""
 SHARED = ("coalface.methods.", "coalface.learn.")
 """Where the arithmetic of the methods here stands. The rest of the package (engines, reports, commands) is none of a
 method's own code: if it counted, no run would go on after any upgrade."""
@@ -39,7 +41,12 @@ def keep(out: Path, *, anew: bool = False) -> None:
     recipe = config.load(out / "config.yaml")
     code = kept.get("code") or code_of(recipe.build_method())
     (out / BEGUN).parent.mkdir(parents=True, exist_ok=True)
-    write_json(out / BEGUN, {"recipe": recipe.resolved(), "code": code})
+    _write(out, recipe.resolved(), code)
+
+
+def _write(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
+    begun = {"recipe": recipe, "code": code}
+    write_json(out / BEGUN, {**begun, "sha256": _digest(begun)})
 
 
 def recipe_of(out: Path) -> Recipe:
@@ -142,9 +149,16 @@ def accept_code(out: Path) -> None:
         return
     now = code_of(method)
     about = {name: {"from": kept["code"][name], "to": now.get(name)} for name in changed}
-    with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(strict_json({"event": "adjusted", "code": about}) + "\n")
-    write_json(out / BEGUN, kept | {"code": now})
+    note(out, {"event": "adjusted", "code": about})
+    _write(out, kept["recipe"], now)
+
+
+def note(out: Path, event: Mapping[str, Any]) -> None:
+    """Append a line to a run's events; a last one that a kill, or a full disk, has cut off is taken away."""
+    with writing(out / "events.jsonl"), open(out / "events.jsonl", "a+b") as file:
+        file.seek(0)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+        file.write(strict_json(event).encode() + b"\n")
 
 
 def _changed(out: Path, method: Method) -> list[str]:
@@ -169,9 +183,17 @@ def _kept(out: Path) -> dict[str, Any]:
         return {}
     try:
         kept = json.loads(path.read_bytes())
-        return {"recipe": dict(kept["recipe"]), "code": dict(kept["code"])}
+        digest = kept.pop("sha256", None)  # a version wrote none
+        begun = {"recipe": dict(kept.pop("recipe")), "code": dict(kept.pop("code"))}
+        if kept or (digest is not None and digest != _digest(begun)):
+            raise ValueError("it is not as it was written")
+        return begun
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(out, error) from None
+
+
+def _digest(begun: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()
 
 
 def _unreadable(out: Path, error: Exception) -> RecipeError:

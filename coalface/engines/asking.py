@@ -316,7 +316,8 @@ class Asking(Federation):
         about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
         self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
 
-    def _write_line(self, name: str, record: Mapping[str, Any]) -> None:
-        path = self.folder / name
-        with writing(path), open(path, "a", encoding="utf-8") as file:
-            file.write(strict_json(record) + "\n")
+    def _write_line(self, name: str, record: Mapping[str, Any]) -> bytes:
+        path, line = self.folder / name, strict_json(record).encode() + b"\n"
+        with writing(path), open(path, "ab") as file:
+            file.write(line)
+        return line

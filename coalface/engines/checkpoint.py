@@ -6,13 +6,18 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coalface import wire
 from coalface.disk import writing
 from coalface.engines.commits import flush_folder
+
+_DIGEST = b',"digest":"'
+"""In `checkpoint.json`, before the SHA-256 of all that precedes it; a version wrote none."""
+_KEYS = {"ordinal", "stage", "round", "record", "sha256", "digest"}
 
 
 class CheckpointError(RuntimeError):
@@ -34,6 +39,8 @@ class Checkpoint:
     """Everything else, as JSON: accepted commits, tallies, the length of the metrics, numerics."""
     posted: dict[str, bytes]
     """Encoded messages of posted work that is still open, by name."""
+    passed_over: tuple[str, ...] = field(default=(), compare=False)
+    """Why those after it could not be gone on from, the last one first."""
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
@@ -48,33 +55,55 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     about["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     for name, data in files.items():
         _write(fresh / f"{name}.safetensors", data)
-    _write(fresh / "checkpoint.json", json.dumps(about, separators=(",", ":")).encode())
+    text = json.dumps(about, separators=(",", ":")).encode()[:-1]
+    digest = hashlib.sha256(text).hexdigest().encode()
+    _write(fresh / "checkpoint.json", text + _DIGEST + digest + b'"}')
     flush_folder(fresh)
     place = folder / f"{checkpoint.ordinal:07d}"
     shutil.rmtree(place, ignore_errors=True)  # only where a resume repeats a round
     os.rename(fresh, place)
     flush_folder(folder)
-    for old in _found(folder)[:-keep]:
+    found = _found(folder)
+    here = found.index(place) + 1
+    for old in [*found[: max(0, here - keep)], *found[here:]]:  # what is after it was passed over
         shutil.rmtree(old)
 
 
-def load(folder: Path) -> Checkpoint | None:
-    """The last checkpoint of a run, or None where it has none yet. Raises CheckpointError where it is damaged."""
-    found = _found(folder)
-    if not found:
+def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) -> Checkpoint | None:
+    """The last checkpoint of a run, or None where it has none yet. Raises CheckpointError where it is damaged.
+
+    With `fits` it is the last one from which a resume can go on: that is as it was written, and with whose record
+    `fits` does not raise ValueError, as it does where the run folder is not as it was then.
+    """
+    passed: list[str] = []
+    for place in reversed(_found(folder)):
+        try:
+            found = _read(place, tuple(passed))
+            if fits is not None:
+                fits(found.record)
+            return found
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            passed.append(f"{place}: this checkpoint cannot be used ({error})")
+            if fits is None:
+                raise CheckpointError(
+                    f"{passed[0]}. A resume goes on from the one before it, if there is one."
+                ) from error
+    if not passed:
         return None
-    place = found[-1]
-    try:
-        about = json.loads((place / "checkpoint.json").read_bytes())
-        files = {name: (place / f"{name}.safetensors").read_bytes() for name in about["sha256"]}
-        if damaged := [n for n, data in files.items() if hashlib.sha256(data).hexdigest() != about["sha256"][n]]:
-            raise ValueError(f"{damaged[0]}.safetensors is not what was written")
-        state = files.pop("state")
-        return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], files)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{place}: the checkpoint cannot be read ({error}). Remove that folder to go on from the one before it."
-        ) from error
+    raise CheckpointError(f"{passed[0]}, nor one before it. Restore what is named, or start a new run.")
+
+
+def _read(place: Path, passed_over: tuple[str, ...]) -> Checkpoint:
+    text = (place / "checkpoint.json").read_bytes()
+    about = json.loads(text)
+    body, _, digest = text.rpartition(_DIGEST)
+    if set(about) - _KEYS or ("digest" in about and digest != hashlib.sha256(body).hexdigest().encode() + b'"}'):
+        raise ValueError("checkpoint.json is not what was written")
+    files = {name: (place / f"{name}.safetensors").read_bytes() for name in about["sha256"]}
+    if damaged := [n for n, data in files.items() if hashlib.sha256(data).hexdigest() != about["sha256"][n]]:
+        raise ValueError(f"{damaged[0]}.safetensors is not what was written")
+    state = files.pop("state")
+    return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], files, passed_over)
 
 
 def unpack_state(data: bytes, cls: type) -> Any:
@@ -89,7 +118,7 @@ def unpack_state(data: bytes, cls: type) -> Any:
 
 
 def _found(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("[0-9]*") if (p / "checkpoint.json").exists())
+    return sorted(folder.glob("[0-9]*"))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,8 @@ class Server(Asking):
         given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
         super().__init__(method, rules, numerics, transport, folder, **given)
         self.observers, self.report = observers, report
+        self._metrics = hashlib.sha256()
+        """Of the lines of the metrics so far."""
         self._late: dict[str, int] = {}
         """What the transport has counted by the last line of the events."""
 
@@ -74,12 +77,16 @@ class Server(Asking):
             self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
 
-    def resumes_after(self) -> tuple[int, Mapping[str, int]]:
-        """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up."""
-        found = checkpoint.load(self.folder / "checkpoints")
+    def resumes_after(self) -> tuple[int, Mapping[str, int], tuple[str, ...]]:
+        """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up.
+
+        And why later checkpoints cannot be gone on from, if there are any.
+        """
+        found = self._last_checkpoint()
         if found is None:
-            return 0, self.at.totals
-        return sum(s.rounds for s in self._stages[: found.stage]) + found.round, found.record["totals"]
+            return 0, self.at.totals, ()
+        rounds = sum(s.rounds for s in self._stages[: found.stage]) + found.round
+        return rounds, found.record["totals"], found.passed_over
 
     def check_ledgers(self) -> dict[str, str]:
         """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
@@ -138,7 +145,7 @@ class Server(Asking):
         judged = time.perf_counter()
         self.at.seconds["training"] += trained - begun
         self.at.seconds["judging"] += judged - trained
-        self._write_line("metrics.jsonl", record)
+        self._metrics.update(self._write_line("metrics.jsonl", record))
         in_a_row = self.at.abandoned
         over = abandoned is not None and in_a_row >= self.rules.patience
         if over:  # a resume goes on from here and counts anew; one after a kill in the row goes on counting
@@ -171,6 +178,7 @@ class Server(Asking):
         at = self.at
         length = (self.folder / "metrics.jsonl").stat().st_size
         record, posted = at.record(self.numerics, self.rules.seed, length)
+        record["metrics_sha256"] = self._metrics.hexdigest()
         record["rules"], record["cohorts"] = self._row_rules, self._cohorts.size
         packed = bytes(wire.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
@@ -184,8 +192,22 @@ class Server(Asking):
             more = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
             raise RunFailed(f"{next(iter(faults.values()))}{more}")
 
+    def _last_checkpoint(self) -> checkpoint.Checkpoint | None:
+        return checkpoint.load(self.folder / "checkpoints", self._read_metrics)
+
+    def _read_metrics(self, record: Mapping[str, Any]) -> None:
+        """Begin the digest with the lines of a checkpoint. Raises ValueError where these are not in the file."""
+        path, size = self.folder / "metrics.jsonl", record["metrics"]
+        with open(path, "rb") as file:
+            lines = file.read(size)
+        self._metrics = hashlib.sha256(lines)
+        if len(lines) < size:
+            raise ValueError(f"{path} has {len(lines)} bytes, and had {size}: lines were removed")
+        if record.get("metrics_sha256", self._metrics.hexdigest()) != self._metrics.hexdigest():
+            raise ValueError(f"{path} is not as it was written, its SHA-256 is another")
+
     def _restore(self) -> Any:
-        found = checkpoint.load(self.folder / "checkpoints")
+        found = self._last_checkpoint()
         metrics = self.folder / "metrics.jsonl"
         try:  # before its chain is followed: a kill may have cut off the last line
             self._cohorts.cut(0 if found is None else found.record.get("cohorts", 0))
@@ -195,6 +217,8 @@ class Server(Asking):
             self._refuse_faults()
             metrics.write_bytes(b"")
             return None
+        for why in found.passed_over:
+            self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
         check_same(found.record, self.numerics, self.rules.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
         self.at.restore(found.record, found.posted, self.method, self.rules.keep)

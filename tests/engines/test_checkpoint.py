@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,8 +73,46 @@ def test_a_damaged_checkpoint_says_how_to_go_on(tmp_path: Path, damage: str) -> 
     for ordinal in (3, 4):
         checkpoint.save(tmp_path, made(ordinal), keep=2)
     (tmp_path / "0000004" / "checkpoint.json").write_text(damage)
-    with pytest.raises(CheckpointError, match=r"0000004: the checkpoint cannot be read .*Remove that folder to go on"):
+    with pytest.raises(CheckpointError, match=r"0000004: this checkpoint cannot be used .*from the one before it"):
         checkpoint.load(tmp_path)
+    found = checkpoint.load(tmp_path, fits=lambda record: None)
+    assert found == made(3) and "0000004" in found.passed_over[0]
+    checkpoint.save(tmp_path, made(4), keep=2)
+    assert names(tmp_path) == ["0000003", "0000004"] and checkpoint.load(tmp_path) == made(4)
+
+
+def test_where_the_run_folder_does_not_fit_the_one_before_is_taken(tmp_path: Path) -> None:
+    for ordinal in (3, 4):
+        checkpoint.save(tmp_path, replace(made(ordinal), record={"metrics": ordinal}), keep=2)
+
+    def fits(most: int, record: Mapping[str, Any]) -> None:
+        if record["metrics"] > most:
+            raise ValueError("metrics.jsonl is too short")
+
+    found = checkpoint.load(tmp_path, partial(fits, 3))
+    assert found is not None and found.ordinal == 3 and "too short" in found.passed_over[0]
+    with pytest.raises(CheckpointError, match=r"0000004.*metrics.jsonl is too short.*nor one before it. Restore"):
+        checkpoint.load(tmp_path, partial(fits, 2))
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, made(3), keep=1)
+    for path in sorted((tmp_path / "0000003").iterdir()):
+        written = path.read_bytes()
+        for place in range(0, len(written), 3):
+            path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+            with pytest.raises(CheckpointError, match=path.stem):
+                checkpoint.load(tmp_path)
+        path.write_bytes(written)
+
+
+def test_a_checkpoint_of_a_version_that_wrote_no_digest_of_it_is_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, made(3), keep=1)
+    path = tmp_path / "0000003" / "checkpoint.json"
+    about = json.loads(path.read_text())
+    del about["digest"]
+    path.write_text(json.dumps(about))
+    assert checkpoint.load(tmp_path) == made(3)
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "posted-0-common.safetensors"])

@@ -19,6 +19,7 @@ from toys import CALLS, Moves, Values
 from worlds import Ran, Stop, Tiny, run, stopping
 
 from coalface import wire
+from coalface.engines.checkpoint import CheckpointError
 from coalface.engines.commits import LINES, Commit, DamagedCommit
 from coalface.engines.desk import Desk, Request
 from coalface.engines.transport import RunFailed
@@ -371,3 +372,44 @@ def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes
         else:
             break
     assert place > 40
+
+
+# --- what a checkpoint speaks of --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_and_the_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    last = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
+    (last / "checkpoint.json").write_bytes(b"")
+    assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [last.name in event["why"] for event in events if event["event"] == "passed over"] == [True]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_metrics_that_are_not_those_of_the_checkpoint_are_never_filled_up(tmp_path: Path, damage: str) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-9] if damage == "cut" else whole[: first + 9] + b"~" + whole[first + 10 :])
+    if damage != "gone":  # the checkpoint before speaks of the first line alone
+        assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken
+        path.write_bytes(b"~" + unbroken["metrics"][1:])
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl.*Restore what is named, or start a new run"):
+        run(Moves(rounds=3), tmp_path / "run")
+
+
+def test_a_run_of_a_version_without_these_digests_goes_on(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("0*/checkpoint.json"):
+        about = json.loads(path.read_text())
+        del about["digest"], about["record"]["metrics_sha256"]
+        path.write_text(json.dumps(about))
+    assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def test_lines_of_rounds_that_are_repeated_are_taken_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("resumed_before", [False, True])
-def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_serves(tmp_path: Path, resumed_before: bool) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_it_serves(tmp_path: Path, resumed_before: bool) -> None:
     """Stopped in round 5, when some parties have answered already; the checkpoint of round 4 cannot be read."""
     unbroken = run(Moves(rounds=5), tmp_path / "unbroken").bytes()
     for after in (12, 1) if resumed_before else (13,):
@@ -97,9 +96,6 @@ def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_serves(tmp_path: 
             run(Moves(rounds=5), tmp_path / "broken", save_replies=False, transport=stopping(after))
     last = sorted((tmp_path / "broken" / "checkpoints").iterdir())[-1]
     (last / "state.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="Remove that folder"):
-        run(Moves(rounds=5), tmp_path / "broken")
-    shutil.rmtree(last)
     assert run(Moves(rounds=5), tmp_path / "broken", save_replies=False).bytes() == unbroken
 
 

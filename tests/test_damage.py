@@ -1,0 +1,140 @@
+"""Whatever becomes of one file of a run's folder: a resume and an evaluation give the same bytes, or name the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+import torch
+import worlds
+from toys import Moves
+from worlds import Stop, Tiny, stopping
+
+from coalface import evaluation, experiment, membership
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+
+
+def flipped(path: Path, part: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(part * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped at its start": lambda path: flipped(path, 0.0),
+    "flipped in it": lambda path: flipped(path, 0.3),
+    "flipped in its midst": lambda path: flipped(path, 0.6),
+    "flipped at its end": lambda path: flipped(path, 1.0),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3]) and None,
+    "emptied": lambda path: path.write_bytes(b"") and None,
+    "removed": lambda path: path.unlink(),
+}
+
+
+def damaged(whole: Path, below: Path, damages: Iterable[str] = DAMAGES) -> Iterator[tuple[Path, Path, str]]:
+    """A copy of a run for every file and damage: its folder, the file in it, what became of it."""
+    for path in sorted(whole.rglob("*")):
+        for name in damages:
+            if path.is_file() and path.stat().st_size:
+                copy = below / "copy"
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(whole, copy)
+                DAMAGES[name](copy / path.relative_to(whole))
+                yield copy, path.relative_to(whole), name
+
+
+def names(error: Exception, path: Path) -> bool:
+    """Whether an error names a file, or the checkpoint that it is a part of, and says what to do."""
+    here = path.parent.name if path.parent.parent.name == "checkpoints" else path.name
+    return here in str(error) and any(word in str(error) for word in ("estore", "resume", "remove"))
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_resume_of_the_engine(tmp_path: Path, finished: bool) -> None:
+    method, build = Moves(rounds=2 if finished else 3), Tiny(parties=1)
+    unbroken = worlds.run(method, tmp_path / "unbroken", build).bytes()
+    whole = tmp_path / "whole"
+    if finished:
+        worlds.run(method, whole, build)
+    else:
+        with pytest.raises(Stop):
+            worlds.run(method, whole, build, transport=stopping(2))
+    bad = []
+    for copy, path, damage in damaged(whole, tmp_path, ["flipped in its midst", "cut", "removed"]):
+        try:
+            ran = worlds.run(method, copy, build).bytes()
+            differ = [key for key in unbroken if ran.get(key) != unbroken[key]]
+            if path.suffix == ".commit":  # that of a reply is lost: it is made again, and its ledger lists it twice
+                differ = [key for key in differ if "ledger" not in key]
+            if differ:
+                bad.append((str(path), damage, differ))
+        except Exception as error:
+            if not names(error, path):
+                bad.append((str(path), damage, repr(error)))
+    assert not bad
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def results(run: Path) -> dict[str, Any]:
+    """What a run leaves, but for what the clock says."""
+    found: dict[str, Any] = tinyruns.model_bytes(run)
+    for name in ("config.yaml", "metrics.jsonl", "evidence.json", "trained_on.npz", "judged/unseen.npz"):
+        found[name] = (run / name).read_bytes()
+    summary = json.loads((run / "summary.json").read_text())
+    found["summary"] = {
+        key: value for key, value in summary.items() if key not in ("seconds", "ledger")
+    }  # a reply may be listed twice
+    return found
+
+
+def judged(run: Path) -> Any:
+    """What an evaluation reads of a run: its model, and who it was trained on."""
+    backbone, about = evaluation.read_model(run)
+    members = membership.read(run)
+    known = None if members is None else [members.names.tolist(), members.images.tolist()]
+    return worlds.raw(backbone.module.state_dict()), about, known
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tinyruns.run(tmp_path / "copy", name="tiny")  # of the same name, which a page shows
+    expected, seen = results(whole), judged(whole)
+    if not finished:
+        shutil.rmtree(whole)
+        with monkeypatch.context() as patched:
+            patched.setattr(experiment, "InProcess", stopping(3))
+            with pytest.raises(Stop):
+                tinyruns.run(whole, name="tiny")
+    whole = whole.rename(tmp_path / "whole")
+    bad = []
+    for copy, path, damage in damaged(whole, tmp_path):
+        if finished:
+            try:
+                known = judged(copy)
+                if known != seen and not (damage == "removed" and path.name == membership.FILE):  # nothing says it then
+                    bad.append((str(path), damage, "judged otherwise"))
+            except Exception as error:
+                if not names(error, path):
+                    bad.append((str(path), damage, repr(error)))
+        try:
+            experiment.resume(copy, tinyruns.Silent())
+            if differ := [key for key, value in results(copy).items() if expected[key] != value]:
+                bad.append((str(path), damage, differ))
+        except Exception as error:
+            if not names(error, path):
+                bad.append((str(path), damage, repr(error)))
+        torch.set_num_threads(1)
+    assert not bad
