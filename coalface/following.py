@@ -15,7 +15,6 @@ from coalface.config import RecipeError
 from coalface.engines.rounds import FEW
 from coalface.engines.standing import Tally
 from coalface.engines.transport import Member
-from coalface.jsontext import strict_json
 from coalface.report import runs
 from coalface.report.runs import mapping, number, whole_number
 
