@@ -74,6 +74,9 @@ def resume(
     changed_code: Annotated[
         bool, typer.Option("--changed-code", help="Go on although the code of the method was changed since it began.")
     ] = False,
+    from_round: Annotated[
+        int | None, typer.Option(help="Go back to an earlier accepted checkpoint: that after so many rounds.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
@@ -82,6 +85,9 @@ def resume(
 
     if changed_code:
         provenance.accept_code(run_folder)
+    if from_round is not None:
+        experiment.go_back(run_folder, from_round)
+        typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
     if federation_commands.goes_on(run_folder, tuple(changes or ()), quiet):
         return
     with Progress(quiet=quiet) as view:

@@ -40,7 +40,7 @@ from coalface.core import Tensors, plays
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
 from coalface.disk import writing
-from coalface.engines import processes
+from coalface.engines import checkpoint, processes
 from coalface.engines.local import InProcess, Setup, Workers, World
 from coalface.engines.rounds import Rules
 from coalface.engines.server import Server
@@ -50,6 +50,9 @@ from coalface.judging import Judge, write_json, write_text
 from coalface.membership import Members
 from coalface.owned import OWN
 from coalface.report import page, runs
+
+RULES = ("max_update_norm", "oversized")
+"""Keys of `engine` that are as `Rules` has them where they are not set, and then are no part of a recipe's digest."""
 
 
 class View(Protocol):
@@ -126,6 +129,25 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
     provenance.check_code(out, recipe.build_method())
     with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
+
+
+def go_back(out: Path, after: int) -> None:
+    """Take a run back to the end of its round `after`, counted over all stages; a resume goes on from there.
+
+    What parties have sent since stays in their ledgers. Raises RecipeError where no accepted checkpoint is kept of it.
+    """
+    recipe = provenance.recipe_of(out)
+    if (out / "summary.json").exists():
+        raise RecipeError(f"{out} is a finished run: nothing of it is left to go back to")
+    folder, rounds = out / "checkpoints", [stage.rounds for stage in recipe.build_method().stages()]
+    with alone(out):
+        ends = checkpoint.accepted_ends(folder, rounds)
+        if after not in ends:
+            there = f"those after round {', '.join(map(str, sorted(ends)))}" if ends else "none"
+            raise RecipeError(f"--from-round {after}: the accepted checkpoints that {out} keeps are {there}")
+        checkpoint.go_back(folder, ends[after])
+        with open(out / "events.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": "adjusted", "from_round": after}) + "\n")
 
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
@@ -306,6 +328,7 @@ def alone(out: Path) -> Iterator[None]:
 def rules(recipe: Recipe) -> Rules:
     """How the run is conducted."""
     engine = recipe.engine
+    given = {key: value for key in RULES if (value := getattr(engine, key)) is not None}
     return Rules(
         run=recipe.name,
         seed=recipe.seed,
@@ -316,6 +339,7 @@ def rules(recipe: Recipe) -> Rules:
         judge=recipe.judge.every,
         on_error=engine.on_error,
         trouble=recipe.build_trouble(),
+        **given,
     )
 
 

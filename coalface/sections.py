@@ -251,6 +251,10 @@ class Engine(Section):
     keep: int = Field(2, ge=1)
     quorum: float = Field(0.5, ge=0, le=1)
     patience: int = Field(5, ge=0)
+    max_update_norm: float | None = Field(None, ge=0)
+    """A reply whose update is so many times as large as the median reply's does not count; None: 10; 0: no bound."""
+    oversized: Literal["refuse", "clip"] | None = None
+    """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"
     tensorboard: bool = False
     """Also write what `metrics.jsonl` holds as events for TensorBoard, into `tensorboard/` in the run's folder."""

@@ -390,9 +390,22 @@ def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset())
     for field, name, tensor in named_tensors(reply):
         if field in but:
             continue
-        # A finite sum proves finite values; only a suspicious sum pays for the exact look.
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
+        if not _is_finite(tensor):
             raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
+
+
+def not_finite(value: Any) -> str | None:
+    """The name of a tensor of a declared value that holds something that is not finite; None where none does."""
+    found: dict[str, Tensor] = {}
+    _flatten(value, "", found)
+    return next((name for name, tensor in found.items() if not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A finite sum proves finite values; only a suspicious sum pays for the exact look."""
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+        return True
+    return bool(torch.isfinite(tensor).all())
 
 
 def model_of(cls: type, field: str, sent: Sequence[Any]) -> Any:

@@ -165,16 +165,18 @@ class Asking(Federation):
             )
         return call
 
-    def _requests(self, call: Call, failed: dict[str, str] | None) -> Iterator[Request]:
+    def _requests(
+        self, call: Call, failed: dict[str, str] | None, to: Sequence[str] | None = None
+    ) -> Iterator[Request]:
         """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties.
 
-        `failed` takes the parties that are not reached; with None every party is.
+        `failed` takes the parties that are not reached; with None every party is. With `to` those to some parties.
         """
         ordinal, checkpointed = self.at.horizons[0]
         when = (call.stage, call.round, call.call)
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         before = encoded = None
-        for party in call.to:
+        for party in call.to if to is None else to:
             if failed is not None and (why := self.rules.trouble.before(self.rules.seed, party, when)):
                 failed[party] = why
                 continue
@@ -201,10 +203,8 @@ class Asking(Federation):
         now, got = self._now, self._gathering(call, folds, failed)
         for item in replies:
             for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
-                read = functools.partial(self._read, request, reply)
-                if not isinstance(reply, StepFailed):
-                    now.seen[request.party] = time.time()
-                got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
+                self._take(got, request, reply)
+        got = self._bounded(got, call, folds, failed)
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
         now.failed |= failed
@@ -224,6 +224,36 @@ class Asking(Federation):
         now.accepted |= got.accepted
         now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
+
+    def _take(self, got: Gathering, request: Request, reply: Reply) -> None:
+        if not isinstance(reply, StepFailed):
+            self._now.seen[request.party] = time.time()
+        read = functools.partial(self._read, request, reply)
+        got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
+
+    def _bounded(self, got: Gathering, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
+        """What was gathered, or where a reply is too large beside the others, the same call gathered again.
+
+        The median is known when all are in, and by then they are summed. So the same requests are asked again, which
+        the parties answer with the replies that they have saved; the sums are those of a round in which a refused
+        party did not answer, or sent a smaller update.
+        """
+        ratio = self.rules.max_update_norm
+        if not ratio or not (limits := got.limits(ratio)):
+            return got
+        beyond, clip = got.beyond(limits), self.rules.oversized == "clip"
+        again = self._gathering(call, folds, failed, first=got.norms, limits=limits if clip else None)
+        again.bytes.update(got.bytes)
+        if clip:
+            self._now.clipped |= beyond
+        else:
+            failed |= beyond
+            again.bytes["refused"] += sum(got.sizes[party] for party in beyond)
+        to = [party for party in got.arrived if clip or party not in beyond]
+        for request, reply in self.transport.exchange(self._requests(call, None, to)):
+            again.bytes["again"] += _size(reply) or 0
+            self._take(again, request, reply)
+        return again
 
     def _replies(
         self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
@@ -246,10 +276,10 @@ class Asking(Federation):
         """The most images that a party can say it has trained on."""
         return self.images(party) + (len(self.data) if self.data is not None else 0)
 
-    def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
+    def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str], **again: Any) -> Gathering:
         declaration = self.method.steps[call.step][1]
         everyone = self.parties(declaration.role)
-        return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone)
+        return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone, **again)
 
     def _read(self, request: Request, reply: Reply, cls: type, sent: Sequence[Any]) -> Any:
         if isinstance(reply, StepFailed):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from coalface.engines.commits import flush_folder
 _DIGEST = b',"digest":"'
 """In `checkpoint.json`, before the SHA-256 of all that precedes it; a version wrote none."""
 _KEYS = {"ordinal", "stage", "round", "record", "sha256", "digest"}
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 
 class CheckpointError(RuntimeError):
@@ -43,8 +45,16 @@ class Checkpoint:
     """Why those after it could not be gone on from, the last one first."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write `folder/NNNNNNN/` with `checkpoint.json` and `state.safetensors`, then remove all but the last `keep`."""
+ABANDONED = "abandoned"
+"""The file that marks a checkpoint in which the state is that of the one before it: no round was accepted since."""
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int, advanced: bool = True) -> None:
+    """Write `folder/NNNNNNN/` with `checkpoint.json` and `state.safetensors`, and remove old ones.
+
+    The last `keep` stay that have `advanced` (a round was accepted since the one before), and the last of all: so
+    rounds that are abandoned, for what was accepted before, do not push out what one could go back to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / ".new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -58,15 +68,37 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     text = json.dumps(about, separators=(",", ":")).encode()[:-1]
     digest = hashlib.sha256(text).hexdigest().encode()
     _write(fresh / "checkpoint.json", text + _DIGEST + digest + b'"}')
+    if not advanced:
+        _write(fresh / ABANDONED, b"")
     flush_folder(fresh)
     place = folder / f"{checkpoint.ordinal:07d}"
     shutil.rmtree(place, ignore_errors=True)  # only where a resume repeats a round
     os.rename(fresh, place)
     flush_folder(folder)
     found = _found(folder)
-    here = found.index(place) + 1
-    for old in [*found[: max(0, here - keep)], *found[here:]]:  # what is after it was passed over
-        shutil.rmtree(old)
+    earlier = [one for one in found if one <= place]  # what is after it was passed over
+    stay = {*_accepted(earlier)[-keep:], place}
+    for old in found:
+        if old not in stay:
+            shutil.rmtree(old)
+
+
+def accepted_ends(folder: Path, rounds: Sequence[int]) -> dict[int, Path]:
+    """How many rounds, over all stages of so many each, a checkpoint that one can go back to is the end of -> it."""
+    found = {}
+    for place in _accepted(_found(folder)):
+        with contextlib.suppress(*_UNREADABLE):  # to a damaged one nobody can go back
+            here = _read(place, ())
+            found[sum(rounds[: here.stage]) + here.round] = place
+    return found
+
+
+def go_back(folder: Path, place: Path) -> None:
+    """Remove the checkpoints after one of `accepted_ends`, the last first, so that it is the last."""
+    for later in reversed(_found(folder)):
+        if later > place:
+            shutil.rmtree(later)
+    flush_folder(folder)
 
 
 def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) -> Checkpoint | None:
@@ -82,7 +114,7 @@ def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) 
             if fits is not None:
                 fits(found.record)
             return found
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             passed.append(f"{place}: this checkpoint cannot be used ({error})")
             if fits is None:
                 raise CheckpointError(
@@ -115,6 +147,10 @@ def unpack_state(data: bytes, cls: type) -> Any:
             f"the checkpoint does not hold a {cls.__name__} of this version ({error}). Resume with the version that "
             "wrote it, or start a new run."
         ) from error
+
+
+def _accepted(places: list[Path]) -> list[Path]:
+    return [place for place in places if not (place / ABANDONED).exists()]
 
 
 def _found(folder: Path) -> list[Path]:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from coalface import wire
-from coalface.core import Mean
+from coalface.core import Mean, Tensors
 from coalface.data.words import told
-from coalface.declarations import StepDeclaration
+from coalface.declarations import StepDeclaration, counterpart
 from coalface.engines.cohorts import Apart, Cohort
 from coalface.engines.desk import Request, StepFailed
 from coalface.engines.folding import Fold
 from coalface.engines.standing import Call, Tally
+
+FEW = 3
+"""Replies from which on one can be told to be larger than the others."""
+SMALL = 0.01
+"""Of the norm of what was sent: an update below it is not too large whatever the others are, which may be at rest."""
+LARGEST = math.sqrt(torch.finfo(torch.float32).max)
+"""A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
 
 
 class Lost(wire.Refused):
@@ -22,7 +35,8 @@ class Lost(wire.Refused):
 class Gathering:
     """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
 
-    `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role.
+    `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role. Where a call
+    is gathered a second time, `first` are the norms of the first time, and `limits` those to which updates are brought.
     """
 
     def __init__(
@@ -34,14 +48,18 @@ class Gathering:
         *,
         block: int,
         everyone: Iterable[str],
+        first: Mapping[str, Mapping[str, float]] | None = None,
+        limits: Mapping[str, float] | None = None,
     ) -> None:
         self.call, self.failed = call, failed
+        self._first, self._limits = first, limits or {}
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; those of a cohort leave none."""
         self.arrived: list[str] = []
         """The parties whose replies count."""
-        self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0}
-        """To the parties, and from them; of what they sent, what was refused, and what was lost or late."""
+        self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0, "again": 0}
+        """To the parties, and from them; of what they sent, what was refused, what was lost or late, and `again` what
+        they had sent before."""
         reply: Any = declaration.reply
         self._class = reply
         sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
@@ -54,6 +72,12 @@ class Gathering:
         folded = {mean.field for mean in folds}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in wire.hints(reply) if name not in folded}
         """Every field that is not folded: party -> value."""
+        self.norms: dict[str, dict[str, float]] = {}
+        """Party -> field -> the norm of its floats, as a difference to the field of that name that was sent, if any."""
+        self.sizes: dict[str, int] = {}
+        """Party -> the bytes of its reply that counts."""
+        alike = wire.hints(declaration.common).keys() if declaration.common else set()
+        self._compared = folded | {name for name in self.each if counterpart(reply, name) == name and name in alike}
         self._common = call.common.message(declaration.common) if call.common and declaration.common else None
         self._down = len(call.common.data) if call.common else 0
         self._places = {party: place for place, party in enumerate(call.to)}
@@ -70,10 +94,10 @@ class Gathering:
 
     def take(
         self, request: Request, size: int | None, read: Callable[[type, Sequence[Any]], Any], tally: Tally, most: int
-    ) -> None:
+    ) -> Exception | None:
         """Take in one reply of `size` bytes, None where none came; `most` is how many images the party can have.
 
-        `read` gives the message, from its class and what was sent to the party.
+        `read` gives the message, from its class and what was sent to the party. Returns why it does not count.
         """
         party = request.party
         self.count(request, size, tally)
@@ -86,16 +110,78 @@ class Gathering:
                 raise wire.Refused(f"images is {images}; this party can have 1 to {most}")
             for fold in self._sums:
                 fold.check(message, most)
+            norms = self._measured(message, own)
+            message = self._clipped(message, own, self._checked(party, norms))
         except (wire.Refused, wire.WireError, StepFailed) as error:
             self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
             self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
-            return
+            return error
+        self.failed.pop(party, None)  # of a try before
+        self.norms[party], self.sizes[party] = norms, size or 0
         for fold in self._sums:
             name = fold.mean.field
             before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)
             fold.add(party, self._places[party], getattr(message, name), before, message)
         self._keep(request, message, tally)
         self.accepted[party] = request.id
+        return None
+
+    def _start(self, own: Any, name: str) -> Any:
+        """What a field of a reply is a changed form of; None of one that is only `like` another, such as a gradient."""
+        same = counterpart(self._class, name) == name
+        return wire.model_of(self._class, name, [m for m in (own, self._common) if m is not None]) if same else None
+
+    def _measured(self, message: Any, own: Any) -> dict[str, float]:
+        """Field -> the norm of what a reply has in it. Raises Refused where float32 could not compute with it."""
+        norms = {}
+        for name in wire.hints(self._class):
+            if isinstance(value := getattr(message, name), Tensor | dict):
+                norms[name] = _norm(value, self._start(own, name))
+                if not norms[name] < LARGEST:
+                    raise wire.Refused(f"{name} has numbers so large that float32 cannot compute with them")
+        return norms
+
+    def limits(self, ratio: float) -> dict[str, float]:
+        """Field -> `ratio` times the median norm of the replies, of the fields in which a reply is beyond it.
+
+        It is `SMALL` times the norm of what was sent at least.
+        The median is the lower one, over replies that changed anything, three of them at least. Those of a cohort are
+        this machine's own work and have no norms.
+        """
+        found: dict[str, float] = {}
+        if len(self.norms) < len(self.arrived):
+            return found
+        for name in sorted(self._compared):
+            moved = [norm for norms in self.norms.values() if (norm := norms.get(name, 0.0)) > 0]
+            if len(moved) < FEW:
+                continue
+            sent = self._start(None, name)
+            limit = max(ratio * statistics.median_low(moved), SMALL * _norm(sent, None) if sent is not None else 0.0)
+            if max(moved) > limit:
+                found[name] = limit
+        return found
+
+    def beyond(self, limits: Mapping[str, float]) -> dict[str, str]:
+        """Party -> what is larger than its limit."""
+        return {
+            party: f"the norm of its {name} is {norms[name]:.3g}, the bound of this round {limit:.3g}"
+            for name, limit in limits.items()
+            for party, norms in self.norms.items()
+            if norms.get(name, 0.0) > limit
+        }
+
+    def _checked(self, party: str, norms: dict[str, float]) -> dict[str, float]:
+        """The factors that bring its fields within their limits. Raises Refused for another reply than before.
+
+        A party that could send one reply to be measured and another one to be summed would pass any bound.
+        """
+        if self._first is not None and self._first[party] != norms:
+            raise wire.Refused("asked for the same again, it sent something else")
+        return {n: limit / norms[n] for n, limit in self._limits.items() if norms.get(n, 0.0) > limit}
+
+    def _clipped(self, message: Any, own: Any, factors: Mapping[str, float]) -> Any:
+        changes = {n: _scaled(getattr(message, n), self._start(own, n), factor) for n, factor in factors.items()}
+        return dataclasses.replace(message, **changes) if changes else message
 
     def take_together(self, cohort: Cohort, tallies: Mapping[str, Tally], most: Callable[[str], int]) -> None:
         """Take in the replies of a cohort. Raises Apart where one cannot be taken, and so none of them is."""
@@ -136,3 +222,28 @@ class Gathering:
     def folded(self) -> dict[str, Any]:
         """The result of every fold by its name. Raises ValueError where the weights add up to nothing."""
         return {fold.mean.key: fold.result() for fold in self._sums}
+
+
+def _norm(value: Tensor | Tensors, before: Any) -> float:
+    """The Euclidean norm of the floats of a field, or of their difference to what was sent: squares in float64."""
+    if isinstance(value, Tensor):
+        value, before = {"": value}, {"": before} if isinstance(before, Tensor) else None
+    floats = {name: tensor for name, tensor in value.items() if tensor.is_floating_point()}
+    changes = (t - before[n].to(t.device) if isinstance(before, dict) else t for n, t in floats.items())
+    return math.hypot(*(torch.linalg.vector_norm(change, dtype=torch.float64).item() for change in changes))
+
+
+def _scaled(value: Tensor | Tensors, before: Any, factor: float) -> Tensor | Tensors:
+    """A field whose difference to what was sent, or itself, has become so many times as large."""
+    if isinstance(value, dict):
+        start = before if isinstance(before, dict) else {}
+        floats = {n: t for n, t in value.items() if t.is_floating_point()}
+        return {**value, **{n: _scaled_one(t, start.get(n), factor) for n, t in floats.items()}}
+    return _scaled_one(value, before if isinstance(before, Tensor) else None, factor)
+
+
+def _scaled_one(tensor: Tensor, before: Tensor | None, factor: float) -> Tensor:
+    if before is None:
+        return (tensor.double() * factor).to(tensor.dtype)
+    start = before.to(tensor.device).double()
+    return (start + factor * (tensor.double() - start)).to(tensor.dtype)

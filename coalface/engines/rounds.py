@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from coalface.engines.trouble import Trouble
 
@@ -32,6 +32,10 @@ class Rules:
     on_error: str = "stop"
     """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
     trouble: Trouble = Trouble()
+    max_update_norm: float = 10.0
+    """How many times the median norm of a call's updates a reply's may be; 0: no bound."""
+    oversized: Literal["refuse", "clip"] = "refuse"
+    """What becomes of a reply beyond it: it does not count, or it counts as one at the bound."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Round:
     accepted: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    clipped: dict[str, str] = field(default_factory=dict)
+    """Party -> what of its reply was brought within the bound."""
     bytes: collections.Counter[str] = field(default_factory=collections.Counter)
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
@@ -64,6 +70,8 @@ class Round:
         found |= {"arrived": len(self.arrived), "failed": dict(sorted(self.failed.items()))}
         sent = {f"bytes_{what}": n for what, n in self.bytes.items() if n or what in ("down", "up")}
         found |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
+        if self.clipped:
+            found["clipped"] = dict(sorted(self.clipped.items()))
         if len(self.losses) <= FEW:
             found["losses"] = self.losses
         return found if abandoned is None else {**found, "reason": abandoned}

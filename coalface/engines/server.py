@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import Tensor
@@ -56,6 +57,8 @@ class Server(Asking):
         self.observers, self.report = observers, report
         self._metrics = hashlib.sha256()
         """Of the lines of the metrics so far."""
+        self._advanced = False
+        """Whether a round was accepted since the last checkpoint."""
         self._late: dict[str, int] = {}
         """What the transport has counted by the last line of the events."""
 
@@ -101,14 +104,23 @@ class Server(Asking):
         self.at.ordinal += 1
         self._start()
         try:
-            state = begin(self, before)
+            state = self._finite(
+                check_state(self.method, self._stages[self.at.stage], begin(self, before), beginning=True)
+            )
         except Abandoned as error:
             raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
         if not self._stages[self.at.stage].rounds:
             self._drain(list(self.at.posted))
         self.at.accepted |= self._now.accepted
         self._count()
-        return check_state(self.method, self._stages[self.at.stage], state, beginning=True)
+        return state
+
+    @staticmethod
+    def _finite(state: Any) -> Any:
+        """A state that may be accepted. Raises Abandoned where it is not finite: nobody could train from it."""
+        if (name := wire.not_finite(state)) is not None:
+            raise Abandoned(f"what came of the replies is not finite: {name}")
+        return state
 
     def _count(self) -> None:
         for what, count in self._now.bytes.items():
@@ -124,9 +136,9 @@ class Server(Asking):
         begun, abandoned = time.perf_counter(), None
         kept_open = dict(self.at.posted)
         try:
-            state = check_state(self.method, self._stages[self.at.stage], round_(self, state))
+            state = self._finite(check_state(self.method, self._stages[self.at.stage], round_(self, state)))
             self.at.accepted |= self._now.accepted
-            self.at.abandoned = 0
+            self.at.abandoned, self._advanced = 0, True
         except Abandoned as error:
             abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
             self._drain(t for t in list(self.at.posted) if t not in kept_open)  # they start from what was accepted
@@ -165,8 +177,20 @@ class Server(Asking):
             raise RunFailed(
                 f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
                 f"lower engine.quorum (now {self.rules.quorum:g}) or more engine.patience (now {self.rules.patience})."
+                f"{self._ways_back()}"
             )
         return state
+
+    def _ways_back(self) -> str:
+        """What to do where what was accepted before is why no round can be any more."""
+        rounds = [stage.rounds for stage in self._stages]
+        if len(ends := sorted(checkpoint.accepted_ends(self.folder / "checkpoints", rounds))) < 2:
+            return ""
+        *earlier, last = map(str, ends)
+        return (
+            f" If the model itself is spoilt: accepted checkpoints are those after round {', '.join(earlier)} and {last}; "
+            f"`coalface resume {quote(str(self.folder))} --from-round {earlier[-1]}` goes back to one."
+        )
 
     # --- what a resume needs ------------------------------------------------------------------------------------------
 
@@ -183,8 +207,10 @@ class Server(Asking):
         packed = bytes(wire.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
-        checkpoint.save(self.folder / "checkpoints", here, keep=keep)
-        at.horizons = [*at.horizons, at.horizon][-keep:]
+        checkpoint.save(self.folder / "checkpoints", here, keep=keep, advanced=self._advanced)
+        if self._advanced:
+            at.horizons = [*at.horizons, at.horizon][-keep:]
+        self._advanced = False
 
     def _refuse_faults(self) -> None:
         """Raise RunFailed where the chain of a party's ledger does not hold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,8 @@ from coalface.report.runs import (
     whole_number,
 )
 
+JUMP = 3.0
+"""A mean training loss so many times that of the rounds before it is told."""
 LINES_A_RUN = 50
 """Plain output: every round has its line up to this many rounds, else every `rounds / 50`-th."""
 
@@ -47,6 +49,9 @@ class _Now:
     stage: str = ""
     round: str = ""
     loss: float | None = None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    """Of the last rounds of this stage."""
+    losses_of: str = ""
     asked: int | None = None
     arrived: int | None = None
     abandoned: int = 0
@@ -158,6 +163,12 @@ class Progress:
         if (loss := number(record.get("loss"))) is not None or not record.get("abandoned"):
             now.loss = loss  # a round that asks for something else than training has none
         now.asked, now.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
+        if loss is not None and now.losses and now.losses_of == str(record.get("stage", "")):
+            before = sum(now.losses) / len(now.losses)
+            if loss > JUMP * before > 0:
+                self.note(
+                    f"{now.name}: in round {now.round} the mean training loss is {loss:.4g}; before it was {before:.4g}"
+                )
         self._count(now, record)
         now.bytes_down += number(record.get("bytes_down")) or 0
         now.bytes_up += number(record.get("bytes_up")) or 0
@@ -172,6 +183,11 @@ class Progress:
 
     @staticmethod
     def _count(now: _Now, record: Mapping[str, Any]) -> None:
+        if (stage := str(record.get("stage", ""))) != now.losses_of:
+            now.losses.clear()
+            now.losses_of = stage
+        if (loss := number(record.get("loss"))) is not None:
+            now.losses.append(loss)
         failed = mapping(record.get("failed"))
         now.without.update(clean(party) for party in failed)
         now.abandoned += bool(record.get("abandoned"))
