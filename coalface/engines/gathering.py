@@ -22,8 +22,9 @@ from coalface.engines.standing import Call, Tally
 
 FEW = 3
 """Replies from which on one can be told to be larger than the others."""
-SMALL = 0.01
-"""Of the norm of what was sent: an update below it is not too large whatever the others are, which may be at rest."""
+SMALL, REST = 0.01, 1e-4
+"""Of the norm of what was sent: an update up to the first is never too large, and a party that moved it by less than
+the second is at rest, as one whose single class has no gradient, and no measure for others."""
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
 
@@ -144,20 +145,19 @@ class Gathering:
     def limits(self, ratio: float) -> dict[str, float]:
         """Field -> `ratio` times the median norm of the replies, of the fields in which a reply is beyond it.
 
-        It is `SMALL` times the norm of what was sent at least.
-        The median is the lower one, over replies that changed anything, three of them at least. Those of a cohort are
-        this machine's own work and have no norms.
+        The median is the lower one, of the parties that are not at `REST`. Where these are fewer than `FEW` nobody is a
+        measure for them, and the limit is the norm of what was sent; it is `SMALL` times that at least. The replies of
+        a cohort are this machine's own work and have no norms.
         """
         found: dict[str, float] = {}
-        if len(self.norms) < len(self.arrived):
+        if len(self.norms) < max(len(self.arrived), FEW):
             return found
         for name in sorted(self._compared):
-            moved = [norm for norms in self.norms.values() if (norm := norms.get(name, 0.0)) > 0]
-            if len(moved) < FEW:
-                continue
-            sent = self._start(None, name)
-            limit = max(ratio * statistics.median_low(moved), SMALL * _norm(sent, None) if sent is not None else 0.0)
-            if max(moved) > limit:
+            start = self._start(None, name)
+            sent = _norm(start, None) if start is not None else 0.0
+            moved = [norm for norms in self.norms.values() if (norm := norms.get(name, 0.0)) > REST * sent]
+            limit = max(ratio * statistics.median_low(moved) if len(moved) >= FEW else sent, SMALL * sent)
+            if limit and max(moved, default=0.0) > limit:
                 found[name] = limit
         return found
 

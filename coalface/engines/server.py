@@ -188,8 +188,8 @@ class Server(Asking):
             return ""
         *earlier, last = map(str, ends)
         return (
-            f" If the model itself is spoilt: accepted checkpoints are those after round {', '.join(earlier)} and {last}; "
-            f"`coalface resume {quote(str(self.folder))} --from-round {earlier[-1]}` goes back to one."
+            f" If the model itself is spoilt: accepted checkpoints are those after round {', '.join(earlier)} and "
+            f"{last}; `coalface resume {quote(str(self.folder))} --from-round {earlier[-1]}` goes back to one."
         )
 
     # --- what a resume needs ------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ MOST_LOGGED = 24
 LARGEST = 1e100
 """Values beyond it are not drawn: a loss that has run away would leave nothing else to see."""
 RECORD_KEYS = frozenset(
-    "stage round asked arrived failed abandoned reason bytes_down bytes_up bytes_refused bytes_lost bytes_again clipped loss losses judged "
-    "seconds checkpoint_seconds cosine".split()
+    "stage round asked arrived failed clipped abandoned reason bytes_down bytes_up bytes_refused bytes_lost "
+    "bytes_again loss losses judged seconds checkpoint_seconds cosine".split()
 )
 """The keys of a metrics line that have their own place on the page; every other number is what the method logged."""
 WEIGHT, SCORE = "weight/", "score/"
