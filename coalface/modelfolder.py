@@ -17,6 +17,7 @@ from coalface import disk, judging
 from coalface.config import Recipe
 from coalface.core import Models, Tensors
 from coalface.engines.server import Server
+from coalface.jsontext import parse_json
 from coalface.judging import write_json, write_text
 from coalface.methods import METHODS
 from coalface.owned import OWN
@@ -26,6 +27,9 @@ ABOUT = "model.json"
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
 images starts from. It is no part of the model that is given on."""
+
+_LONGEST = 1 << 26
+"""Bytes of `model.json`; one that names a file for each of very many parties is long."""
 
 
 def write(
@@ -80,7 +84,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     """What `model.json` says. Raises ValueError where it is damaged; of an older version it holds no digests."""
     path = folder / ABOUT
     try:
-        about = json.loads(path.read_bytes())
+        about = parse_json(path.read_bytes(), longest=_LONGEST, any_number=True)
         if not isinstance(about, dict) or not isinstance(about.get("sha256", {}), dict):
             raise ValueError("it holds no keys and values")
         if lacking := [key for key in ("backbone", "size", "channels", "embedding_size") if key not in about]:

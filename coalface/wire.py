@@ -184,7 +184,7 @@ def decode(
         return unpack(data, cls, change=change)
     header, body = _room(cls, sent)
     if len(data) > header + body:
-        raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,}.")
+        raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,.0f}.")
     return unpack(data, cls, change=change, longest=header)
 
 

@@ -82,6 +82,7 @@ def test_a_file_of_a_model_without_digests_is_named_where_it_cannot_be_read(
     [
         (lambda text: text[:40], "cannot be read"),
         (lambda text: "[]", "cannot be read"),
+        (lambda text: "[" * 200_000, "cannot be read"),
         (lambda text: json.dumps({"backbone": "cnn-small"}), "cannot be read (size is missing)"),
         (lambda text: text.replace('"size": 32', '"size": 96'), "is not as it was written"),
     ],

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coalface.disk import writing
+from coalface.jsontext import parse_json
 from coalface.wire import Entry
 
 START = "0" * 64
@@ -86,7 +87,7 @@ def read_head(path: Path, *, at: int | None = None) -> Head:
     if not newline:
         return Head()
     try:
-        last = json.loads(whole.rpartition(b"\n")[2])
+        last = parse_json(whole.rpartition(b"\n")[2], longest=_LONGEST, any_number=True)
         return Head(last["line"] + 1, last["chain"], end - len(cut))
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: its last line is none of a ledger. {_RESTORE}") from None
@@ -136,7 +137,7 @@ def lines(path: Path) -> Iterator[tuple[Head, dict[str, Any]]]:
         for text in file:
             chain = _chained(head.chain, text)
             try:
-                entry = json.loads(text)
+                entry = parse_json(text, longest=_LONGEST, any_number=True)
                 holds = text.endswith(f'"chain": "{chain}"}}\n'.encode()) and entry["line"] == head.lines
             except (ValueError, KeyError, TypeError):
                 return
@@ -179,7 +180,7 @@ def is_cut_off(path: Path, head: Head) -> bool:
 
 def _follows(head: Head, text: bytes) -> bool:
     try:
-        return bool(json.loads(text)["chain"] == _chained(head.chain, text))
+        return bool(parse_json(text, longest=_LONGEST, any_number=True)["chain"] == _chained(head.chain, text))
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -128,7 +128,7 @@ def read(path: Path, label: str | None = None) -> Run:
         raise ValueError(f"{path / 'config.yaml'} is not YAML ({error}); restore it from the recipe") from error
     try:
         summary = json.loads(_text(path / "summary.json") or "{}")
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path / 'summary.json'} is not JSON ({error}); resume the run to write it again") from error
     for name, found in (("config.yaml", config), ("summary.json", summary)):
         if not isinstance(found, dict):
@@ -288,7 +288,7 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     for index, line in enumerate(lines):
         try:
             found.append(mapping(json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if index < len(lines) - 1:
                 raise ValueError(
                     f"{path}, line {index + 1} is not JSON ({error}); resume the run to repair it"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 from serving import Asks
-from toys import CALLS, Moves, Nudge, State, Values
+from toys import CALLS, Moved, Moves, Nudge, State, Values
 from worlds import Stop, run, stopping
 
+from coalface import wire
 from coalface.core import Federation, Mean
 from coalface.engines import commits
 from coalface.engines.desk import Request
 from coalface.engines.local import InProcess
 from coalface.engines.transport import Reply
 from coalface.engines.trouble import Trouble
+from coalface.jsontext import parse_json
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 DOWN = Values(values={"a": torch.zeros(3)})
@@ -89,6 +93,59 @@ def test_an_answer_tells_who_arrived_even_when_all_fields_were_folded(tmp_path: 
     )
     assert (notes.folded, set(moves.folded), set(moves.each)) == ({}, {"values", "delta"}, {"images", "loss"})
     assert (moves.arrived, set(moves.failed)) == (("silo-0", "silo-1"), {"silo-2"})
+
+
+def test_what_a_run_writes_is_strict_json(tmp_path: Path) -> None:
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        fed.log(gone=math.nan, far=math.inf, near=0.5)
+        fed.ask(method.move, common=Values(values=state.values))
+
+    run(Asks(rounds=1, asks=ask), tmp_path)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        for line in (tmp_path / name).read_text().splitlines():
+            parse_json(line)
+    record = parse_json((tmp_path / "metrics.jsonl").read_text())
+    assert (record["gone"], record["far"], record["near"]) == (None, None, 0.5)
+
+
+def test_a_reason_that_a_party_writes_is_cut(tmp_path: Path) -> None:
+    """The names in a reply are the party's, and what is wrong with it quotes them."""
+    long = "\x1b" + "x" * 10_000
+
+    class Naming(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                if request.party == "silo-0":
+                    moved = Moved(values={long: torch.zeros(1)}, delta={}, images=1, loss=0.0)
+                    yield request, wire.encode(moved)
+                else:
+                    yield request, reply
+
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        fed.ask(method.move, common=Values(values=state.values))
+
+    run(Asks(rounds=1, asks=ask), tmp_path, transport=Naming)
+    (reason,) = parse_json((tmp_path / "metrics.jsonl").read_text())["failed"].values()
+    assert len(reason) <= 201 and "\\x1bxxx" in reason
+
+
+@pytest.mark.parametrize("loss", [1e308, math.inf, math.nan])
+def test_a_loss_that_no_float32_holds_is_refused(loss: float, tmp_path: Path) -> None:
+    class Losing(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                assert isinstance(reply, wire.Encoded)
+                right = wire.decode(reply.data, Moved)
+                lost = dataclasses.replace(right, loss=loss)
+                yield request, wire.encode(lost) if request.party == "silo-0" else reply
+
+    def ask(method: Moves, fed: Federation, state: State) -> None:
+        fed.ask(method.move, common=Values(values=state.values))
+
+    run(Asks(rounds=1, asks=ask), tmp_path, transport=Losing)
+    record = parse_json((tmp_path / "metrics.jsonl").read_text())
+    assert list(record["failed"]) == ["silo-0"] and record["failed"]["silo-0"].startswith("loss is ")
+    assert list(record["losses"]) == ["silo-1", "silo-2"]
 
 
 def test_single_fields_are_not_written_over_later(tmp_path: Path) -> None:

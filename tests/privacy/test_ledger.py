@@ -191,7 +191,9 @@ def test_lines_are_appended_only_where_they_follow(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == lines[:6]
 
 
-@pytest.mark.parametrize("torn", ["", '{"line": 3, "ru', "\0" * 200, "\0" * 200 + '4a"}\n{"line": 4}\n'])
+@pytest.mark.parametrize(
+    "torn", ["", '{"line": 3, "ru', "\0" * 200, "\0" * 200 + '4a"}\n{"line": 4}\n', "[" * 200_000 + "\n"]
+)
 def test_a_chain_is_followed_to_where_it_is_torn(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "l.jsonl"
     lines = written(path)

@@ -34,6 +34,8 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
     ("name", "content", "says"),
     [
         ("summary.json", "{", r"summary\.json is not JSON"),
+        ("summary.json", "[" * 200_000, r"summary\.json is not JSON"),
+        ("config.yaml", "[" * 200_000, r"config\.yaml is not YAML"),
         ("summary.json", "[1]", r"summary\.json holds a list, not keys and values"),
         ("config.yaml", "a: [", r"config\.yaml is not YAML"),
     ],
