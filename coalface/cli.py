@@ -425,21 +425,20 @@ def weighting_grid(
 def main() -> None:
     """Run the command; what a person can mend is said in one line, without a traceback."""
     try:
-        from coalface.config import RecipeError
-        from coalface.engines.checkpoint import CheckpointError
-        from coalface.engines.transport import RunFailed
-    except KeyboardInterrupt:  # it takes a second, and a Ctrl-C within it says no more than one after it
-        sys.exit(130)
-    try:
         app()
     except SystemExit as ended:
         if ended.code == 130:  # typer makes it of Ctrl-C
             typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
         raise
-    except (RecipeError, CheckpointError, RunFailed, OSError, ValueError) as error:
-        typer.echo(f"coalface: {disk.explained(error) if isinstance(error, OSError) else error}", err=True)
-        sys.exit(1)
     except MemoryError as error:
         what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
         typer.echo(f"coalface: {what}: take smaller batches or images, fewer workers, or a larger machine", err=True)
+        sys.exit(1)
+    except Exception as error:
+        from coalface.engines.checkpoint import CheckpointError  # not before: it takes a second, and brings threads
+        from coalface.engines.transport import RunFailed
+
+        if not isinstance(error, (CheckpointError, RunFailed, OSError, ValueError)):
+            raise
+        typer.echo(f"coalface: {disk.explained(error) if isinstance(error, OSError) else error}", err=True)
         sys.exit(1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
+import sys
 import time
 from pathlib import Path
 from shlex import quote
@@ -24,14 +27,22 @@ def up(
     run_config: Annotated[str | None, typer.Option(help="Changes of the recipe, such as 'rounds=3'.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
     within: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Start it also where other users can reach its ports.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Start a whole federation on this machine, and bring back what of it has gone; `coalface down` ends it."""
-    from coalface import kitchecking, loopback, runconfig, watching
+    from coalface import network
 
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(text)
+
+    if is_open := network.enter(kits):
+        _consent(is_open, network.others(), yes)
+    else:
+        tell("it has a network of its own, which no other user of this machine can reach")
+
+    from coalface import kitchecking, loopback, runconfig, watching  # after that: these bring threads along
 
     typed = quote(str(kits))
     here = loopback.Loopback(kits, tell, within)
@@ -41,7 +52,8 @@ def up(
     try:
         here.start(out)
         if not run:
-            tell(f"`{quote(str(kits / 'operator' / 'run.sh'))}` starts a run, `coalface down {typed}` ends it all")
+            by_hand = shlex.join([*([] if is_open else network.entering(kits)), str(kits / "operator" / "run.sh")])
+            tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends it all")
             return
         number, folder = here.run(run_config), here.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
@@ -62,9 +74,32 @@ def up(
     tell(f"results: {folder}; the nodes wait for another run, `coalface down {typed}` ends them")
 
 
+def _consent(is_open: str, others: list[str], yes: bool) -> None:
+    """Ask whether to go on where others could reach the ports. Raises RecipeError where nobody is there to answer."""
+    from coalface.checking import RecipeError
+
+    if not others:
+        return
+    named = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+    said = (
+        f"Others can log in to this machine: {named}. While the federation is up, each of them can reach its ports, "
+        "which ask nobody who they are: start code as you, and so read and change all that you can, images too. Why it "
+        f"is open: {is_open}."
+    )
+    if yes:
+        typer.echo(said, err=True)
+    elif not sys.stdin.isatty():
+        raise RecipeError(f"{said} Nothing was started: use a machine of your own, or add --yes")
+    else:
+        typer.confirm(f"{said} Go on?", abort=True)
+
+
 def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
-    """Go on with a run that kits on this machine have started, as it was asked for; False where it is none."""
-    from coalface import following, runconfig
+    """Go on with a run that kits on this machine have started, as it was asked for; False where it is none.
+
+    That is `coalface up`, which takes the place of this process.
+    """
+    from coalface import following, operating, runconfig
 
     brought = following.brought_up(run)
     if brought is None:
@@ -72,8 +107,11 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
     kits, asked = brought
     if changes:
         raise typer.BadParameter(f"{run}: a run over Flower goes on as it was asked for: leave {changes[0]} out")
-    up(kits, run_config=runconfig.changed(kits / "operator" / "project", asked), quiet=quiet)
-    return True
+    words = ["coalface", "up", str(kits), "--yes"]  # it was answered when the run was started
+    if (text := runconfig.changed(kits / "operator" / "project", asked)) is not None:
+        words += ["--run-config", text]
+    sys.stdout.flush()
+    os.execv(operating.program("coalface"), [*words, *(["--quiet"] if quiet else [])])  # anew: threads are here by now
 
 
 def down(

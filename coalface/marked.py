@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coalface.config import RecipeError
+from coalface.checking import RecipeError
 
 KITS, PART = "COALFACE_KITS", "COALFACE_PART"
 """The mark: the folder of kits, and which part of the federation it is."""

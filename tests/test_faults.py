@@ -159,7 +159,7 @@ def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_p
 
 def nodes(standing: Standing) -> list[dict[str, Any]]:
     """What the SuperLink says of all nodes that were ever registered."""
-    words = [operating.program("flwr"), "supernode", "list", "here", "--format", "json"]
+    words = standing.operators("flwr", "supernode", "list", "here", "--format", "json")
     return list(operating.told(words, standing.kits, 60)["nodes"])
 
 
@@ -206,12 +206,12 @@ def test_a_node_that_dials_without_tls_is_never_admitted(standing: Standing, wit
     assert "silo-02 dials without TLS (`--insecure`), and the SuperLink answers none but TLS" in said, said
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
     assert own.count("Connection attempt failed, retrying") > 2  # it dials; neither end's log says what is amiss
-    words = [str(standing.kits / "operator" / "run.sh"), "--format", "json", "--run-config"]
+    words = standing.operators("run.sh", "--format", "json", "--run-config")
     number = operating.told([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
     here = loopback.Loopback(standing.kits)
     standing.wait(lambda: here.state_of(int(number))[0].startswith("finished"), 120)
     assert here.state_of(int(number))[0] == "finished:failed"
-    shown = operating.output([operating.program("flwr"), "log", number, "here", "--show"], standing.kits, 60)
+    shown = operating.output(standing.operators("flwr", "log", number, "here", "--show"), standing.kits, 60)
     assert "silo-02 did not join within 5 s" in shown
     assert any("flower-supernode" in one.command for one in standing.processes("silo-02"))  # all the while it dialled
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
@@ -239,7 +239,7 @@ def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standin
 def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:
     ours = re.findall(r"SuperNode ID: (\d+)", standing.log("silo-02"))[-1]
     assert ours in [node["node-id"] for node in nodes(standing)]
-    operating.output([operating.program("flwr"), "supernode", "unregister", ours, "here"], standing.kits, 60)
+    operating.output(standing.operators("flwr", "supernode", "unregister", ours, "here"), standing.kits, 60)
     said = turned_away(standing)
     assert "it was withdrawn by `flwr supernode unregister`" in said
     (status,) = [node["status"] for node in nodes(standing) if node["node-id"] == ours]

@@ -23,7 +23,7 @@ from flwr.common.config import parse_config_args
 from tinyruns import run
 from typer.testing import CliRunner
 
-from coalface import following, loopback, marked, operating, provisioning, runconfig, watching
+from coalface import following, loopback, marked, network, operating, provisioning, runconfig, watching
 from coalface.cli import app
 from coalface.config import RecipeError
 
@@ -32,6 +32,13 @@ def said(*words: str | Path) -> tuple[int, str]:
     """What a command ends with, and what it says or raises."""
     told = CliRunner().invoke(app, [str(word) for word in words])
     return told.exit_code, told.output + (str(told.exception) if told.exception else "")
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that tests give in their own process stay in the network of this machine, and nobody else is on it."""
+    monkeypatch.setattr(network, "enter", lambda kits: "so the tests have it")
+    monkeypatch.setattr(network, "others", lambda: [])
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +104,18 @@ def test_two_do_not_start_the_same_kits_at_once(here: Standing) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         code, text = said("up", here.kits)
     assert code == 1 and "it is being started by another process" in text
+
+
+def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
+    here: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "others", lambda: ["ann", "bob"])
+    code, text = said("up", here.kits)
+    assert code == 1 and "ann, bob" in text and "start code as you" in text and "--yes" in text
+    assert "so the tests have it" in text and not here.processes()
+    with socket.create_server(("127.0.0.1", loopback.kept(here.kits).superlink.port)):
+        code, text = said("up", here.kits, "--yes")
+    assert code == 1 and "ann, bob" in text and "is taken by another process" in text  # it went on
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
@@ -300,6 +319,10 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         assert state["run"]["state"] == "finished" and all(state["processes"].values())
         assert [party["rounds"] for party in state["run"]["parties"]] == [2, 2, 2] and state["run"]["elsewhere"]
         assert watching.told(out)["processes"] == state["processes"]  # the run folder knows its kits
+        if not network._tried():  # this system gives it a network of its own: from here its port is not there
+            assert "it has a network of its own" in text
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(loopback.kept(made.kits).superlink.own, timeout=20)
         assert "Sending: train.step" in "\n".join(watching.tail(*watching.logs(out, "silo-01"), 1000))
         for log in (made.kits / "logs").glob("*.log"):
             assert log.stat().st_mode & 0o077 == 0

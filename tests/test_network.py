@@ -1,0 +1,102 @@
+"""The network of a federation's own: who is in it, who is not, and who else is on the machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coalface import marked, network
+
+LISTENS = """
+import pathlib, socket, sys
+from coalface import network
+kits = pathlib.Path(sys.argv[1])
+assert network.enter(kits) == ""
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    print(listening.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+DIALS = """
+import pathlib, socket, sys
+from coalface import network
+assert network.enter(pathlib.Path(sys.argv[1])) == ""
+socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=20)
+"""
+COMMAND = """
+import os, sys
+from coalface import cli, network
+def entered(kits):
+    print(len(os.listdir("/proc/self/task")))
+    raise SystemExit
+network.enter = entered
+sys.argv = ["coalface", "up", "kits"]
+cli.main()
+"""
+
+
+@pytest.fixture
+def allowed() -> None:
+    """Passes over a test where this system lets this user make no network."""
+    if failed := network._tried():
+        pytest.skip(f"this system gives no network namespace: {os.strerror(failed)}")
+
+
+@pytest.mark.usefixtures("allowed")
+def test_what_listens_in_it_is_reached_from_there_and_not_from_without(tmp_path: Path) -> None:
+    environment = os.environ | marked.environment(tmp_path, "superlink")
+    command, pipe = [sys.executable, "-c", LISTENS, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as listening:
+        assert listening.stdin is not None and listening.stdout is not None
+        port = int(listening.stdout.readline())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=20)
+        subprocess.run([sys.executable, "-c", DIALS, str(tmp_path), str(port)], check=True, timeout=60)
+        assert network.entering(tmp_path)[:3] == ["nsenter", "--target", str(listening.pid)]
+        listening.stdin.close()
+
+
+def test_one_that_runs_in_the_machines_network_stays_there_and_is_told(tmp_path: Path) -> None:
+    environment = os.environ | marked.environment(tmp_path, "superlink")
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        try:
+            assert "it was started so; `coalface down" in network.enter(tmp_path)
+        finally:
+            process.kill()
+
+
+def test_kits_with_a_proxy_are_left_in_the_machines_network(tmp_path: Path) -> None:
+    (tmp_path / "federation.yaml").write_text("superlink: {hosts: 127.0.0.1, loopback_port: 9444}\n")
+    assert "a reverse proxy" in network.enter(tmp_path)
+
+
+def test_a_system_that_gives_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(network, "_make", refused)
+    assert "no network of its own (Operation not permitted)" in network.enter(tmp_path)
+
+
+def test_up_enters_it_while_it_has_one_thread() -> None:
+    """With more, no system lets a user other than root enter."""
+    told = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "1\n", told.stderr
+
+
+def test_others_are_the_people_who_can_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def account(name: str, number: int, shell: str) -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "x", number, number, "", "/", shell))
+
+    mine = os.geteuid()
+    known = [account("ann", 1001 + mine, "/bin/bash"), account("web", 33, "/bin/sh"), account("me", mine, "/bin/sh")]
+    known += [account("out", 1002 + mine, "/usr/sbin/nologin"), account("nobody", 65534, "/bin/sh")]
+    known += [account("bob", 1003 + mine, "")]
+    monkeypatch.setattr(pwd, "getpwall", lambda: known)
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(()))
+    assert network.others() == ["ann", "bob"]
