@@ -28,8 +28,7 @@ NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key")
 def check(kits: Path, now: datetime.datetime) -> list[str]:
     """One line for each thing that is wrong, none where all is well. Raises RecipeError for what is no folder of kits.
 
-    It is not wrong that `ca/ca.key` is not there, which may lie on a disk of its own, nor that all of
-    `parties/` is not, once it has been handed out.
+    It is not wrong that all of `parties/` is not there, once it has been handed out.
     """
     if not (kits / "federation.yaml").is_file():
         raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")
@@ -53,17 +52,11 @@ def _certificates(kits: Path, made: Federation, now: datetime.datetime) -> Itera
     for name, data in (("ca/ca.crt", root), ("superlink/superlink.crt", link)):
         if data is not None and (held := _read(kits, name, certificates.times, faults)) is not None:
             yield from _time(name, *held, now)
-    for name, key, data in (
-        ("ca/ca.crt", "ca/ca.key", root),
-        ("superlink/superlink.crt", "superlink/superlink.key", link),
-    ):
-        if key == "ca/ca.key" and not (kits / key).exists():
-            continue
-        ours, public = _read(kits, key, certificates.of_private, faults), None
-        if data is not None:
-            public = _read(kits, name, certificates.of_certificate, faults)
-        if ours is not None and public is not None and ours != public:
-            yield f"{name} is not of the key {key}: {AGAIN}"
+    ours, public = _read(kits, "superlink/superlink.key", certificates.of_private, faults), None
+    if link is not None:
+        public = _read(kits, "superlink/superlink.crt", certificates.of_certificate, faults)
+    if ours is not None and public is not None and ours != public:
+        yield f"superlink/superlink.crt is not of the key superlink/superlink.key: {AGAIN}"
     yield from dict.fromkeys(faults)
     if root is None or link is None or faults:
         return
@@ -175,7 +168,7 @@ def _encryption(kits: Path, made: Federation) -> Iterator[str]:
 
 def _strays(kits: Path, made: Federation) -> Iterator[str]:
     """Private keys where none belongs, or another's."""
-    own = {"ca/ca.key": "the CA", "superlink/superlink.key": "the SuperLink"}
+    own = {"superlink/superlink.key": "the SuperLink"}
     own |= {f"parties/{name}/node.key": name for name in made.parties}
     places: dict[str, list[str]] = {}
     for path in sorted(_secrets(kits)):

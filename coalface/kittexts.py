@@ -126,7 +126,7 @@ Keys of nodes do not expire by themselves; the operator withdraws one by `flwr s
 | `superlink/` | who runs the SuperLink at {address} | `superlink.key` |
 | `operator/` | who starts runs | none |
 {parties}
-| `ca/` | nobody: it stays here, best on a disk that is not on a network | `ca.key` |
+| `ca/` | nobody: it stays here, to check the kits by | none; the CA's key is in no kit |
 
 1. `coalface provision check` on this folder says that nothing is wrong.
 2. Give each its kit, and no other, over a channel that is private and knows both ends: an encrypted disk from hand to

@@ -38,12 +38,17 @@ def make(
         Path, typer.Argument(metavar="FEDERATION.yaml", help="Who takes part, over which SuperLink.")
     ],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
+    ca_key: Annotated[
+        Path | None, typer.Option(help="A new file for the CA's key, outside the kits; without it, it is not kept.")
+    ] = None,
 ) -> None:
     """Write a CA, certificates, a key and a start script for each party. The word `make` may be left out."""
     from coalface import provisioning
 
-    made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC))
+    made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC), ca_key)
     typer.echo(f"wrote {made}; its README.md says who gets what, and over which channel")
+    kept = "nothing needs it again" if ca_key is None else "keep it off every network"
+    typer.echo(f"the CA's key is {'not kept' if ca_key is None else f'in {ca_key}'}: {kept}")
 
 
 @provision.command()

@@ -1,6 +1,7 @@
 """The kits of a federation: what the SuperLink, the operator and every party get, each with its own secrets only.
 
-`ca/` stays where the kits are made; `superlink/`, `operator/` and `parties/NAME/` are handed out.
+`ca/` stays where the kits are made; `superlink/`, `operator/` and `parties/NAME/` are handed out. The CA's key signs
+the SuperLink's certificate and is then forgotten, unless a place outside the kits is named: nothing needs it again.
 """
 
 from __future__ import annotations
@@ -23,23 +24,33 @@ from coalface.owned import OWN
 from coalface.world import POOLED
 
 
-def make(file: Path, out: Path, now: datetime.datetime) -> Path:
+def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = None) -> Path:
     """Write the kits of a federation into a new folder, whole or not at all; certificates hold from `now`.
 
-    Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` is there.
+    `ca_key` is a new file for the CA's key, outside the kits; None: it is not kept.
+
+    Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` or `ca_key` is there.
     """
     made = federation.read(file)
     recipe = file.parent / made.recipe
     _check(made, recipe, file)
     out = Path(os.path.abspath(out))
     _check_free(out)
+    if ca_key is not None:
+        ca_key = Path(os.path.abspath(ca_key))
+        if os.path.lexists(ca_key) or ca_key.is_relative_to(out):
+            why = "lies in the kits, which are handed out" if ca_key.is_relative_to(out) else "is there"
+            raise RecipeError(f"{ca_key} {why}: name a new file elsewhere for the CA's key")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # for the owner alone from the first byte
     try:
-        _fill(fresh, made, recipe, now, out)
+        ca = certificates.authority(made.name, now, made.days)
+        _fill(fresh, made, recipe, now, out, ca)
         (fresh / "federation.yaml").write_bytes(file.read_bytes())
         _close(fresh)
         _check_free(out)
+        if ca_key is not None:
+            _write_key(ca_key, ca.key)
         fresh.rename(out)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -111,16 +122,24 @@ def _check_free(out: Path) -> None:
         raise RecipeError(f"{out} is there: kits are not written over anything, name a new folder")
 
 
-def _fill(folder: Path, made: Federation, recipe: Path, now: datetime.datetime, out: Path) -> None:
+def _write_key(path: Path, key: bytes) -> None:
+    """Write the CA's key, for its owner alone and over nothing; so is a folder that is made for it."""
+    with writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(key)
+
+
+def _fill(
+    folder: Path, made: Federation, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
+) -> None:
     """Write all of it; `out` is where it will lie."""
-    ca = certificates.authority(made.name, now, made.days)
     link = certificates.server(ca, made.name, made.superlink.names, now, made.days)
     keys = {name: certificates.node() for name in made.parties}
     names = json.dumps({name: key.seen.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
     root = ca.certificate
     files: dict[str, bytes] = {
         "ca/ca.crt": root,
-        "ca/ca.key": ca.key,
         "superlink/ca.crt": root,
         "superlink/superlink.crt": link.certificate,
         "superlink/superlink.key": link.key,

@@ -72,12 +72,15 @@ def renamed(kits: Path) -> None:
     ("harm", "said"),
     [
         (
-            lambda kits: swap(kits / "ca" / "ca.key", kits / "superlink" / "superlink.key"),
-            "is not of the key ca/ca.key",
+            lambda kits: shutil.copy(kits / "parties/clinic/node.key", kits / "superlink/superlink.key"),
+            "superlink/superlink.crt is not of the key superlink/superlink.key",
         ),
         (foreign, "superlink/superlink.crt is not by this CA"),
         (readdressed, "superlink/superlink.crt is not good for new.example.org, but for fl.example.org"),
-        (lambda kits: (kits / "ca" / "ca.key").chmod(0o640), "ca/ca.key can be read or changed by others: chmod 600"),
+        (
+            lambda kits: (kits / "superlink/superlink.key").chmod(0o640),
+            "superlink/superlink.key can be read or changed by others: chmod 600",
+        ),
         (lambda kits: (kits / "parties" / "clinic").chmod(0o755), "parties/clinic can be read .*: chmod 700"),
         (renamed, "silo-01 has no kit"),
         (renamed, "parties/silo-02 is the kit of no party"),
@@ -86,8 +89,8 @@ def renamed(kits: Path) -> None:
             "parties/silo-01/spare.txt has a private key of silo-00 in it, which does not belong there: delete it",
         ),
         (
-            lambda kits: shutil.copy(kits / "ca/ca.key", kits / "superlink/ca.key"),
-            "superlink/ca.key has a private key of the CA in it",
+            lambda kits: (kits / "ca/ca.key").write_bytes(certificates.authority("hospitals", NOW, 365).key),
+            "ca/ca.key has a private key in it, which does not belong there: delete it",
         ),
         (
             lambda kits: shutil.copy(kits / "parties/silo-00/node.key", kits / "parties/silo-01/node.key"),
@@ -133,7 +136,6 @@ def test_each_harm_is_told_and_ends_with_status_1(kits: Path, harm: Any, said: s
 
 
 def test_what_has_been_handed_over_is_not_missed(kits: Path) -> None:
-    (kits / "ca" / "ca.key").unlink()
     shutil.rmtree(kits / "parties")
     assert kitchecking.check(kits, NOW) == []
 

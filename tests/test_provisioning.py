@@ -20,8 +20,10 @@ import pytest
 import tinydomains
 import yaml
 from federations import DAY, FEDERATION, NOW, written
+from typer.testing import CliRunner
 
 from coalface import certificates, config, federation, flowerserver, kitchecking, provisioning
+from coalface.cli import app
 from coalface.config import RecipeError
 
 
@@ -207,7 +209,7 @@ def test_every_secret_lies_in_one_place_and_is_its_owners_alone(tmp_path: Path) 
         os.umask(before)
     secrets = {str(p.relative_to(made)) for p in made.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()}
     parties = {f"parties/{name}/node.key" for name in FEDERATION["parties"]}
-    assert secrets == {"ca/ca.key", "superlink/superlink.key", *parties}
+    assert secrets == {"superlink/superlink.key", *parties}
     for path in [made, *made.rglob("*")]:
         wanted = 0o700 if path.is_dir() or path.suffix == ".sh" else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
@@ -215,6 +217,29 @@ def test_every_secret_lies_in_one_place_and_is_its_owners_alone(tmp_path: Path) 
     until = f"{NOW + 365 * DAY:%Y-%m-%d}"
     assert until in text and all(f"`parties/{name}/`" in text for name in FEDERATION["parties"])
     assert all(until in (made / kit / "README.md").read_text() for kit in ("superlink", "operator", "parties/clinic"))
+
+
+def test_the_key_of_the_ca_is_kept_outside_the_kits_where_that_is_asked_for_and_nowhere_else(tmp_path: Path) -> None:
+    def made(out: str, *words: str) -> tuple[int, str]:
+        told = CliRunner().invoke(app, ["provision", str(file), "--out", str(tmp_path / out), *words])
+        return told.exit_code, told.output + str(told.exception)
+
+    file, key = written(tmp_path / "in"), tmp_path / "safe" / "ca.key"
+    code, said = made("plain")
+    assert code == 0 and "the CA's key is not kept" in said
+    assert not [path for path in tmp_path.rglob("*") if "ca.key" in path.name]
+    before = os.umask(0)
+    try:
+        code, said = made("kits", "--ca-key", str(key))
+    finally:
+        os.umask(before)
+    assert code == 0 and f"the CA's key is in {key}" in said
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    root = (tmp_path / "kits" / "ca" / "ca.crt").read_bytes()
+    assert certificates.of_private(key.read_bytes()) == certificates.of_certificate(root)
+    for place in (key, tmp_path / "more" / "ca" / "ca.key"):
+        code, said = made("more", "--ca-key", str(place))
+        assert code == 1 and "name a new file elsewhere for the CA's key" in said and not (tmp_path / "more").exists()
 
 
 def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
