@@ -10,11 +10,6 @@ import typer
 flower = typer.Typer(no_args_is_help=True, help="Run recipes over Flower.")
 
 
-@flower.callback()
-def group() -> None:
-    """Keeps `new` a command of its own while it is the only one."""
-
-
 @flower.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -25,3 +20,15 @@ def new(
 
     made = flowerproject.new(folder, recipe)
     typer.echo(f"wrote {made}; its README.md says how its SuperNodes are started and how it is run")
+
+
+@flower.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def superexec(context: typer.Context) -> None:
+    """Be `flower-superexec`, with tokens off the command lines; the start scripts of kits begin it."""
+    from coalface import superexec
+
+    superexec.run(context.args)

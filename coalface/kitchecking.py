@@ -21,8 +21,8 @@ SOON = datetime.timedelta(days=30)
 LARGEST = 1 << 16
 """Bytes of the largest file that is looked into for a private key; one takes below a kilobyte."""
 AGAIN = "make new kits and hand them out"
-LINK_OPTIONS = ("--enable-supernode-auth", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
-NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key")
+LINK_OPTIONS = ("--enable-supernode-auth", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--isolation")
+NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key", "--isolation")
 
 
 def check(kits: Path, now: datetime.datetime) -> list[str]:
@@ -144,7 +144,7 @@ def _scripts(kits: Path, made: Federation) -> Iterator[str]:
         script = kits / kit / "start.sh"
         if not script.is_file():
             continue
-        words = script.read_text(encoding="utf-8", errors="replace").split()
+        words = script.read_text(encoding="utf-8", errors="replace").partition("exec flower-")[2].split()
         if lacking := [option for option in options if option not in words]:
             yield f"{kit}/start.sh lacks {', '.join(lacking)}: put it back, or {AGAIN}"
         if "--insecure" in words:

@@ -20,10 +20,17 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME
 export FLWR_HOME="$here/flower"
 """
 
+SUPEREXEC = """mkdir -p "$FLWR_HOME"
+head -c 32 /dev/urandom > "$FLWR_HOME/secret"  # without one, tasks are given to all who reach the port
+coalface flower superexec --runtime-api-address "{address}" {trust} \\
+    --superexec-auth-secret-file "$FLWR_HOME/secret" --parent-pid $$ &
+"""
+"""What starts the tasks of a SuperLink or SuperNode, and ends with it."""
+
 SUPERLINK = """export COALFACE_KEYS="$here/names.json" COALFACE_RUNS="${{COALFACE_RUNS:-$here/runs}}"
-exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
+{superexec}exec flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
     --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/superlink.crt" --ssl-keyfile "$here/superlink.key" \\
-    --database "$here/state.db" "$@"
+    --isolation process --superexec-auth-secret-file "$FLWR_HOME/secret" --database "$here/state.db" "$@"
 """
 
 PROXY = """mkdir -p "$here/proxy"
@@ -64,7 +71,13 @@ http {{
 
 PARTY = """export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25  # by default a message waits up to a second here
 {data}mkdir -p "$here/home"
-exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
+port={port} before=
+for word; do  # `--port N` holds for both
+    case $before in --port) port=$word ;; esac
+    before=$word
+done
+{superexec}exec flower-supernode --superlink {address} --root-certificates "$here/ca.crt" --port {port} \\
+    --isolation process --superexec-auth-secret-file "$FLWR_HOME/secret" \\
     --auth-supernode-private-key "$here/node.key" --node-config "party=\\"{name}\\" home=\\"$here/home\\" \\
     data=\\"$here/party.yaml\\"{key}" "$@"
 """
@@ -195,7 +208,10 @@ The SuperLink's certificate holds until {until}.
 
 
 def superlink(made: Federation) -> str:
-    return HEAD + SUPERLINK.format(bind=_bind(made), port=made.superlink.own[1])
+    bind, port = _bind(made), made.superlink.own[1]
+    near = LOOPBACK_6 if ":" in bind else "127.0.0.1"
+    superexec = SUPEREXEC.format(address=f"{bracketed(near)}:{port}", trust='--root-certificates "$here/ca.crt"')
+    return HEAD + SUPERLINK.format(bind=bind, port=port, superexec=superexec)
 
 
 def proxy(made: Federation) -> dict[str, str]:
@@ -214,7 +230,10 @@ def party(made: Federation, name: str) -> str:
     data = f"export COALFACE_DATA={shlex.quote(at)}\n" if at is not None else ""
     address = shlex.quote(made.superlink.address)
     key = KEY if made.encrypts(name) else ""
-    return HEAD + PARTY.format(data=data, address=address, port=_port(made, name), name=name, key=key)
+    superexec = SUPEREXEC.format(address="127.0.0.1:$port", trust="--insecure")
+    return HEAD + PARTY.format(
+        data=data, address=address, port=_port(made, name), name=name, key=key, superexec=superexec
+    )
 
 
 def party_file(made: Federation, name: str) -> str:

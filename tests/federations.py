@@ -130,12 +130,16 @@ class Standing:
     def up(self, *words: str) -> subprocess.Popen[str]:
         return self.coalface("up", str(self.kits), "--yes", *words)
 
-    def operators(self, *words: str) -> list[str]:
-        """A command of the operator's, in the network of the federation: one of Flower's, or a script of the kit."""
-        program = str(self.kits / "operator" / words[0]) if words[0].endswith(".sh") else operating.program(words[0])
+    def inside(self, words: list[str]) -> list[str]:
+        """A command that is given in the network of the federation, wherever that is."""
         there = [os.readlink(f"/proc/{one.pid}/ns/net") for one in self.processes()[:1]]
         apart = there != [os.readlink("/proc/self/ns/net")]
-        return [*(network.entering(self.kits) if apart else []), program, *words[1:]]
+        return [*(network.entering(self.kits) if apart else []), *words]
+
+    def operators(self, *words: str) -> list[str]:
+        """A command of the operator's: one of Flower's, or a script of the kit."""
+        program = str(self.kits / "operator" / words[0]) if words[0].endswith(".sh") else operating.program(words[0])
+        return self.inside([program, *words[1:]])
 
     def ended(self, process: subprocess.Popen[str], within: float = 300) -> tuple[int, str]:
         """The exit status of a command, and all that it said."""

@@ -121,6 +121,10 @@ def renamed(kits: Path) -> None:
             "parties/clinic/start.sh lacks --root-certificates: put it back",
         ),
         (
+            lambda kits: edited(kits / "parties/clinic/start.sh", "--isolation process", ""),
+            "parties/clinic/start.sh lacks --isolation: put it back",
+        ),
+        (
             lambda kits: edited(kits / "parties/clinic/start.sh", '--root-certificates "$here/ca.crt"', "--insecure"),
             "parties/clinic/start.sh has --insecure, which switches TLS off: take it out",
         ),

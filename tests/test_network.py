@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from federations import Standing
 
-from coalface import marked, network
+from coalface import loopback, marked, network
 
 LISTENS = """
 import pathlib, socket, sys
@@ -100,3 +101,43 @@ def test_others_are_the_people_who_can_log_in(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pwd, "getpwall", lambda: known)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(()))
     assert network.others() == ["ann", "bob"]
+
+
+ASK = """
+import ssl, sys, urllib.error, urllib.request
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+url, root = sys.argv[1:]
+wanted = AcquireTaskRequest(supported_task_types=["flwr-clientapp", "flwr-serverapp"]).SerializeToString()
+request = urllib.request.Request(url + "/v1/runtime/acquire-task", wanted, {"Content-Type": "application/protobuf"})
+context = ssl.create_default_context(cafile=root) if url.startswith("https") else None
+try:
+    with urllib.request.urlopen(request, context=context, timeout=20) as found:
+        print(found.status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_who_reaches_the_ports_is_given_no_task_and_no_command_line_has_a_token(tmp_path: Path) -> None:
+    made = Standing.made(tmp_path)
+    try:
+        code, said = made.ended(made.up("--detach", "--run-config", "rounds=400"))
+        assert code == 0, said
+        made.asked("faces", 2)
+        kinds = {"flwr-serverapp": False, "flwr-clientapp": False}
+        while not all(kinds.values()):  # a client's is there while it answers
+            for one in made.processes():
+                assert "--token " not in one.command
+                kinds |= {kind: True for kind in kinds if kind in one.command and "--token-file" in one.command}
+        (node,) = [one.command for one in made.processes("silo-01") if "flower-supernode" in one.command]
+        near = f"http://127.0.0.1:{node.split('--port ')[-1].split()[0]}"
+        for url in (near, f"https://{loopback.kept(made.kits).superlink.own_address}"):
+            words = [sys.executable, "-c", ASK, url, str(made.kits / "operator" / "ca.crt")]
+            told = subprocess.run(made.inside(words), capture_output=True, text=True, check=True, timeout=60)
+            assert told.stdout == "401\n", (url, told.stdout, told.stderr)
+    finally:
+        made.leave()
+        code, said = made.ended(made.coalface("down", str(made.kits)))
+    assert code == 0 and not made.processes(), said

@@ -134,20 +134,33 @@ def test_keys_that_are_known_already_are_no_failure_and_all_others_are(made: Pat
 
 
 def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], dict[str, str], int]]:
-    """The commands of a script, by stand-ins for Flower's: arguments, settings, umask."""
+    """The commands of a script, by stand-ins: arguments, settings, umask; what it begins besides Flower comes last."""
     log = tmp_path / "log.jsonl"
     (tmp_path / "bin").mkdir(parents=True)
-    for name in ("flower-superlink", "flower-supernode", "flwr"):
+    for name in ("flower-superlink", "flower-supernode", "flwr", "coalface"):
         (tmp_path / "bin" / name).write_text(STAND_IN.format(python=sys.executable, log=str(log)))
         (tmp_path / "bin" / name).chmod(0o700)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "COALFACE_"))}
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    subprocess.run([script, *more], env={**clean, "PATH": path}, check=True, cwd="/")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    subprocess.run([script, *more], env={**clean, "PATH": path}, check=True, cwd="/", capture_output=True)  # to the end
+    lines = sorted([json.loads(line) for line in log.read_text().splitlines()], key=lambda line: line[0] == "coalface")
     quiet = ["TELEMETRY_ENABLED=0", "DISABLE_UPDATE_CHECK=1", "DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"]
     for _, _, settings, _ in lines:
         assert set(quiet) <= {f"{key.removeprefix('FLWR_')}={value}" for key, value in settings.items()}
     return [(arguments, settings, umask) for _, arguments, settings, umask in lines]
+
+
+def check_tasks(given: argparse.Namespace, beside: list[str], address: str, root: Path | None) -> None:
+    """What starts tasks is another process, at the same port, and shows that it has the secret."""
+    from flwr.supercore.cli.flower_superexec import _parse_args
+
+    assert beside[:2] == ["flower", "superexec"]
+    starts = _parse_args().parse_args(beside[2:])
+    secret = Path(starts.superexec_auth_secret_file)
+    assert given.isolation == "process" and given.superexec_auth_secret_file == str(secret)
+    assert len(secret.read_bytes()) == 32 and stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert (starts.runtime_api_address, starts.insecure) == (address, root is None) and starts.parent_pid
+    assert starts.root_certificates == (None if root is None else str(root))
 
 
 def test_the_start_scripts_say_what_flowers_commands_take(made: Path, tmp_path: Path) -> None:
@@ -156,14 +169,16 @@ def test_the_start_scripts_say_what_flowers_commands_take(made: Path, tmp_path: 
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
     kits = Path(shutil.copytree(made, tmp_path / "moved kits"))  # a script finds its kit wherever that lies
-    [(arguments, settings, umask)] = started(kits / "superlink" / "start.sh", tmp_path / "a")
+    (arguments, settings, umask), (beside, _, _) = started(kits / "superlink" / "start.sh", tmp_path / "a")
     link = _parse_args_run_superlink().parse_args(arguments)
     assert link.enable_supernode_auth and not link.insecure and (link.host, link.port) == ("0.0.0.0", 9443)
     assert link.ssl_keyfile == str(kits / "superlink" / "superlink.key") and umask == 0o077
     assert link.database == str(kits / "superlink" / "state.db")
     assert settings["COALFACE_KEYS"] == str(kits / "superlink" / "names.json")
+    check_tasks(link, beside, "127.0.0.1:9443", kits / "superlink" / "ca.crt")
 
-    [(arguments, settings, umask)] = started(kits / "parties" / "silo-00" / "start.sh", tmp_path / "b", "--port", "77")
+    script = kits / "parties" / "silo-00" / "start.sh"
+    (arguments, settings, umask), (beside, _, _) = started(script, tmp_path / "b", "--port", "77")
     node, own = _parse_args_run_supernode().parse_args(arguments), kits / "parties" / "silo-00"
     assert (node.superlink, node.port, node.insecure, umask) == ("fl.example.org:9443", 77, False, 0o077)
     assert (node.root_certificates, node.auth_supernode_private_key) == (str(own / "ca.crt"), str(own / "node.key"))
@@ -172,9 +187,10 @@ def test_the_start_scripts_say_what_flowers_commands_take(made: Path, tmp_path: 
         "home": str(own / "home"),
         "data": str(own / "party.yaml"),
     }
+    check_tasks(node, beside, "127.0.0.1:77", None)
     assert settings["COALFACE_DATA"] == "/srv/our faces" and (own / "home").stat().st_mode & 0o777 == 0o700
-    [(_, settings, _)] = started(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")
-    assert "COALFACE_DATA" not in settings
+    (_, settings, _), (beside, _, _) = started(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")
+    assert "COALFACE_DATA" not in settings and "127.0.0.1:9100" in beside
 
 
 def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
