@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+TORCH := torch==2.13.0
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check lock clean
 
 demo: $(STAMP)
 	$(BIN)/coalface demo --out demo
@@ -20,13 +21,19 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# torch first and by itself: the constraint then keeps every later package on that build.
-$(STAMP): pyproject.toml constraints.txt
+# The lock is of everything, so nothing is resolved: --no-deps, and a check at the end that nothing is missing.
+$(STAMP): pyproject.toml requirements.lock Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Coalface needs Python 3.11 or later: make PYTHON=python3.11 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $(STAMP)
+
+# After an upgrade in .venv. It does not install first: that would take the upgrade back.
+lock:
+	$(BIN)/python tools/lock.py
 
 clean:
 	rm -rf $(VENV) demo .demo.unfinished .demo.before build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,172 @@
+"""What is tested, written down: `requirements.lock` with hashes, and `docs/licences.md`. `make lock` runs it.
+
+Both are of the environment that this runs in: of what `pyproject.toml` asks for there, and what that asks for in turn.
+So a version is changed by installing it, running the tests, and writing both anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements.lock"
+LICENCES = ROOT / "docs" / "licences.md"
+UNLOCKED = {"torch"}
+
+LOCK_HEAD = """\
+# What is tested, with the hashes of every file that the package index has of it. `make lock` writes this file.
+# torch is not in it: its builds for CPUs and for CUDA have one version and different files, and each machine takes its
+# own. The Makefile names the version.
+"""
+LICENCES_HEAD = """\
+# Licences
+
+Coalface is under the Apache License 2.0. Below is what it installs, in the versions that are tested
+(`requirements.lock`), under the licences that the packages name themselves. `make lock` writes this page.
+
+Some wheels bring libraries of others along: `opencv-python-headless` has FFmpeg (LGPL 2.1); it, `numpy`, `scipy` and
+`scikit-learn` have the runtime libraries of GCC (GPL 3, with the exception that lets any program use them). A `torch`
+for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold the whole texts.
+"""
+WHY = {
+    "cryptography": "certificates, node keys, private state encrypted at rest",
+    "finch-clust": "an oracle for our clustering",
+    "flwr": "federations over many machines",
+    "galois": "an oracle for our BCH codes",
+    "hypothesis": "tests with drawn inputs",
+    "jinja2": "report pages",
+    "mypy": "types, checked",
+    "numpy": "arrays, random streams",
+    "opencv-python-headless": "decodes, warps and writes images",
+    "pillow": "an oracle for our decoding",
+    "protobuf": "flwr's messages; named for its minimum",
+    "pydantic": "recipes, checked",
+    "pytest": "tests",
+    "pytest-xdist": "tests on several cores",
+    "pytorch-metric-learning": "an oracle for our losses",
+    "pyyaml": "recipes, read",
+    "rich": "tables and progress in a terminal",
+    "ruff": "format and lint",
+    "safetensors": "models, and messages on the wire",
+    "scikit-learn": "an oracle for our metrics; k-means and DBSCAN as baselines",
+    "scipy": "an oracle for our statistics",
+    "setuptools": "builds the package",
+    "tensorboard": "events of a run",
+    "torch": "training",
+    "typer": "the command line",
+    "types-pyyaml": "types of pyyaml",
+}
+"""Why each package that `pyproject.toml` names is there."""
+
+
+def read_requirements() -> dict[str, list[Requirement]]:
+    """What `pyproject.toml` asks for, by what a person installs: `coalface`, an extra of it, or what builds it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = {"coalface": project["project"]["dependencies"], **project["project"]["optional-dependencies"]}
+    asked["dev"] = asked["dev"] + project["build-system"]["requires"]
+    return {
+        name: [one for one in map(Requirement, lines) if one.name != "coalface"]  # "dev" names the other extras
+        for name, lines in asked.items()
+    }
+
+
+def find(name: str) -> Distribution:
+    """An installed package. Ends with an error where it is missing."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError as missing:
+        raise SystemExit(f"{name} is not installed in {sys.prefix}: run `make`") from missing
+
+
+def find_closure(roots: list[Requirement]) -> dict[str, set[str]]:
+    """The names of what is asked for, directly or by another, each with those who ask for it."""
+    askers: dict[str, set[str]] = {}
+    seen, waiting = set(), [("", root) for root in roots]
+    while waiting:
+        asker, wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        askers.setdefault(name, set()).update({asker} - {""})
+        for extra in ("", *wanted.extras):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            lines = find(name).requires or []
+            waiting += [(name, one) for one in map(Requirement, lines) if applies(one, extra)]
+    return askers
+
+
+def applies(wanted: Requirement, extra: str) -> bool:
+    return wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+
+
+def version_of(name: str) -> str:
+    """Without the local part, in which a build of torch says whether it is for CPUs."""
+    return Version(find(name).version).public
+
+
+def licence_of(package: Distribution) -> str:
+    """What a package says in its metadata, or else the first line of its licence."""
+    about = package.metadata
+    classifiers = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier", []) if c.startswith("License ::")]
+    words = about.get("License-Expression") or about.get("License", "")
+    if words in ("", "UNKNOWN") or "\n" in words:
+        words = ", ".join(classifiers)
+    for file in package.files or [] if not words else []:
+        if file.name.upper().startswith("LICENSE"):
+            words = file.read_text().strip().splitlines()[0].strip()
+    if not words:
+        raise SystemExit(f"{package.name} {package.version} names no licence: ask its authors, or do without it")
+    return words
+
+
+def write_page() -> str:
+    """The text of `docs/licences.md`."""
+    lines, told = [LICENCES_HEAD], set()
+    for part, roots in read_requirements().items():
+        askers = find_closure(roots)
+        direct = {canonicalize_name(root.name) for root in roots}
+        title = {"coalface": "With `pip install coalface`", "dev": "To work on it"}.get(
+            part, f"With `coalface[{part}]`"
+        )
+        lines += [f"## {title}\n", "| package | version | licence | why |", "|---|---|---|---|"]
+        for name in sorted(askers.keys() - told):
+            why = WHY[name] if name in direct else f"for {', '.join(sorted(askers[name]))}"
+            lines.append(f"| {name} | {version_of(name)} | {licence_of(find(name))} | {why} |")
+        lines.append("")
+        told |= askers.keys()
+    return "\n".join(lines)
+
+
+def list_pins() -> list[str]:
+    """`name==version` of every package but torch."""
+    everything = find_closure([root for roots in read_requirements().values() for root in roots])
+    return [f"{name}=={version_of(name)}" for name in sorted(everything.keys() - UNLOCKED)]
+
+
+def write_lock() -> str:
+    """The text of `requirements.lock`; asks the package index for the hashes."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--no-config", "--quiet"]
+    command += ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate"]
+    asked = subprocess.run(command, input="\n".join(list_pins()), capture_output=True, text=True)
+    if asked.returncode:
+        raise SystemExit(f"uv did not give the hashes:\n{asked.stderr}")
+    return LOCK_HEAD + asked.stdout
+
+
+def main() -> None:
+    """Write both files, or neither."""
+    lock, page = write_lock(), write_page()
+    LOCK.write_text(lock, encoding="utf-8")
+    LICENCES.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
