@@ -29,6 +29,6 @@ def new(
 )
 def superexec(context: typer.Context) -> None:
     """Be `flower-superexec`, with tokens off the command lines; the start scripts of kits begin it."""
-    from coalface import superexec
+    from coalface.engines.flower import superexec
 
     superexec.run(context.args)

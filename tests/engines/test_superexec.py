@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from coalface import superexec
+from coalface.engines.flower import superexec
 
 TOLD = """
 import os, sys
