@@ -43,7 +43,7 @@ FREE = (
 
 FEDERATED = (
     *("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error", "tensorboard"),
-    *("max_update_norm", "oversized"),
+    *("max_update_norm", "oversized", "max_share"),
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
 

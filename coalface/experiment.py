@@ -19,6 +19,7 @@ import yaml
 from coalface import (
     clustered,
     config,
+    counts,
     dry,
     enrolled,
     following,
@@ -51,8 +52,11 @@ from coalface.membership import Members
 from coalface.owned import OWN
 from coalface.report import page, runs
 
-RULES = ("max_update_norm", "oversized")
+RULES = ("max_update_norm", "oversized", "max_share")
 """Keys of `engine` that are as `Rules` has them where they are not set, and then are no part of a recipe's digest."""
+
+MAX_SHARE = 0.5
+"""Of a mean by images, where each party says itself how many it has."""
 
 
 class View(Protocol):
@@ -222,6 +226,9 @@ def _execute(
         readable = planning.what_can_be_read(method, planned, [(one.images, one.identities) for one in trainers])
         if readable:
             view.note(f"{recipe.name}: {readable}")
+        if recipe.data.source.kind == OWN:
+            for line in counts.lines(transport.members, rules(recipe).max_share):
+                view.note(f"{recipe.name}: {line}")
         if adjusted:
             _adjust(out, recipe, adjusted)
         provenance.keep(out, anew=bool(adjusted))
@@ -329,6 +336,8 @@ def rules(recipe: Recipe) -> Rules:
     """How the run is conducted."""
     engine = recipe.engine
     given = {key: value for key in RULES if (value := getattr(engine, key)) is not None}
+    if recipe.data.source.kind == OWN:
+        given.setdefault("max_share", MAX_SHARE)
     return Rules(
         run=recipe.name,
         seed=recipe.seed,

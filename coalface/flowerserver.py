@@ -62,9 +62,11 @@ class Nodes:
     asked: Mapping[str, Any]
 
     def __call__(self, setup: Setup, here: World) -> link.Link:
-        roles = {name: member.role for name, member in here.members().items()}
+        members = here.members()  # none of those with images of their own
+        roles = {name: member.role for name, member in members.items()}
+        counts = {name: (one.images, one.identities) for name, one in members.items() if one.images}
         public = None if here.public is None else here.public.who()
-        return link.Link(self.grid, roles, self.patience, keys=keys(list(roles)), public=public)
+        return link.Link(self.grid, roles, self.patience, keys=keys(list(roles)), public=public, counts=counts)
 
 
 def keys(parties: Sequence[str]) -> dict[str, bytes] | None:

@@ -25,6 +25,8 @@ class PartyStatus:
 
     name: str
     role: str = ""
+    images: int | None = None
+    identities: int | None = None
     rounds: int = 0
     """In which it took part."""
     failed: int = 0
@@ -83,6 +85,7 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}
+        about["counts"] = {name: [member.images, member.identities] for name, member in members.items()}
     provenance.note(out, about)
 
 
@@ -121,7 +124,7 @@ def status(out: Path) -> Status:
     last = run.metrics[-1] if run.metrics else {}
     record, counted = _checkpoint(out, stages)
     tallies = {name: Tally(*values) for name, values in mapping(record.get("tallies")).items()}
-    parties = mapping(begins.get("parties"))
+    parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
     for each in run.summary.get("parties", ()):
         parties[each["name"]] = each["role"]
         tallies[each["name"]] = Tally(*(each[key] for key in vars(Tally())))
@@ -144,12 +147,14 @@ def status(out: Path) -> Status:
         bytes_up=int(totals.get("up", 0)),
         elsewhere=bool(begins.get("elsewhere")),
         kits=str(begins.get("kits", "")),
-        parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, tallies),
+        parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, tallies, counts),
         judged=_judged(run),
     )
 
 
-def _parties(run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tally]) -> tuple[PartyStatus, ...]:
+def _parties(
+    run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tally], counts: Mapping[str, Any]
+) -> tuple[PartyStatus, ...]:
     reasons: dict[str, str] = {}
     failed: dict[str, int] = {}
     for record in run.metrics:
@@ -167,6 +172,7 @@ def _parties(run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tall
         PartyStatus(
             name=name,
             role=roles.get(name, ""),
+            **dict(zip(("images", "identities"), counts.get(name, ()), strict=False)),
             rounds=(tally := tallies.get(name, Tally())).rounds,
             failed=max(tally.failed, failed.get(name, 0)),
             reason=reasons.get(name, ""),

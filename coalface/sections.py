@@ -253,6 +253,9 @@ class Engine(Section):
     patience: int = Field(5, ge=0)
     max_update_norm: float | None = Field(None, ge=0)
     """A reply whose update is so many times as large as the median reply's does not count; None: 10; 0: no bound."""
+    max_share: float | None = Field(None, gt=0, le=1)
+    """The most that one party's images can count of a mean by images, as a share of those of all who are asked. None:
+    0.5 where three or more are asked and each says its number itself (`data.source.kind: own`), else no bound."""
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"

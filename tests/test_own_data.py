@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from coalface import (
     config,
+    counts,
     dry,
     experiment,
     flowerproject,
@@ -33,7 +34,7 @@ from coalface import (
 )
 from coalface.cli import app
 from coalface.config import RecipeError
-from coalface.engines.transport import RunFailed
+from coalface.engines.transport import Member, RunFailed
 from coalface.methods import METHODS
 
 
@@ -465,3 +466,15 @@ def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_p
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"method": "fedavg-fv", **dealt}))
     with pytest.raises(RecipeError, match="parties.clinic.pairs: by the recipe it brings no images of its own"):
         provisioning.make(file, tmp_path / "kits", NOW)
+
+
+def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    local = ownfile.filled(config.load(path), ownfile.read_all(parties / "own.yaml"))
+    assert experiment.rules(local).max_share == experiment.MAX_SHARE
+    assert experiment.rules(config.parse({})).max_share is None
+    assert experiment.rules(config.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
+    said = counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
+    assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"
+    assert len(said) == 4 and "c has 98 % of all" in said[3] and "engine.max_share" in said[3]
+    assert len(counts.lines({n: Member("trainer", 5, 2) for n in "abc"}, 0.5)) == 3

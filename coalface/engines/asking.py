@@ -33,7 +33,8 @@ from coalface.disk import writing
 from coalface.engines import narrowing
 from coalface.engines.cohorts import COHORTS, Apart, Cohort, CohortLedger, can_fold
 from coalface.engines.desk import Request, StepFailed, Unanswered
-from coalface.engines.gathering import Gathering, Lost
+from coalface.engines.folding import heaviest
+from coalface.engines.gathering import FEW, Gathering, Lost
 from coalface.engines.opened import Opened
 from coalface.engines.rounds import Round, Rules
 from coalface.engines.standing import Call, Numerics, Standing, Tally
@@ -259,7 +260,8 @@ class Asking(Federation):
         self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
     ) -> Iterator[tuple[Request, Reply] | Cohort]:
         requests = self._requests(call, failed)
-        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds):
+        bound = self._heaviest(call.to) < max(self._most(party) for party in call.to)  # a cohort is a mean already
+        if self.numerics.cohorts and not bound and can_fold(self.method.steps[call.step][1], folds):
             return self.transport.together(requests, self.numerics.cohorts)
         return self.transport.exchange(requests)
 
@@ -276,10 +278,27 @@ class Asking(Federation):
         """The most images that a party can say it has trained on."""
         return self.images(party) + (len(self.data) if self.data is not None else 0)
 
+    def _heaviest(self, to: Sequence[str]) -> float:
+        """The most that a number of images may weigh, by what the parties said when they joined, not what they send.
+
+        Of two parties nobody can tell whose number is wrong.
+        """
+        share = self.rules.max_share
+        return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
+
     def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str], **again: Any) -> Gathering:
         declaration = self.method.steps[call.step][1]
         everyone = self.parties(declaration.role)
-        return Gathering(call, declaration, folds, failed, block=self.numerics.block, everyone=everyone, **again)
+        return Gathering(
+            call,
+            declaration,
+            folds,
+            failed,
+            block=self.numerics.block,
+            everyone=everyone,
+            heaviest=self._heaviest(call.to),
+            **again,
+        )
 
     def _read(self, request: Request, reply: Reply, cls: type, sent: Sequence[Any]) -> Any:
         if isinstance(reply, StepFailed):

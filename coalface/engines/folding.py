@@ -14,6 +14,22 @@ from coalface.means import check_mean
 from coalface.wire import Refused
 
 
+def heaviest(images: Sequence[int], share: float) -> float:
+    """W, the most that a party may weigh so that min(m_p, W) is at most `share` of their sum, over the m_p of `images`.
+
+    It is the largest such W. Where 1 / share is more than there are parties no W is, and the least m_p makes all equal.
+
+    >>> heaviest([10, 20, 30, 10**15], 0.5), heaviest([10, 20, 30], 0.5), heaviest([1, 5, 9], 0.2)
+    (60.0, 30.0, 1.0)
+    """
+    ordered, rest = sorted(images, reverse=True), sum(images)
+    for bound, largest in enumerate(ordered):  # so many before it are brought to W
+        if largest * (1 - share * bound) <= share * rest:  # it is within the share if it is W itself
+            return max(float(largest), share * rest / (1 - share * bound)) if 0 < share * bound < 1 else float(largest)
+        rest -= largest
+    return float(ordered[-1])
+
+
 class Fold:
     """The running sums of one `Mean`.
 
@@ -21,13 +37,20 @@ class Fold:
     the next begins, so the result depends on the order of the parties and on the block size, never on who answered
     first. `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
     Raises ValueError where the server's own weights are not finite and ≥ 0 or are for a party that is not of the role,
-    and where a field that it names is not there or is `free()`.
+    and where a field that it names is not there or is `free()`. A weight that a reply says counts up to `heaviest`.
     """
 
     def __init__(
-        self, mean: Mean, *, block: int, everyone: Iterable[str], reply: type, sent: Sequence[type] = ()
+        self,
+        mean: Mean,
+        *,
+        block: int,
+        everyone: Iterable[str],
+        reply: type,
+        sent: Sequence[type] = (),
+        heaviest: float = math.inf,
     ) -> None:
-        self.mean = mean
+        self.mean, self._heaviest = mean, heaviest
         everyone = tuple(everyone)
         check_mean(mean, everyone=everyone, reply=reply, sent=sent)
         if isinstance(mean.by, Mapping) and (
@@ -66,7 +89,8 @@ class Fold:
         """
         by = self.mean.by
         if weight is None:
-            weight = float(getattr(reply, by)) if isinstance(by, str) else self._server_weight(party)
+            said = min(float(getattr(reply, by)), self._heaviest) if isinstance(by, str) else None
+            weight = self._server_weight(party) if said is None else said
         if place // self._block != self._current:
             self._close()
             self._current = place // self._block

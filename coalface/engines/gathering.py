@@ -51,6 +51,7 @@ class Gathering:
         everyone: Iterable[str],
         first: Mapping[str, Mapping[str, float]] | None = None,
         limits: Mapping[str, float] | None = None,
+        heaviest: float = math.inf,
     ) -> None:
         self.call, self.failed = call, failed
         self._first, self._limits = first, limits or {}
@@ -69,7 +70,9 @@ class Gathering:
             raise ValueError(
                 f"two folds are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
             )
-        self._sums = [Fold(mean, block=block, everyone=everyone, reply=reply, sent=sent) for mean in folds]
+        self._sums = [
+            Fold(mean, block=block, everyone=everyone, reply=reply, sent=sent, heaviest=heaviest) for mean in folds
+        ]
         folded = {mean.field for mean in folds}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in wire.hints(reply) if name not in folded}
         """Every field that is not folded: party -> value."""

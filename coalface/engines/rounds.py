@@ -34,6 +34,8 @@ class Rules:
     trouble: Trouble = Trouble()
     max_update_norm: float = 10.0
     """How many times the median norm of a call's updates a reply's may be; 0: no bound."""
+    max_share: float | None = None
+    """The most that one party can count of a mean whose weights the replies say; None: as much as it says."""
     oversized: Literal["refuse", "clip"] = "refuse"
     """What becomes of a reply beyond it: it does not count, or it counts as one at the bound."""
 

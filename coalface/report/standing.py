@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coalface.core import plays
 from coalface.report.runs import clean, duration, figure_name, figure_text, mapping, number, size
 
 
@@ -44,12 +45,15 @@ def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> Re
 def _parties(parties: Sequence[Mapping[str, Any]], now: float) -> Table:
     table, some_late = Table(box=None, pad_edge=False), any(party["late"] for party in parties)
     counted = ("failed", "came late") if some_late else ("failed",)
-    for name in ("party", "role", "rounds", "last seen", "down", "up", *counted, "last failure"):
-        table.add_column(name, justify="right" if name in ("rounds", "down", "up", *counted) else "left")
+    whole = sum(party.get("images") or 0 for party in parties if plays(str(party["role"]), "trainer"))
+    sizes = ("images", "identities", "of all") if any(party.get("images") for party in parties) else ()
+    for name in ("party", "role", *sizes, "rounds", "last seen", "down", "up", *counted, "last failure"):
+        table.add_column(name, justify="right" if name in ("rounds", "down", "up", *sizes, *counted) else "left")
     for party in parties:
         table.add_row(
             clean(party["name"]),
             clean(party["role"]),
+            *(_sizes(party, whole) if sizes else ()),
             str(party["rounds"]),
             ago(number(party["seen"]), now),
             size(party["bytes_down"]),
@@ -59,6 +63,14 @@ def _parties(parties: Sequence[Mapping[str, Any]], now: float) -> Table:
             Text(clean(party["reason"]), overflow="fold"),
         )
     return table
+
+
+def _sizes(party: Mapping[str, Any], whole: int) -> tuple[str, str, str]:
+    images, identities = party.get("images"), party.get("identities")
+    if images is None or identities is None:
+        return "", "", ""
+    share = f"{100 * images / whole:.0f} %" if whole and plays(str(party["role"]), "trainer") else ""
+    return f"{images:,}", f"{identities:,}", share
 
 
 def ago(then: float | None, now: float) -> str:

@@ -12,14 +12,14 @@ import pytest
 import torch
 import worlds
 from serving import metrics
-from toys import CALLS, Moves, State, Values
+from toys import CALLS, Moved, Moves, State, Values, _zeros
 from worlds import Tiny, run
 
 from coalface import wire
 from coalface.core import Federation, Mean, Ticket
 from coalface.engines.desk import Request
 from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.transport import Reply
+from coalface.engines.transport import Member, Reply
 from coalface.engines.trouble import Trouble
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -174,3 +174,29 @@ def test_of_two_nobody_can_tell_which_is_too_large_but_what_float32_cannot_hold(
     run(Moves(rounds=1), tmp_path / "large", two, transport=hostile(times(1000)))
     run(Moves(rounds=1), tmp_path / "huge", two, transport=hostile(times(1e30)))
     assert [list(metrics(tmp_path / n)[0]["failed"]) for n in ("large", "huge")] == [[], ["silo-1"]]
+
+
+@pytest.mark.parametrize(("share", "most"), [(None, 1.0), (0.5, 0.5)])
+def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound(
+    tmp_path: Path, share: float | None, most: float
+) -> None:
+    """It sends the zeros that it was sent, so the mean falls by its share of the weights."""
+
+    class Lying(InProcess):
+        def __init__(self, setup: Setup, world: World) -> None:
+            super().__init__(setup, world)
+            self.members["silo-1"] = Member("trainer", 1 << 40, 1)
+
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                if request.party == "silo-1":
+                    reply = wire.encode(Moved(values=_zeros(), delta=_zeros(), images=1 << 40, loss=0.0))
+                yield request, reply
+
+    made = run(Moves(rounds=1), tmp_path, FIVE, transport=Lying, max_share=share).state.values["a"][0].item()
+    others = (12 * 1 + 10 * 3 + 12 * 4 + 11 * 5) / 45
+    assert made == pytest.approx((1 - most) * others, abs=1e-6)
+
+
+def test_a_bound_that_does_not_bind_moves_no_number(tmp_path: Path) -> None:
+    assert run(Moves(), tmp_path / "bound", max_share=0.5).bytes() == run(Moves(), tmp_path / "free").bytes()

@@ -22,7 +22,7 @@ from coalface.engines.flower import records
 from coalface.engines.flower.link import Link, Patience
 from coalface.engines.flower.node import client_app
 from coalface.engines.seat import Seat, answer
-from coalface.engines.transport import RunFailed
+from coalface.engines.transport import Member, RunFailed
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, Update
 
@@ -270,6 +270,26 @@ def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pyt
     with pytest.raises(RunFailed, match="silo-0 did not join"):
         Link(grid, {"silo-0": "trainer"}, Patience(join=0.2, poll=0.01))
     assert len(grid.sent) == 1 and "does not say which party it plays (ValueError), its own log says why" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("images", "identities", "known", "says"),
+    [
+        (10**15, 2, {}, "10\\d+ images of 2 identities; a party has 1 to"),
+        (0, 0, {}, "with 0 images"),
+        (-5, 2, {}, "with -5 images"),
+        (5, 6, {}, "no more identities than images"),
+        (12, 2, {"silo-0": (11, 2)}, "12 images of 2 identities, and by the recipe these are 11 images"),
+        (11, 3, {"silo-0": (11, 2)}, "by the recipe these are 11 images of 2 identities"),
+    ],
+)
+def test_a_node_that_says_a_number_of_images_that_cannot_be_is_left_alone(
+    images: int, identities: int, known: dict[str, tuple[int, int]], says: str
+) -> None:
+    site: Any = None  # nothing is asked of it
+    grid = InProcessGrid([seated(Seat("silo-0", Member("trainer", images, identities), site))])
+    with pytest.raises(RunFailed, match=says):
+        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), counts=known)
 
 
 def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coalface.core import Mean, Tensors, free, like, message
-from coalface.engines.folding import Fold
+from coalface.engines.folding import Fold, heaviest
 from coalface.wire import Refused
 
 
@@ -273,3 +273,49 @@ def test_differences_to_nothing_are_refused() -> None:
 def test_a_mean_without_weight_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Mean\('w'\) has a total weight of 0.0: give a party that answers a weight"):
         fold(Mean("w", by={"p6": 1.0}), {"p0": simple(1.0)})
+
+
+# --- one party's share ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "share", "expected"),
+    [
+        ([10, 20, 30, 10**15], 0.5, 60),
+        ([10, 20, 30], 0.5, 30),
+        ([100, 1, 1, 1], 0.5, 3),
+        ([100, 90, 1, 1], 0.4, 4),  # 4, 4, 1, 1: of 10
+        ([7, 7, 7], 0.2, 7),
+        ([1, 5, 9], 1 / 3, 1),
+        ([1, 5, 9], 0.2, 1),  # not possible: all count the same
+        ([4], 0.5, 4),
+        ([10**12] * 3 + [2**40], 1.0, 2**40),
+    ],
+)
+def test_the_most_that_a_party_may_weigh(images: list[int], share: float, expected: float) -> None:
+    most = heaviest(images, share)
+    assert most == pytest.approx(expected)
+    weights = [min(n, most) for n in images]
+    if share * len(images) >= 1:
+        assert max(weights) <= share * sum(weights) * (1 + 1e-12)
+
+
+def test_a_weight_that_a_reply_says_counts_up_to_the_bound() -> None:
+    @message
+    class Reply:
+        x: Tensors
+        images: int
+
+    fold = Fold(
+        Mean("x", by="images"),
+        block=4,
+        everyone=["a", "b", "c"],
+        reply=Reply,
+        sent=[Reply],
+        heaviest=heaviest([1, 2, 10**15], 0.5),
+    )
+    for place, (name, value, images) in enumerate([("a", 1.0, 1), ("b", 2.0, 2), ("c", 0.0, 10**15)]):
+        reply = Reply(x={"w": torch.tensor([value])}, images=images)
+        fold.add(name, place, reply.x, None, reply)
+    result = fold.result()
+    assert isinstance(result, dict) and result["w"].item() == pytest.approx((1 * 1 + 2 * 2 + 3 * 0) / 6)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 TRIES = 10
 """How often a call of the SuperLink is tried, before the run ends."""
+MOST_IMAGES = 1 << 40
+"""More than any party has."""
 AGAIN = 30.0
 """Seconds after which a node is asked again that could not say who it is."""
 Answered = tuple[dict[str, Any], dict[str, bytes]]
@@ -65,16 +67,18 @@ class Link:
         *,
         keys: Mapping[str, bytes] | None = None,
         public: str | None = None,
+        counts: Mapping[str, tuple[int, int]] | None = None,
         window: int = 64,
     ) -> None:
         """Wait until all of `expected` (party -> role) are there.
 
+        `counts` are the images and identities of those parties of which the recipe says them.
         `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
         tells whose the public images are that every party must hold as the server does; None: there are none.
         Raises RunFailed where they are not there in time.
         """
         self._grid, self._patience, self._keys, self._window = grid, patience, keys, window
-        self._roles, self._public = expected, public
+        self._roles, self._public, self._counts = expected, public, counts or {}
         self._nodes: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -201,6 +205,15 @@ class Link:
         if (role := self._roles.get(name)) != member.role:
             wanted = f"is a {role} by the recipe" if role else "is none of this run's parties"
             return f"node {node} says that it is {name}, a {member.role}, who {wanted}"
+        found = (member.images, member.identities)
+        if (known := self._counts.get(name, found)) != found:
+            here, there = (f"{images} images of {identities} identities" for images, identities in (found, known))
+            return f"node {node} says that it is {name}, with {here}, and by the recipe these are {there}"
+        if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
+            return (
+                f"node {node} says that it is {name}, with {member.images} images of {member.identities} identities; a "
+                f"party has 1 to {MOST_IMAGES} images, and no more identities than images"
+            )
         if said.get("public") != self._public:
             return f"node {node} says that it is {name} and has not the server's public images, of the same people"
         self._asked[node] = name
