@@ -33,7 +33,7 @@ from coalface.sections import PairsFrom as PairsFrom
 from coalface.sections import Source as Source
 from coalface.yamltext import parse_yaml
 
-ADJUSTABLE = ("engine.quorum", "engine.patience", "engine.max_update_norm", "engine.oversized")
+ADJUSTABLE = ("engine.quorum", "engine.patience", "engine.max_update_norm", "engine.oversized", "engine.retries")
 """What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = (
     "data.root",
@@ -43,7 +43,7 @@ FREE = (
 
 FEDERATED = (
     *("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error", "tensorboard"),
-    *("max_update_norm", "oversized", "max_share"),
+    *("max_update_norm", "oversized", "max_share", "retries"),
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
 

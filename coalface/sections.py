@@ -250,7 +250,11 @@ class Engine(Section):
     checkpoint: int = Field(1, ge=1)
     keep: int = Field(2, ge=1)
     quorum: float = Field(0.5, ge=0, le=1)
+    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
     patience: int = Field(5, ge=0)
+    retries: int | None = Field(None, ge=0)
+    """How often a party is asked again that was not reached, or whose reply was lost, late or torn. None: once.
+    One that is silent for `step-seconds` is waited for as long again."""
     max_update_norm: float | None = Field(None, ge=0)
     """A reply whose update is so many times as large as the median reply's does not count; None: 10; 0: no bound."""
     max_share: float | None = Field(None, gt=0, le=1)

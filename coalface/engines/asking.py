@@ -53,6 +53,11 @@ def _size(reply: Reply) -> int | None:
     return len(_data(reply))
 
 
+def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
+    """The names by which trouble is drawn: of the first try those of a call, of others its number as well."""
+    return (*when, "try", attempt + 1) if attempt else when
+
+
 class Asking(Federation):
     """What a method may ask of a run: requests out, replies validated, counted and folded."""
 
@@ -178,7 +183,7 @@ class Asking(Federation):
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         before = encoded = None
         for party in call.to if to is None else to:
-            if failed is not None and (why := self.rules.trouble.before(self.rules.seed, party, when)):
+            if failed is not None and (why := self._not_reached(party, when)):
                 failed[party] = why
                 continue
             if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
@@ -192,6 +197,14 @@ class Asking(Federation):
                 **shared,
             )
 
+    def _not_reached(self, party: str, when: tuple[str | int, ...]) -> str | None:
+        """Why a party is simulated not to be reached by any of the tries, or None."""
+        why = None
+        for attempt in range(self.rules.retries + 1):
+            if (why := self.rules.trouble.before(self.rules.seed, party, _named(when, attempt))) is None:
+                return None
+        return why
+
     def _gather(
         self,
         call: Call,
@@ -204,7 +217,7 @@ class Asking(Federation):
         now, got = self._now, self._gathering(call, folds, failed)
         for item in replies:
             for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
-                self._take(got, request, reply)
+                self._take(got, request, reply, simulated=True)
         got = self._bounded(got, call, folds, failed)
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
@@ -226,11 +239,26 @@ class Asking(Federation):
         now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
 
-    def _take(self, got: Gathering, request: Request, reply: Reply) -> None:
-        if not isinstance(reply, StepFailed):
-            self._now.seen[request.party] = time.time()
-        read = functools.partial(self._read, request, reply)
-        got.take(request, _size(reply), read, self.at.tallies[request.party], self._most(request.party))
+    def _take(self, got: Gathering, request: Request, reply: Reply, *, simulated: bool = False) -> None:
+        """Take in a reply; of one that did not come whole, what comes when the same is asked again, in its place.
+
+        A party trains once, and answers with what it has saved: so a reply that was `simulated` to be lost is in hand.
+        """
+        tally, most = self.at.tallies[request.party], self._most(request.party)
+        for attempt in range(self.rules.retries + 1):
+            last = attempt == self.rules.retries
+            if not last and isinstance(reply, Unanswered):
+                failed: Exception | None = reply
+            else:
+                if not isinstance(reply, StepFailed):
+                    self._now.seen[request.party] = time.time()
+                    got.bytes["again"] += _size(reply) or 0 if attempt else 0
+                read = functools.partial(self._read, request, reply, attempt if simulated else None)
+                failed = got.take(request, _size(reply), read, tally, most)
+            if last or not isinstance(failed, Lost | Unanswered | wire.WireError):
+                return
+            if not isinstance(failed, Lost):
+                ((_, reply),) = self.transport.exchange([request])
 
     def _bounded(self, got: Gathering, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
         """What was gathered, or where a reply is too large beside the others, the same call gathered again.
@@ -300,7 +328,8 @@ class Asking(Federation):
             **again,
         )
 
-    def _read(self, request: Request, reply: Reply, cls: type, sent: Sequence[Any]) -> Any:
+    def _read(self, request: Request, reply: Reply, attempt: int | None, cls: type, sent: Sequence[Any]) -> Any:
+        """The message in a reply; it may be simulated to be lost at an `attempt`, but for None."""
         if isinstance(reply, StepFailed):
             if self.rules.on_error == "stop":
                 raise RunFailed(
@@ -308,7 +337,9 @@ class Asking(Federation):
                 ) from reply
             raise reply
         when = (request.stage, request.round, request.call)
-        if why := self.rules.trouble.after(self.rules.seed, request.party, when):
+        if attempt is not None and (
+            why := self.rules.trouble.after(self.rules.seed, request.party, _named(when, attempt))
+        ):
             raise Lost(why)
         message = narrowing.decode(_data(reply), cls, sent, self.numerics.updates)
         return self.rules.trouble.reply(request.party, message)

@@ -32,6 +32,8 @@ class Rules:
     on_error: str = "stop"
     """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
     trouble: Trouble = Trouble()
+    retries: int = 0
+    """How often a party is asked the same again that was not reached, or whose reply was lost, late or torn."""
     max_update_norm: float = 10.0
     """How many times the median norm of a call's updates a reply's may be; 0: no bound."""
     max_share: float | None = None

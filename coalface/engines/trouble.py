@@ -34,7 +34,7 @@ COUNT_TROUBLE = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lam
 
 @dataclass(frozen=True)
 class Trouble:
-    """What goes wrong, and how often. Draws depend on (seed, party, stage, round, call) alone."""
+    """What goes wrong, and how often. Draws depend on (seed, party, stage, round, call, try) alone."""
 
     dropout: float = 0.0
     """Probability that a party is not reached: it does not train."""
