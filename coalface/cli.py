@@ -24,6 +24,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(flower, name="flower")
 app.add_typer(provision, name="provision")
 app.add_typer(party, name="party")
+app.add_typer(ledger_commands.ledger, name="ledger")
 
 Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
 
@@ -280,7 +281,6 @@ def evaluate(
 
 app.command()(field_commands.ijb)
 app.command()(field_commands.megaface)
-app.command()(ledger_commands.ledger)
 for command in federation_commands.COMMANDS:
     app.command()(command)
 

@@ -1,14 +1,16 @@
-"""The command about what left a party: `coalface ledger`."""
+"""The commands about what left a party: `coalface ledger`."""
 
 from __future__ import annotations
 
 import collections
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from coalface.data_commands import AsJson
 
@@ -16,7 +18,50 @@ MOST = 32
 """Ledgers of which each has a line of its own."""
 
 
-def ledger(
+class _Ledger(TyperGroup):
+    """`coalface ledger PATH` shows; a folder that is called as a command is named `./verify`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        shows = args and args[0] not in self.commands and args[0] != "--help"
+        return super().parse_args(ctx, ["show", *args] if shows else args)
+
+
+ledger = typer.Typer(
+    cls=_Ledger,
+    no_args_is_help=True,
+    help="What left the parties: `coalface ledger PATH` is `coalface ledger show PATH`.",
+)
+
+
+@ledger.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run's folder at the server, whose receipts.jsonl is compared.")],
+    party_home: Annotated[
+        list[Path] | None, typer.Option(help="The home of a party's node; may be given more than once.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold what the server has accepted against the parties' ledgers; exit status 1 where the two differ."""
+    from coalface import outgoing
+    from coalface.data.words import several
+
+    found = outgoing.compare(run, party_home or [])
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+    else:
+        parties = several(len(found.parties), "party", "parties")
+        typer.echo(f"{several(found.replies, 'reply', 'replies')} of {parties} held against the parties' ledgers")
+        if found.absent:
+            more = f" and {len(found.absent) - MOST:,} more" if len(found.absent) > MOST else ""
+            typer.echo(f"not compared, give --party-home: {', '.join(found.absent[:MOST])}{more}")
+    for why in found.faults:
+        typer.echo(f"coalface: {why}", err=True)
+    if found.faults:
+        raise typer.Exit(1)
+
+
+@ledger.command()
+def show(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger's file, a run's folder, or a party's home.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="A row for each tensor, not for each field.")] = False,
     head: Annotated[

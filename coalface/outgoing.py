@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from coalface.checking import RecipeError
+from coalface.engines import receipts
 from coalface.engines.cohorts import COHORTS
+from coalface.engines.commits import Commit
 from coalface.privacy import ledger
 
 
@@ -168,6 +170,82 @@ def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], 
         return int(line["bytes"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A server's receipts beside the ledgers of the parties."""
+
+    replies: int
+    """Accepted replies that were held against a ledger."""
+    parties: tuple[str, ...]
+    """Whose ledgers were at hand."""
+    absent: tuple[str, ...]
+    """Those that have replies in the receipts, and no ledger at hand."""
+    faults: tuple[str, ...]
+
+
+def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
+    """Hold each accepted reply against its party's ledger, and what the parties were told against the receipts.
+
+    Ledgers are those of the run's folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
+    """
+    path = run / receipts.FILE
+    if not path.exists() or not path.stat().st_size:
+        raise RecipeError(
+            f"{path} is empty or not there: name the folder of a run, at the server, of which a round has counted. A "
+            "version before this kept no receipts"
+        )
+    accepted: dict[str, list[dict[str, Any]]] = {}
+    chain, faults, name = [ledger.START], list[str](), ""
+    try:
+        for head, line in ledger.lines(path):
+            chain.append(head.chain)
+            accepted.setdefault(str(line["party"]), []).append(line)
+            name = str(line["run"])
+    except (ValueError, KeyError) as error:
+        faults.append(f"{error}")
+    folders = [run, *(home / name for home in homes)]
+    at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}
+    for folder in folders:
+        for commit in sorted(folder.glob("parties/*/*.commit")):
+            told = Commit.receipts_in(commit)
+            if told is not None and (told[0] >= len(chain) or chain[told[0]] != told[1]):
+                faults.append(
+                    f"{path}: {commit.parent.name} was told that line {told[0]:,} ends with {told[1]} ({commit.name}), "
+                    "and it does not: lines were changed or removed at the server"
+                )
+    replies = 0
+    for party, lines in accepted.items():
+        if party in at_hand:
+            replies += len(lines)
+            if fault := _differs(at_hand[party][1], lines):
+                faults.append(fault)
+    there = tuple(party for party in accepted if party in at_hand)
+    return Compared(replies, there, tuple(party for party in accepted if party not in at_hand), tuple(faults))
+
+
+def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
+    """How a ledger differs from what the server has accepted, at the first place; empty where it does not."""
+    chain, sums = [ledger.START], list[str]()
+    try:
+        for head, line in ledger.lines(path):
+            chain.append(head.chain)
+            sums.append(str(line["sha256"]))
+    except (ValueError, KeyError) as error:
+        return str(error)
+    for one in accepted:
+        what = f"the reply of step {one['step']}, {one['stage']} round {one['round']}, which the server has accepted,"
+        end = one["lines"]
+        if end is None:
+            continue
+        if end >= len(chain):
+            return f"{path} ends after line {len(sums):,}, and {what} ended with line {end:,}: lines were removed"
+        if chain[end] != one["head"]:
+            return f"{path}, line {end:,}: it is not the line that {what} ended with: lines were changed"
+        if receipts.combined(sums[end - one["pieces"] : end]) != one["sha256"]:
+            return f"{path}, line {end:,}: {what} has another SHA-256 than the ledger says"
+    return ""
 
 
 def shown_shape(shapes: Sequence[Sequence[int]]) -> str:

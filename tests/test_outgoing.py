@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import worlds
+from toys import Moves
 from typer.testing import CliRunner
 
 from coalface import outgoing
@@ -165,3 +166,61 @@ def test_many_rounds_take_little_memory_and_are_shown_short() -> None:
     assert rounds.spans() == [(1, 8999), (9400, 9400), (9500, 9500)]
     every = outgoing.shown_rounds({"train": [[n, n + 1] for n in range(0, 90, 3)]})
     assert every == "train 0–1, 3–4, 6–7, 9–10, 12–13, … 87–88"
+
+
+# --- both sides -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path: Path, toy_steps: None) -> tuple[Path, Path]:
+    """(the server's folder, the home of silo-1) of a run; the other parties' ledgers lie at the server."""
+    folder, home = tmp_path / "run", tmp_path / "home"
+    worlds.run(Moves(rounds=3), folder)
+    for kind, name in (("ledger", "silo-1.jsonl"), ("parties", "silo-1")):
+        (home / "test" / kind).mkdir(parents=True)
+        (folder / kind / name).rename(home / "test" / kind / name)
+    return folder, home
+
+
+def test_both_sides_are_compared(both: tuple[Path, Path]) -> None:
+    folder, home = both
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 0 and "9 replies of 3 parties" in said and "not compared" not in said
+    code, said = told("verify", folder)
+    assert code == 0 and "not compared, give --party-home: silo-1" in said
+    assert json.loads(told("verify", folder, "--json")[1])["absent"] == ["silo-1"]
+
+
+def test_a_chain_that_is_cut_between_two_lines_or_written_anew_is_told_by_the_server(both: tuple[Path, Path]) -> None:
+    folder, home = both
+    path = home / "test" / "ledger" / "silo-1.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:10]))
+    ledger.verify(path)
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "silo-1.jsonl ends after line 10, and the reply of step move, train round 3" in said
+    anew = ledger.chained((text[1:].partition(", ")[2].rpartition(', "chain"')[0] for text in lines), ledger.Head())
+    assert "".join(f"{line}\n" for line in anew) == "".join(lines)
+    anew = ledger.chained(
+        (text[1:].partition(", ")[2].rpartition(', "chain"')[0].replace('"round": 2', '"round": 7') for text in lines),
+        ledger.Head(),
+    )
+    path.write_text("".join(f"{line}\n" for line in anew))
+    ledger.verify(path)
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "silo-1.jsonl, line 10: it is not the line that" in said
+
+
+def test_receipts_that_are_cut_or_written_anew_are_told_by_the_parties(both: tuple[Path, Path]) -> None:
+    folder, home = both
+    path = folder / "receipts.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 9
+    path.write_text("".join(lines[:3]))
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "silo-1 was told that line 6 ends with" in said
+    path.write_text("".join(lines).replace('"round": 1', '"round": 4', 1))
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "receipts.jsonl, line 1: the hash chain breaks here" in said
+    path.write_text("")
+    assert told("verify", folder, "--party-home", home)[0] != 0

@@ -36,6 +36,7 @@ from coalface.engines.desk import Request, StepFailed, Unanswered
 from coalface.engines.folding import heaviest
 from coalface.engines.gathering import FEW, Gathering, Lost
 from coalface.engines.opened import Opened
+from coalface.engines.receipts import FILE, Receipts, receipt
 from coalface.engines.rounds import Round, Rules
 from coalface.engines.standing import Call, Numerics, Standing, Tally
 from coalface.engines.transport import Reply, RunFailed, Transport
@@ -84,6 +85,7 @@ class Asking(Federation):
         folder.mkdir(parents=True, exist_ok=True)
         self._opened = Opened(folder / "opened.jsonl")
         self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
+        self._receipts = Receipts(folder / FILE)
 
     @property
     def round(self) -> int:
@@ -194,6 +196,7 @@ class Asking(Federation):
                 each=encoded,
                 base=self._now.accepted.get(party, self.at.accepted.get(party)),
                 horizon=(ordinal, checkpointed.get(party)),
+                receipts=(self._receipts.head.lines, self._receipts.head.chain),
                 **shared,
             )
 
@@ -236,6 +239,7 @@ class Asking(Federation):
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         now.accepted |= got.accepted
+        now.receipts += got.receipts
         now.losses |= got.each.get("loss", {})
         return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
 
@@ -255,6 +259,8 @@ class Asking(Federation):
                     got.bytes["again"] += _size(reply) or 0 if attempt else 0
                 read = functools.partial(self._read, request, reply, attempt if simulated else None)
                 failed = got.take(request, _size(reply), read, tally, most)
+                if failed is None and not isinstance(reply, StepFailed):
+                    got.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
             if last or not isinstance(failed, Lost | Unanswered | wire.WireError):
                 return
             if not isinstance(failed, Lost):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,8 @@ class Commit:
     """(offset, length) of each private state by class name, of the `REPLY`, the `LINES` of the ledger, the `DATA`."""
     shards: tuple[str, ...] = ()
     """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
+    receipts: tuple[int, str] | None = None
+    """What its request said of the server's chain of accepted replies: lines and last hash."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each part but the `REPLY`; none where it is encrypted, or of a version that wrote none."""
     vault: Vault | None = None
@@ -76,7 +78,7 @@ class Commit:
                     raise ValueError(f"{there} bytes hold no header of {length}")
                 text = file.read(length)
                 head = json.loads(text)
-                if unknown := head.keys() - {"base", "ledger", "spans", "shards", "sha256", "sealed"}:
+                if unknown := head.keys() - {"base", "ledger", "spans", "shards", "receipts", "sha256", "sealed"}:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
                 sums = head.get("sha256", {})
@@ -87,6 +89,7 @@ class Commit:
             if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != there:
                 raise ValueError(f"it was written with {end} bytes and has {there}")
             after, shards = ledger.Head(**head["ledger"]), tuple(head.get("shards", ()))
+            receipts = tuple(head["receipts"]) if "receipts" in head else None
             written = sealed if sealed is None else str(sealed["key"])
         except FileNotFoundError:
             raise FileNotFoundError(
@@ -103,7 +106,17 @@ class Commit:
             with _unlocking(path):
                 cipher = vault.cipher(path.name, text)
                 cipher.check(mark)
-        return cls(path, head.get("base"), after, spans, shards, sums, vault, cipher)
+        return cls(path, head.get("base"), after, spans, shards, receipts, sums, vault, cipher)
+
+    @staticmethod
+    def receipts_in(path: Path) -> tuple[int, str] | None:
+        """What a commit's request said of the server's chain, read without the party's key; None if nothing."""
+        try:
+            with open(path, "rb") as file:
+                lines, last = json.loads(file.read(int.from_bytes(file.read(8), "little")))["receipts"]
+            return int(lines), str(last)
+        except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+            return None
 
     @classmethod
     def whole(cls, path: Path, vault: Vault | None = None) -> Commit:
@@ -231,12 +244,14 @@ def write_commit(
     flush: bool,
     shards: Iterable[str] = (),
     vault: Vault | None = None,
+    receipts: Sequence[int | str] | None = None,
 ) -> None:
     """Write a commit beside its place and rename it there; `over` is a file whose disk blocks may be used again.
 
     A `REPLY` is covered by the `LINES` that go with it, which list the SHA-256 of its pieces.
-    `shards` names the parts of other processes, which lie there already. With a `vault` it is encrypted but for its
-    header: names of classes, sizes, and the ledger's head.
+    `shards` names the parts of other processes, which lie there already; `receipts` are lines and last hash of what
+    the server said that it has accepted. With a `vault` the commit is encrypted but for its header: names of classes,
+    sizes, and these heads.
     """
     spans, offset = {}, _DIGEST if vault is None else _MARK
     for name, part in parts.items():
@@ -246,6 +261,8 @@ def write_commit(
     about: dict[str, Any] = {"base": base, "ledger": vars(after), "spans": spans}
     if named := list(shards):
         about["shards"] = named
+    if receipts is not None:
+        about["receipts"] = list(receipts)
     if vault is not None:
         about["sealed"] = vault.fresh()
     else:

@@ -46,6 +46,8 @@ class Request:
     """The party's last accepted commit: the private state that the step starts from."""
     horizon: tuple[int, str | None]
     """(ordinal, accepted commit) at the server's last checkpoint: the party keeps what a resume from there needs."""
+    receipts: tuple[int, str] | None = None
+    """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit."""
 
     @property
     def id(self) -> str:
@@ -109,6 +111,8 @@ class Desk:
         self.name = name
         self.folder = site.folder / "parties" / name
         self.ledger = site.folder / "ledger" / f"{name}.jsonl"
+        self.head: tuple[int, str] | None = None
+        """Lines and last hash of the ledger once it had the lines of the reply that was given last."""
 
     def answer(self, request: Request) -> wire.Encoded | bytearray | memoryview:
         """Run the step that the request names and return its reply; the same request again trains once.
@@ -121,6 +125,7 @@ class Desk:
         before = self._open(place) if place.name in commits else None
         again = before is not None and before.base == request.base
         if before is not None and again:
+            self.head = before.head.lines, before.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (saved := before.read(REPLY)) is not None:
                     return saved
@@ -140,7 +145,9 @@ class Desk:
         parts[LINES] = "\n".join(lines).encode()
         flush, shards = self.site.flush, self._shards_of(request, over)
         after, vault = head.after(lines), self.site.vault
-        write_commit(place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault)
+        self.head = after.lines, after.chain
+        said = {"over": over, "flush": flush, "shards": shards, "vault": vault, "receipts": request.receipts}
+        write_commit(place, request.base, after, parts, **said)
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         if flush and not head.size:
             flush_folder(self.ledger.parent)

@@ -57,6 +57,8 @@ class Gathering:
         self._first, self._limits = first, limits or {}
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; those of a cohort leave none."""
+        self.receipts: list[dict[str, Any]] = []
+        """Of the replies that count, by `coalface.engines.receipts.receipt`."""
         self.arrived: list[str] = []
         """The parties whose replies count."""
         self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0, "again": 0}

@@ -163,16 +163,21 @@ class InProcess:
         self.members = world.members()
         if self.children or setup.numerics.shards:
             processes.wait_for_workers(setup.folder)
+        self.heads: dict[str, tuple[int, str]] = {}
         self._crews = Crews(setup)
         self._site = self._crews.site(setup.site(world))
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order."""
         for request in requests:
+            desk = Desk(self._site, request.party)
             try:
-                yield request, Desk(self._site, request.party).answer(request)
+                reply: Reply = desk.answer(request)
             except StepFailed as error:
-                yield request, error
+                reply = error
+            if desk.head is not None:
+                self.heads[request.party] = desk.head
+            yield request, reply
 
     def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
         """Cohorts of so many images at most, computed in this process whatever the workers; where one fails, singly."""
@@ -255,11 +260,9 @@ class Workers(InProcess):
             last = request
             ahead.append((request, self._submit(request)))
             if len(ahead) >= self._window:
-                first, future = ahead.popleft()
-                yield first, self._result(future)
+                yield self._result(*ahead.popleft())
         while ahead:
-            first, future = ahead.popleft()
-            yield first, self._result(future)
+            yield self._result(*ahead.popleft())
         if last is not None:  # by now every worker that needs the letter has read it
             self._letter(last).unlink(missing_ok=True)
 
@@ -271,7 +274,7 @@ class Workers(InProcess):
         """Wait for what was posted."""
         futures = self._posted.pop(ticket, None) or [self._submit(request, self._beside) for request in requests]
         for request, future in zip(requests, futures, strict=True):
-            yield request, self._result(future)
+            yield self._result(request, future)
         if requests:
             self._letter(requests[0]).unlink(missing_ok=True)
 
@@ -309,11 +312,12 @@ class Workers(InProcess):
         future.add_done_callback(self._under_way.discard)
         return future
 
-    def _result(self, future: concurrent.futures.Future[Any]) -> Reply:
+    def _result(self, request: Request, future: concurrent.futures.Future[Any]) -> tuple[Request, Reply]:
         try:
-            return future.result()
+            reply, self.heads[request.party] = future.result()
+            return request, reply
         except StepFailed as error:
-            return error
+            return request, error
         except _NotBegun as error:
             raise RunFailed(str(error)) from error
         except concurrent.futures.BrokenExecutor as error:
@@ -363,7 +367,7 @@ def _unpack_parcel(path: Path) -> bytearray | memoryview:
     return data
 
 
-def _serve(request: Request, letter: Path | None, mail: Path) -> _Parcel:
+def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, tuple[int, str] | None]:
     if (error := _here.get("failed")) is not None:
         why = f"a worker process could not begin: {type(error).__name__}: {error}".rstrip(".")
         # the run's own process has built the same world: but for the machine, what differs is what each has imported
@@ -372,5 +376,7 @@ def _serve(request: Request, letter: Path | None, mail: Path) -> _Parcel:
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=wire.Encoded(bytearray(letter.read_bytes())))
         request = dataclasses.replace(request, common=_here["common"])
-    reply = Desk(_here["site"], request.party).answer(request)
-    return _Parcel(mail / f"{request.party}-{request.id}", reply.data if isinstance(reply, wire.Encoded) else reply)
+    desk = Desk(_here["site"], request.party)
+    reply = desk.answer(request)
+    data = reply.data if isinstance(reply, wire.Encoded) else reply
+    return _Parcel(mail / f"{request.party}-{request.id}", data), desk.head

@@ -47,6 +47,8 @@ class Round:
     """A round under way: it becomes part of the run when it ends, and nothing of it does when it is abandoned."""
 
     accepted: dict[str, str] = field(default_factory=dict)
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    """Of the replies that count, by `coalface.engines.receipts.receipt`."""
     asked: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     clipped: dict[str, str] = field(default_factory=dict)

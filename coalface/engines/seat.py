@@ -57,10 +57,11 @@ def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
 
 
 def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    request = _request(seat, said, data)
-    reply = Desk(seat.site, seat.name).answer(request)
+    request, desk = _request(seat, said, data), Desk(seat.site, seat.name)
+    reply = desk.answer(request)
     encoded = reply.data if isinstance(reply, wire.Encoded) else reply
-    return {"id": request.id, "sha256": hashlib.sha256(encoded).hexdigest()}, {"reply": encoded}
+    sha256 = hashlib.sha256(encoded).hexdigest()
+    return {"id": request.id, "sha256": sha256, "head": desk.head}, {"reply": encoded}
 
 
 def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:

@@ -112,6 +112,7 @@ class Server(Asking):
         if not self._stages[self.at.stage].rounds:
             self._drain(list(self.at.posted))
         self.at.accepted |= self._now.accepted
+        self._receipts.write(self._now.receipts)
         self._count()
         return state
 
@@ -138,6 +139,7 @@ class Server(Asking):
         try:
             state = self._finite(check_state(self.method, self._stages[self.at.stage], round_(self, state)))
             self.at.accepted |= self._now.accepted
+            self._receipts.write(self._now.receipts)
             self.at.abandoned, self._advanced = 0, True
         except Abandoned as error:
             abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
@@ -204,6 +206,7 @@ class Server(Asking):
         record, posted = at.record(self.numerics, self.rules.seed, length)
         record["metrics_sha256"] = self._metrics.hexdigest()
         record["rules"], record["cohorts"] = self._row_rules, self._cohorts.size
+        record["receipts"] = vars(self._receipts.head)
         packed = bytes(wire.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -237,6 +240,7 @@ class Server(Asking):
         metrics = self.folder / "metrics.jsonl"
         try:  # before its chain is followed: a kill may have cut off the last line
             self._cohorts.cut(0 if found is None else found.record.get("cohorts", 0))
+            self._receipts.restore(None if found is None else found.record.get("receipts"))
         except ValueError as error:
             raise RunFailed(str(error)) from error
         if found is None:

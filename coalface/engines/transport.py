@@ -33,6 +33,10 @@ class Transport(Protocol):
     def late(self) -> Mapping[str, int]:
         """Party -> its replies that came after they had been given up, and were thrown away; where any can."""
 
+    @property
+    def heads(self) -> Mapping[str, tuple[int, str]]:
+        """Party -> lines and last hash of its ledger with the reply that it gave last."""
+
     def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]: ...
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...

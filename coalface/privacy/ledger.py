@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,9 +53,16 @@ def lines_for(encoded: Listed, context: Mapping[str, str | int], head: Head) -> 
 
     `context` says when, by which step, to whom and how protected. The bytes of the lines add up to the bytes sent.
     """
-    lines, chain, common = [], head.chain, json.dumps(dict(context))[1:-1]
-    for place, (entry, digest) in enumerate(zip(encoded.entries, encoded.sums, strict=True)):
-        body = f'{{"line": {head.lines + place}, {common}, {_described(entry)}, "sha256": "{digest}", "chain": "'
+    common = json.dumps(dict(context))[1:-1]
+    pieces = zip(encoded.entries, encoded.sums, strict=True)
+    return chained((f'{common}, {_described(entry)}, "sha256": "{digest}"' for entry, digest in pieces), head)
+
+
+def chained(said: Iterable[str], head: Head) -> list[str]:
+    """Lines that follow a head; each says some members of a JSON object, between its number and its hash."""
+    lines, chain = [], head.chain
+    for place, members in enumerate(said):
+        body = f'{{"line": {head.lines + place}, {members}, "chain": "'
         chain = hashlib.sha256(f"{chain}{body}".encode()).hexdigest()
         lines.append(f'{body}{chain}"}}')
     return lines

@@ -362,6 +362,7 @@ def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes
     for name in CHANGES:
         monkeypatch.setattr(os, name, counting(name))
     unbroken = run(method, tmp_path / "unbroken", **settings).bytes()
+    receipts = (tmp_path / "unbroken" / "receipts.jsonl").read_bytes()
     for place in itertools.count(1):
         left[0] = place
         try:
@@ -369,6 +370,7 @@ def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes
         except Killed:
             left[0] = -1
             assert run(method, tmp_path / str(place), **settings).bytes() == unbroken, place
+            assert (tmp_path / str(place) / "receipts.jsonl").read_bytes() == receipts
         else:
             break
     assert place > 40

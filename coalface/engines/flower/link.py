@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -92,6 +93,8 @@ class Link:
         """Nodes whose keys are no party's: they are asked nothing, so nothing that they say is read."""
         self._late: dict[str, str] = {}
         """Message -> party, of requests that were given up."""
+        self.heads: dict[str, tuple[int, str]] = {}
+        """Party -> lines and last hash of its ledger, as it says them with a reply."""
         self.late: dict[str, int] = {}
         """Party -> replies that came after their deadline, and were discarded."""
         self._posted: dict[Ticket, list[tuple[Request, str | StepFailed, float]]] = {}
@@ -250,6 +253,10 @@ class Link:
             return request, StepFailed(f"{where}: a reply to another request")
         if said.get("sha256") != hashlib.sha256(reply).hexdigest():
             return request, StepFailed(f"{where}: a reply whose bytes have another SHA-256 than it says")
+        self.heads.pop(request.party, None)
+        match said.get("head"):
+            case [int(lines), str(chain)] if re.fullmatch("[0-9a-f]{64}", chain):
+                self.heads[request.party] = lines, chain
         return request, bytearray(reply)
 
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
