@@ -424,6 +424,7 @@ def test_a_message_that_flower_cannot_read_takes_no_other_along(
     ran = run(method, tmp_path, build, transport=over_flower(grids=grids), on_error="exclude")
     tallies = ran.server.at.tallies
     assert tallies["silo-0"].failed == tallies["silo-1"].rounds == tallies["silo-2"].rounds == 3
+    assert "a reply that is none (KeyError)" in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_what_a_party_says_is_cut_and_shown_in_the_metrics(tmp_path: Path) -> None:
