@@ -82,8 +82,8 @@ class Commit:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
                 sums = head.get("sha256", {})
-                mark = file.read(_MARK if sealed is not None else _DIGEST if sums else 0)
-            if sums and mark != hashlib.sha256(text).digest():
+                mark = file.read(_MARK if sealed is not None else _DIGEST if "sha256" in head else 0)
+            if sealed is None and "sha256" in head and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
             spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
             if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != there:

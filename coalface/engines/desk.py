@@ -146,8 +146,17 @@ class Desk:
         flush, shards = self.site.flush, self._shards_of(request, over)
         after, vault = head.after(lines), self.site.vault
         self.head = after.lines, after.chain
-        said = {"over": over, "flush": flush, "shards": shards, "vault": vault, "receipts": request.receipts}
-        write_commit(place, request.base, after, parts, **said)
+        write_commit(
+            place,
+            request.base,
+            after,
+            parts,
+            over=over,
+            flush=flush,
+            shards=shards,
+            vault=vault,
+            receipts=request.receipts,
+        )
         ledger.append(self.ledger, lines, head, flush=self.site.flush)
         if flush and not head.size:
             flush_folder(self.ledger.parent)
