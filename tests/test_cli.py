@@ -296,3 +296,26 @@ def test_too_little_memory_is_said_in_one_line(monkeypatch, capsys):
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("coalface: there is too little memory for this (Unable to allocate 20.0 GiB): take smaller")
+
+
+def test_a_run_goes_back_to_an_accepted_checkpoint_and_comes_to_the_same_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(tinyruns.Silent):
+        def round(self, record: dict[str, object]) -> None:
+            if record["round"] == 3:
+                raise KeyboardInterrupt
+
+    out, threads = tmp_path / "out", {"workers": 1, "threads": 1}
+    whole = tinyruns.run(tmp_path / "whole", rounds=4, engine=threads)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(tinyruns.tiny(rounds=4, engine=threads), out, Stops())
+    says = refused(capsys, monkeypatch, "resume", out, "--from-round", 1)
+    assert "--from-round 1" in says and "those after round 2, 3" in says
+    assert "resumed after 2" in said("resume", out, "--from-round", 2, "engine.max_update_norm=3")
+    assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert tinyruns.model_bytes(out) == tinyruns.model_bytes(whole)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert {"event": "adjusted", "from_round": 2} in events
+    assert json.loads((out / "summary.json").read_text())["ledger"]["checked"]["faults"] == {}
+    assert "finished run" in refused(capsys, monkeypatch, "resume", out, "--from-round", 3)

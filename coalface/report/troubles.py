@@ -83,6 +83,7 @@ def not_counted(run: Run) -> str:
 def ledger_difference(run: Run) -> str:
     """How the bytes in the ledgers differ from those that the server counted as sent, and why they may."""
     ledger, sent = mapping(run.summary.get("ledger")), number(mapping(run.summary.get("bytes")).get("up"))
+    sent = None if sent is None else sent - (number(mapping(run.summary.get("bytes")).get("again")) or 0)
     listed, checked = number(ledger.get("bytes")), mapping(ledger.get("checked"))
     heads, whole = whole_number(checked.get("heads")), whole_number(checked.get("whole"))
     if heads is not None and whole is not None and whole < heads:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import worlds
+from grids import over_flower
 from serving import metrics
 from toys import CALLS, Moved, Moves, State, Values, _zeros
 from worlds import Tiny, run
@@ -200,3 +201,20 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
 
 def test_a_bound_that_does_not_bind_moves_no_number(tmp_path: Path) -> None:
     assert run(Moves(), tmp_path / "bound", max_share=0.5).bytes() == run(Moves(), tmp_path / "free").bytes()
+
+
+def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
+    def attacked(setup: Setup, world: World) -> Any:
+        link: Any = over_flower()(setup, world)
+        asked = link.exchange
+
+        def exchange(requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in asked(requests):
+                bad = request.party == "silo-1"
+                yield request, rewritten(setup, request, reply, times(1000)) if bad else reply
+
+        link.exchange = exchange
+        return link
+
+    here = run(Moves(), tmp_path / "here", FIVE, transport=hostile(times(1000))).bytes()
+    assert run(Moves(), tmp_path / "there", FIVE, transport=attacked).bytes() == here

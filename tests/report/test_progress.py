@@ -218,3 +218,14 @@ def test_a_record_with_nothing_in_it_is_a_round():
         progress.round({"loss": float("nan"), "failed": None, "judged": None, "asked": "x"})
         progress.finish({}, "x")
     assert "round 1/0  down 0 B up 0 B" in lines()[1]
+
+
+def test_a_loss_that_jumps_is_told_once_and_no_other():
+    console, lines = plain()
+    with Progress(console=console, clock=Clock()) as progress:
+        progress.start("demo", 6, 2, before=[record(1, loss=3.0), record(2, loss=2.0)])
+        for number, loss in ((3, 7.4), (4, 30.0), (5, 12.0)):
+            progress.round(record(number, loss=loss))
+        progress.round(record(1, stage="next", loss=900.0))
+    told = [line for line in lines() if "the mean training loss" in line]
+    assert len(told) == 1 and "round 4" in told[0] and "30" in told[0] and "4.133" in told[0]
