@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-TORCH := torch==2.13.0
 
 .PHONY: demo test test-slow check lock clean
 
@@ -22,11 +21,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 # The lock is of everything, so nothing is resolved: --no-deps, and a check at the end that nothing is missing.
-$(STAMP): pyproject.toml requirements.lock Makefile
+$(STAMP): pyproject.toml requirements.lock constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Coalface needs Python 3.11 or later: make PYTHON=python3.11 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	touch $(STAMP)

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-TORCH = re.search(r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+TORCH = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
 LOCK = (ROOT / "requirements.lock").read_text()
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", LOCK, re.MULTILINE))
 tool = runpy.run_path(str(ROOT / "tools" / "lock.py"))
@@ -28,7 +28,7 @@ def test_what_is_installed_is_what_is_locked() -> None:
     installed = dict(pin.split("==") for pin in tool["list_pins"]())
     other = {name: (version, LOCKED.get(name)) for name, version in installed.items() if LOCKED.get(name) != version}
     assert not other, f"installed and locked (run `make`, or `make lock` after an upgrade): {other}"
-    assert tool["version_of"]("torch") == TORCH, "the Makefile names another torch: run `make`"
+    assert tool["version_of"]("torch") == TORCH, "constraints.txt names another torch: run `make`"
 
 
 def test_the_lock_is_versions_with_hashes_and_nothing_else() -> None:

@@ -24,7 +24,7 @@ UNLOCKED = {"torch"}
 LOCK_HEAD = """\
 # What is tested, with the hashes of every file that the package index has of it. `make lock` writes this file.
 # torch is not in it: its builds for CPUs and for CUDA have one version and different files, and each machine takes its
-# own. The Makefile names the version.
+# own. constraints.txt names the version.
 """
 LICENCES_HEAD = """\
 # Licences
