@@ -191,7 +191,7 @@ class Server(Asking):
         *earlier, last = map(str, ends)
         return (
             f" If the model itself is spoilt: accepted checkpoints are those after round {', '.join(earlier)} and "
-            f"{last}; `coalface resume {quote(str(self.folder))} --from-round {earlier[-1]}` goes back to one."
+            f"{last}; `coalface resume {quote(str(self.folder))} --from-round {quote(earlier[-1])}` goes back to one."
         )
 
     # --- what a resume needs ------------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pyt
     [
         (10**15, 2, {}, "10\\d+ images of 2 identities; a party has 1 to"),
         (0, 0, {}, "with 0 images"),
-        (-5, 2, {}, "with -5 images"),
+        (-5, 2, {}, "does not say what a party says when it joins"),
         (5, 6, {}, "no more identities than images"),
         (12, 2, {"silo-0": (11, 2)}, "12 images of 2 identities, and by the recipe these are 11 images"),
         (11, 3, {"silo-0": (11, 2)}, "by the recipe these are 11 images of 2 identities"),
