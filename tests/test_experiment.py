@@ -432,8 +432,11 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_the_end_of_a_resumed_run_tells_of_the_rounds_before_it_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes: dict[str, Any] = {"rounds": 4, "trouble": {"dropout": 0.5}, "engine": {"threads": 1, "patience": 9}}
-    changes["engine"]["retries"] = 0
+    changes: dict[str, Any] = {
+        "rounds": 4,
+        "trouble": {"dropout": 0.5},
+        "engine": {"threads": 1, "patience": 9, "retries": 0},
+    }
     with Progress() as view:
         experiment.run(tiny(**changes), tmp_path / "run", view)
     with Progress() as view:
