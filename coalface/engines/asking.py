@@ -294,8 +294,7 @@ class Asking(Federation):
         self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
     ) -> Iterator[tuple[Request, Reply] | Cohort]:
         requests = self._requests(call, failed)
-        bound = self._heaviest(call.to) < max(self._most(party) for party in call.to)  # a cohort is a mean already
-        if self.numerics.cohorts and not bound and can_fold(self.method.steps[call.step][1], folds):
+        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds) and not self._bound(call):
             return self.transport.together(requests, self.numerics.cohorts)
         return self.transport.exchange(requests)
 
@@ -311,6 +310,10 @@ class Asking(Federation):
     def _most(self, party: str) -> int:
         """The most images that a party can say it has trained on."""
         return self.images(party) + (len(self.data) if self.data is not None else 0)
+
+    def _bound(self, call: Call) -> bool:
+        """Whether a number of images weighs less than it says at a party: then a cohort, a mean already, cannot be."""
+        return self._heaviest(call.to) < max(self._most(party) for party in call.to)
 
     def _heaviest(self, to: Sequence[str]) -> float:
         """The most that a number of images may weigh, by what the parties said when they joined, not what they send.
@@ -331,6 +334,7 @@ class Asking(Federation):
             block=self.numerics.block,
             everyone=everyone,
             heaviest=self._heaviest(call.to),
+            statistics=frozenset(self.initial) - self.parameters,
             **again,
         )
 

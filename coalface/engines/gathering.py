@@ -25,6 +25,7 @@ FEW = 3
 SMALL, REST = 0.01, 1e-4
 """Of the norm of what was sent: an update up to the first is never too large, and a party that moved it by less than
 the second is at rest, as one whose single class has no gradient, and no measure for others."""
+STATISTICS = "running statistics of "
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
 
@@ -38,6 +39,7 @@ class Gathering:
 
     `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role. Where a call
     is gathered a second time, `first` are the norms of the first time, and `limits` those to which updates are brought.
+    `statistics` are the names of tensors that are no parameters, such as running variances.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Gathering:
         first: Mapping[str, Mapping[str, float]] | None = None,
         limits: Mapping[str, float] | None = None,
         heaviest: float = math.inf,
+        statistics: frozenset[str] = frozenset(),
     ) -> None:
         self.call, self.failed = call, failed
-        self._first, self._limits = first, limits or {}
+        self._first, self._limits, self._statistics = first, limits or {}, statistics
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; those of a cohort leave none."""
         self.receipts: list[dict[str, Any]] = []
@@ -79,7 +82,7 @@ class Gathering:
         self.each: dict[str, dict[str, Any]] = {name: {} for name in wire.hints(reply) if name not in folded}
         """Every field that is not folded: party -> value."""
         self.norms: dict[str, dict[str, float]] = {}
-        """Party -> field -> the norm of its floats, as a difference to the field of that name that was sent, if any."""
+        """Party -> part -> the norm of its floats, as a difference to the field of that name that was sent, if any."""
         self.sizes: dict[str, int] = {}
         """Party -> the bytes of its reply that counts."""
         alike = wire.hints(declaration.common).keys() if declaration.common else set()
@@ -137,33 +140,48 @@ class Gathering:
         same = counterpart(self._class, name) == name
         return wire.model_of(self._class, name, [m for m in (own, self._common) if m is not None]) if same else None
 
+    def _parts(self, name: str, value: Any) -> dict[str, Tensors]:
+        """What is measured of a field by itself: its parameters, and its running statistics, in other units."""
+        tensors = {"": value} if isinstance(value, Tensor) else value or {}
+        floats = {n: tensor for n, tensor in tensors.items() if tensor.is_floating_point()}
+        parts = {
+            name: {n: tensor for n, tensor in floats.items() if n not in self._statistics},
+            STATISTICS + name: {n: tensor for n, tensor in floats.items() if n in self._statistics},
+        }
+        return {part: tensors for part, tensors in parts.items() if tensors}
+
     def _measured(self, message: Any, own: Any) -> dict[str, float]:
-        """Field -> the norm of what a reply has in it. Raises Refused where float32 could not compute with it."""
+        """Part -> the norm of what a reply has in it. Raises Refused where float32 could not compute with it."""
         norms = {}
         for name in wire.hints(self._class):
-            if isinstance(value := getattr(message, name), Tensor | dict):
-                norms[name] = _norm(value, self._start(own, name))
-                if not norms[name] < LARGEST:
-                    raise wire.Refused(f"{name} has numbers so large that float32 cannot compute with them")
+            if not isinstance(value := getattr(message, name), Tensor | dict):
+                continue
+            start = self._parts(name, self._start(own, name))
+            for part, tensors in self._parts(name, value).items():
+                norms[part] = _norm(tensors, start.get(part, {}))
+                if not norms[part] < LARGEST:
+                    raise wire.Refused(f"{part} has numbers so large that float32 cannot compute with them")
         return norms
 
     def limits(self, ratio: float) -> dict[str, float]:
-        """Field -> `ratio` times the median norm of the replies, of the fields in which a reply is beyond it.
+        """Part -> `ratio` times the median norm of the replies, of the parts in which a reply is beyond it.
 
         The median is the lower one, of the parties that are not at `REST`. Where these are fewer than `FEW` nobody is a
-        measure for them, and the limit is the norm of what was sent; it is `SMALL` times that at least. The replies of
-        a cohort are this machine's own work and have no norms.
+        measure for them, and the limit is the norm of what was sent; it is `SMALL` times that at least. A variance
+        goes with the square of what it is of, and so does its ratio. The replies of a cohort are this machine's own
+        work and have no norms.
         """
         found: dict[str, float] = {}
         if len(self.norms) < max(len(self.arrived), FEW):
             return found
         for name in sorted(self._compared):
-            start = self._start(None, name)
-            sent = _norm(start, None) if start is not None else 0.0
-            moved = [norm for norms in self.norms.values() if (norm := norms.get(name, 0.0)) > REST * sent]
-            limit = max(ratio * statistics.median_low(moved) if len(moved) >= FEW else sent, SMALL * sent)
-            if limit and max(moved, default=0.0) > limit:
-                found[name] = limit
+            start = self._parts(name, self._start(None, name))
+            for part, most in ((name, ratio), (STATISTICS + name, ratio**2)):
+                sent = _norm(start.get(part, {}), {})
+                moved = [norm for norms in self.norms.values() if (norm := norms.get(part, 0.0)) > REST * sent]
+                limit = max(most * statistics.median_low(moved) if len(moved) >= FEW else sent, SMALL * sent)
+                if limit and max(moved, default=0.0) > limit:
+                    found[part] = limit
         return found
 
     def beyond(self, limits: Mapping[str, float]) -> dict[str, str]:
@@ -185,7 +203,18 @@ class Gathering:
         return {n: limit / norms[n] for n, limit in self._limits.items() if norms.get(n, 0.0) > limit}
 
     def _clipped(self, message: Any, own: Any, factors: Mapping[str, float]) -> Any:
-        changes = {n: _scaled(getattr(message, n), self._start(own, n), factor) for n, factor in factors.items()}
+        changes: dict[str, Any] = {}
+        for name in wire.hints(self._class) if factors else ():
+            value = getattr(message, name)
+            parts = self._parts(name, value) if isinstance(value, Tensor | dict) else {}
+            start = self._parts(name, self._start(own, name)) if parts else {}
+            scaled = {
+                n: _scaled(tensor, start.get(part, {}).get(n), factors[part])
+                for part in parts.keys() & factors.keys()
+                for n, tensor in parts[part].items()
+            }
+            if scaled:
+                changes[name] = {**value, **scaled} if isinstance(value, dict) else scaled[""]
         return dataclasses.replace(message, **changes) if changes else message
 
     def take_together(self, cohort: Cohort, tallies: Mapping[str, Tally], most: Callable[[str], int]) -> None:
@@ -229,26 +258,14 @@ class Gathering:
         return {fold.mean.key: fold.result() for fold in self._sums}
 
 
-def _norm(value: Tensor | Tensors, before: Any) -> float:
-    """The Euclidean norm of the floats of a field, or of their difference to what was sent: squares in float64."""
-    if isinstance(value, Tensor):
-        value, before = {"": value}, {"": before} if isinstance(before, Tensor) else None
-    floats = {name: tensor for name, tensor in value.items() if tensor.is_floating_point()}
-    changes = (t - before[n].to(t.device) if isinstance(before, dict) else t for n, t in floats.items())
+def _norm(tensors: Tensors, before: Tensors) -> float:
+    """The Euclidean norm of tensors, or of their differences to what was sent: squares in float64."""
+    changes = (t - before[n].to(t.device) if n in before else t for n, t in tensors.items())
     return math.hypot(*(torch.linalg.vector_norm(change, dtype=torch.float64).item() for change in changes))
 
 
-def _scaled(value: Tensor | Tensors, before: Any, factor: float) -> Tensor | Tensors:
-    """A field whose difference to what was sent, or itself, has become so many times as large."""
-    if isinstance(value, dict):
-        start = before if isinstance(before, dict) else {}
-        floats = {n: t for n, t in value.items() if t.is_floating_point()}
-        return {**value, **{n: _scaled_one(t, start.get(n), factor) for n, t in floats.items()}}
-    return _scaled_one(value, before if isinstance(before, Tensor) else None, factor)
-
-
-def _scaled_one(tensor: Tensor, before: Tensor | None, factor: float) -> Tensor:
-    if before is None:
-        return (tensor.double() * factor).to(tensor.dtype)
-    start = before.to(tensor.device).double()
+def _scaled(tensor: Tensor, before: Tensor | None, factor: float) -> Tensor:
+    """A tensor whose difference to what was sent, or itself, has become so many times as large."""
+    start = torch.zeros((), dtype=torch.float64) if before is None else before.double()
+    start = start.to(tensor.device)
     return (start + factor * (tensor.double() - start)).to(tensor.dtype)

@@ -34,7 +34,7 @@ def times(factor: float) -> Change:
 
 
 def hostile(
-    change: Change, carrier: type[InProcess] = InProcess, liars: Mapping[str, Change] | None = None
+    change: Change, carrier: type[InProcess] = InProcess, liars: Mapping[str, Change] | None = None, only: str = ""
 ) -> Callable[[Setup, World], Any]:
     """A transport on whose way silo-1's replies are changed, and those of `liars` where they are asked again."""
 
@@ -55,14 +55,14 @@ def hostile(
                     if (request.party, request.id) in asked:
                         how = (liars or {}).get(request.party, how)
                     asked.add((request.party, request.id))
-                    yield request, reply if how is None else rewritten(setup, request, reply, how)
+                    yield request, reply if how is None else rewritten(setup, request, reply, how, only)
 
         return Rewriting(setup, world, 2, 4) if carrier is Workers else Rewriting(setup, world)
 
     return made
 
 
-def rewritten(setup: Setup, request: Request, reply: Any, change: Any) -> Reply:
+def rewritten(setup: Setup, request: Request, reply: Any, change: Any, only: str = "") -> Reply:
     declaration = setup.method.steps[request.step][1]
     data = reply.data if isinstance(reply, wire.Encoded) else reply
     message = wire.decode(bytearray(data), declaration.reply)
@@ -71,7 +71,7 @@ def rewritten(setup: Setup, request: Request, reply: Any, change: Any) -> Reply:
     for name, value in vars(message).items():
         if isinstance(value, dict):
             before = getattr(sent, name, None) or {n: torch.zeros_like(t) for n, t in value.items()}
-            changed[name] = {n: change(t, before[n]).to(t.dtype) for n, t in value.items()}
+            changed[name] = {n: change(t, before[n]).to(t.dtype) if only in n else t for n, t in value.items()}
     return wire.encode(dataclasses.replace(message, **changed))
 
 
@@ -218,3 +218,16 @@ def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
 
     here = run(Moves(), tmp_path / "here", FIVE, transport=hostile(times(1000))).bytes()
     assert run(Moves(), tmp_path / "there", FIVE, transport=attacked).bytes() == here
+
+
+def test_running_statistics_are_measured_apart_from_parameters(tmp_path: Path) -> None:
+    """A variance may be a hundred times the median's where weights may be ten times; an honest run shows why."""
+    build = Tiny(parties=5, norm=True)
+    method = worlds.recipe("fedavg", rounds=2)[0]
+
+    for name, factor, refused in (("weight", 12.0, True), ("running", 12.0, False), ("running", 1e4, True)):
+        folder = tmp_path / f"{name} {factor}"
+        run(method, folder, build, transport=hostile(times(factor), only=name))
+        assert any("silo-1" in r["failed"] for r in metrics(folder)) is refused
+        if refused:
+            assert ("running statistics" in metrics(folder)[0]["failed"]["silo-1"]) is (name == "running")
