@@ -56,7 +56,7 @@ class Listening(Silent):
 
     before: list[str]
 
-    def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0)) -> None:
+    def start(self, *about: Any) -> None:
         self.before = list(self.notes)
 
 

@@ -181,7 +181,7 @@ def test_kits_start_the_nodes_of_parties_that_encrypt_with_their_key(
     for name in ROLES:
         from flwr.common.config import parse_config_args
 
-        [(arguments, _, _)] = started(kits / "parties" / name / "start.sh", tmp_path / name)
+        (arguments, _, _), *_ = started(kits / "parties" / name / "start.sh", tmp_path / name)
         node = parse_config_args([arguments[arguments.index("--node-config") + 1]])
         key = str(kits / "parties" / name / "node.key")
         assert node.get("key") == (key if name in encrypting else None)

@@ -59,10 +59,11 @@ class Stop(Exception):
 def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "run", server.Server._write_line
 
-    def stops(self: Any, name: str, record: Any) -> None:
-        real(self, name, record)
+    def stops(self: Any, name: str, record: Any) -> bytes:
+        line = real(self, name, record)
         if name == "metrics.jsonl" and record["round"] == 3:  # after round 3 was written, before its checkpoint
             raise Stop
+        return line
 
     monkeypatch.setattr(server.Server, "_write_line", stops)
     with pytest.raises(Stop):

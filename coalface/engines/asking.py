@@ -163,7 +163,7 @@ class Asking(Federation):
         stage = self._stages[self.at.stage]
         encoded = wire.encode(common) if common is not None else None
         when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
-        return Call(name, names, *when, encoded, each)
+        return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
 
     def _idle(self, call: Call) -> Call:
         if busy := sorted({p for other in self.at.posted.values() for p in other.to} & set(call.to))[:5]:
@@ -196,7 +196,6 @@ class Asking(Federation):
                 each=encoded,
                 base=self._now.accepted.get(party, self.at.accepted.get(party)),
                 horizon=(ordinal, checkpointed.get(party)),
-                receipts=(self._receipts.head.lines, self._receipts.head.chain),
                 **shared,
             )
 

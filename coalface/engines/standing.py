@@ -57,6 +57,8 @@ class Call:
     call: int
     common: wire.Encoded | None
     each: Mapping[str, Any] | None
+    receipts: tuple[int, str] | None = None
+    """Lines and last hash of the server's receipts when it was made; posted work says them whenever it is sent."""
 
 
 @dataclass
