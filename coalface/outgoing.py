@@ -237,8 +237,8 @@ def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
     for one in accepted:
         what = f"the reply of step {one['step']}, {one['stage']} round {one['round']}, which the server has accepted,"
         end = one["lines"]
-        if end is None:
-            continue
+        if end is None or end < one["pieces"]:
+            return f"{path}: {what} came without a head of this ledger, so nobody can tell where it stands"
         if end >= len(chain):
             return f"{path} ends after line {len(sums):,}, and {what} ended with line {end:,}: lines were removed"
         if chain[end] != one["head"]:

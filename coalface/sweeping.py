@@ -16,7 +16,7 @@ from typing import Any
 
 from coalface import charting, dry, experiment
 from coalface.config import Recipe, RecipeError
-from coalface.disk import writing
+from coalface.disk import explained, writing
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
 from coalface.gridding import Cell, grid
@@ -56,8 +56,8 @@ def sweep(
         try:
             done[digest] = _run(cell, out / "runs" / digest, view, keep_runs)
         except (RuntimeError, OSError, ValueError) as error:
-            failed[digest] = clean(error)
-            view.note(f"cell {number} of {len(cells)} failed: {clean(error)}")
+            failed[digest] = clean(explained(error) if isinstance(error, OSError) else error)
+            view.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
             write_json(out / "failed.json", failed)
             continue
         with writing(out / "cells.jsonl"), open(out / "cells.jsonl", "a", encoding="utf-8") as file:

@@ -86,6 +86,8 @@ class Asking(Federation):
         self._opened = Opened(folder / "opened.jsonl")
         self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
         self._receipts = Receipts(folder / FILE)
+        self._left_out: dict[str, str] = {}
+        """Parties of which what they keep did not hold when the run went on, and why: they are asked nothing."""
 
     @property
     def round(self) -> int:
@@ -185,7 +187,7 @@ class Asking(Federation):
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         before = encoded = None
         for party in call.to if to is None else to:
-            if failed is not None and (why := self._not_reached(party, when)):
+            if failed is not None and (why := self._left_out.get(party) or self._not_reached(party, when)):
                 failed[party] = why
                 continue
             if call.each is not None and call.each[party] is not before:  # one object for all is encoded once

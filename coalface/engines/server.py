@@ -21,6 +21,7 @@ from coalface.core import (
     Models,
     generator,
 )
+from coalface.data.words import told
 from coalface.engines import checkpoint
 from coalface.engines.asking import Asking
 from coalface.engines.rounds import Round, Rules
@@ -216,8 +217,14 @@ class Server(Asking):
         self._advanced = False
 
     def _refuse_faults(self) -> None:
-        """Raise RunFailed where the chain of a party's ledger does not hold."""
-        if faults := self.check_ledgers():
+        """Raise RunFailed where what a party keeps does not hold; with `on_error=exclude` it is left out from here."""
+        faults = self.check_ledgers()
+        if self.rules.on_error == "exclude":
+            self._left_out |= faults
+            for party, why in faults.items():
+                said = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
+                self._write_line("events.jsonl", said)
+        elif faults:
             more = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
             raise RunFailed(f"{next(iter(faults.values()))}{more}")
 

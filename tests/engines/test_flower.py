@@ -380,8 +380,8 @@ def test_a_node_whose_key_is_no_partys_is_asked_nothing(caplog: pytest.LogCaptur
     assert not grid.sent
 
 
-def answering(number: int, changed: Any, grids: list[InProcessGrid]) -> Any:
-    """A transport one of whose nodes gives what `changed` makes of its replies to steps."""
+def answering(number: int, changed: Any, grids: list[InProcessGrid], about: str = records.STEP) -> Any:
+    """A transport one of whose nodes gives what `changed` makes of its replies to steps, or to others."""
 
     def transport(made: Any, world: Any) -> Link:
         link = over_flower(grids=grids)(made, world)
@@ -389,7 +389,7 @@ def answering(number: int, changed: Any, grids: list[InProcessGrid]) -> Any:
 
         def wrong(message: Message, context: Any) -> Message:
             reply: Message = right(message, context)
-            return changed(message, reply) if message.metadata.message_type == records.STEP else reply
+            return changed(message, reply) if message.metadata.message_type == about else reply
 
         grids[0].apps[1000 + number] = wrong
         return link
@@ -471,6 +471,38 @@ def test_a_reply_with_other_bytes_than_it_says_is_refused(tmp_path: Path) -> Non
     ran = run(method, tmp_path, build, transport=answering(0, other, []), on_error="exclude")
     assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (0, 3)
     assert "another SHA-256 than it says" in (tmp_path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("head", [None, "x", [-1000, "0" * 64], [0, "0" * 64], [True, "0" * 64], [1, "no hash"]])
+def test_a_reply_without_a_head_of_the_ledger_is_refused(head: Any, tmp_path: Path) -> None:
+    def other(asked: Message, reply: Message) -> Message:
+        said, data = records.read(reply.content)
+        return Message(records.write({**said, "head": head}, data), reply_to=asked)
+
+    method, build = recipe("fedavg")
+    ran = run(method, tmp_path, build, transport=answering(0, other, []), on_error="exclude")
+    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (0, 3)
+    assert "without the head of the party's ledger" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_party_that_says_that_what_it_keeps_does_not_hold_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    method, build = recipe("fedavg")
+
+    def stops(record: Any) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):  # round 1 has its checkpoint by then
+        run(method, tmp_path, build, transport=over_flower(), report=stops, on_error="exclude")
+
+    def fault(asked: Message, reply: Message) -> Message:
+        return Message(records.write({"fault": ["x"] * 99}), reply_to=asked)
+
+    with pytest.raises(RunFailed, match="what silo-0 keeps does not hold"):
+        run(method, tmp_path, build, transport=answering(0, fault, [], records.CHECK), on_error="stop")
+    ran = run(method, tmp_path, build, transport=answering(0, fault, [], records.CHECK), on_error="exclude")
+    rounds = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ["silo-0" in each["failed"] for each in rounds] == [False, True, True]
+    assert ran.server.at.round == 3 and '"left out", "party": "silo-0"' in (tmp_path / "events.jsonl").read_text()
 
 
 # --- what a server says -----------------------------------------------------------------------------------------------

@@ -253,10 +253,11 @@ class Link:
             return request, StepFailed(f"{where}: a reply to another request")
         if said.get("sha256") != hashlib.sha256(reply).hexdigest():
             return request, StepFailed(f"{where}: a reply whose bytes have another SHA-256 than it says")
-        self.heads.pop(request.party, None)
         match said.get("head"):
-            case [int(lines), str(chain)] if re.fullmatch("[0-9a-f]{64}", chain):
+            case [int(lines), str(chain)] if lines > 0 and lines is not True and re.fullmatch("[0-9a-f]{64}", chain):
                 self.heads[request.party] = lines, chain
+            case _ if reply:  # a model that stays at its party comes with neither
+                return request, StepFailed(f"{where}: a reply without the head of the party's ledger")
         return request, bytearray(reply)
 
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
