@@ -144,15 +144,14 @@ def by_epochs(
     """Whole epochs. A last batch of one image joins the batch before it, since BatchNorm cannot train on one image."""
     found = []
     for epoch in range(cursor.epoch, cursor.epoch + epochs):
-        found += np.split(order(epoch), _cuts(images, batch))
+        found += np.split(order(epoch), list(_cuts(images, batch)))
     return found, Cursor(epoch=cursor.epoch + epochs, offset=0)
 
 
-def _cuts(images: int, batch: int) -> list[int]:
-    cuts = list(range(batch, images, batch))
-    if cuts and images - cuts[-1] == 1:
-        cuts.pop()
-    return cuts
+def _cuts(images: int, batch: int) -> range:
+    """Where batches end, but for the last; a range, since a party may say that it has any number of images."""
+    cuts = range(batch, images, batch)
+    return cuts[:-1] if cuts and images - cuts[-1] == 1 else cuts
 
 
 def by_iterations(

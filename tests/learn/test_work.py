@@ -107,6 +107,12 @@ def test_a_party_may_have_a_batch_of_its_own() -> None:
         assert [len(b) for b in batches] == [batch] * 3
 
 
+def test_steps_are_counted_whatever_number_of_images_a_party_says_it_has() -> None:
+    """The server of `scaffold` counts them, of parties that may say 2⁴⁰; a list of so many batches has no room."""
+    assert LocalWork(epochs=2, batch=4).count(1 << 40) == 2 << 38
+    assert LocalWork(epochs=1, batch=4).count((1 << 40) + 1) == 1 << 38
+
+
 def order_rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
