@@ -121,7 +121,7 @@ def judge_model(
     there is no such list.
     """
     backbone, about = read_model(model, party)
-    members = membership.read(_folder(model).parent)
+    members = membership.read_beside(_folder(model))
     if not on.exists():
         raise FileNotFoundError(f"{on} is not there: give a pair list, a .bin, a pack, or identity folders")
     if own is not None and pairs is not None:

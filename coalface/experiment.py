@@ -275,9 +275,9 @@ def _execute(
         found = clustered.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
         used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
         faults = server.check_ledgers()
+        modelfolder.write(recipe, server, models, out, figures, readable)
         if (members := world.members(recipe, train, here, trained_before)) is not None:
             membership.write(out, members)
-        modelfolder.write(recipe, server, models, out, figures, readable)
     judging.keep_lists(out / "judged", judge.lists)
     write_json(out / "evidence.json", judge.evidence())
     summary = summing.of_run(recipe, method, server, planned, judge, figures, untrained) | summary

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from coalface.data.faces import FaceSet
 
 FILE = "trained_on.npz"
-"""In a run's folder, not in that of the model, which is given on: `names` and `images`, 8 bytes for each."""
+"""In a run's folder, not in that of the model, which is given on: `names` and `images`, 8 bytes for each, and `model`,
+the SHA-256 of the run's `model/model.json`, which has those of the tensors."""
 
 STRANGER, BY_NAME, BY_IMAGE = 0, 1, 2
 """What speaks for a person's having been trained on."""
@@ -66,25 +68,40 @@ def of_faces(sets: Iterable[FaceSet], parts: Collection[str] = ()) -> Members:
 
 
 def write(folder: Path, members: Members) -> None:
-    """Put the digests into a run's folder."""
+    """Put the digests into a run's folder, beside its model."""
     fresh = folder / f"new.{FILE}"
-    np.savez(fresh, names=members.names, images=members.images)
+    np.savez(fresh, names=members.names, images=members.images, model=_model(folder / "model"))
     os.replace(fresh, folder / FILE)
 
 
-def read(folder: Path) -> Members | None:
-    """The digests of a run's folder; None where it has none. Raises ValueError where they are damaged."""
+def read_beside(model: Path) -> Members | None:
+    """The digests of the run that a model's folder lies in; None where it has none, or they are of another model."""
+    run = model.resolve().parent
+    return read(run, model) if (model / "model.json").exists() else None
+
+
+def read(folder: Path, model: Path | None = None) -> Members | None:
+    """The digests of a run's folder; None where it has none, or none of the `model`, if one is given.
+
+    Raises ValueError where they are damaged.
+    """
     path = folder / FILE
     if not path.exists():
         return None
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+            if model is not None and not np.array_equal(kept["model"], _model(model)):
+                return None
             return Members(kept["names"].astype(np.uint64), kept["images"].astype(np.uint64))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{path} is damaged ({error}): `coalface resume` writes it anew; without this file the model can be "
-            "judged, and nobody can tell who was trained on"
+            f"{path} is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the model "
+            "can be judged, and nobody can tell who was trained on"
         ) from None
+
+
+def _model(folder: Path) -> NDArray[np.uint8]:
+    return np.frombuffer(hashlib.sha256((folder / "model.json").read_bytes()).digest(), dtype=np.uint8)
 
 
 def _names(names: Iterable[str]) -> NDArray[np.uint64]:

@@ -113,16 +113,20 @@ def test_pairs_of_people_who_were_trained_on_are_counted_and_the_others_judged_b
     touched = [bool(names_in(line) & set(known)) for line in lines]
     assert found["trained_on"] == {"people": 4, "of": 10, "by_name_alone": 0, "pairs": sum(touched)}
     rest = [line for line, with_member in zip(lines, touched, strict=True) if not with_member]
-    genuine = [line for line in rest if len(line.split()) == 3]
-    impostor = [line for line in rest if len(line.split()) == 4]
-    columns = [f"{a}/{a}_{int(i):04d} {b}/{b}_{int(j):04d}" for a, i, b, j in map(ends, [*genuine, *impostor])]
-    labels = ["1"] * len(genuine) + ["0"] * len(impostor)
-    (tmp_path / "rest.txt").write_text("\n".join(f"{a} {b}" for a, b in zip(columns, labels, strict=True)))
-    alone = evaluation.judge_model(fedavg_run, tmp_path / "rest.txt", images=mixed)
+    alone = evaluation.judge_model(fedavg_run, of_paths(tmp_path / "rest.txt", rest), images=mixed)
     assert alone["trained_on"] == {"people": 0, "of": 6, "by_name_alone": 0, "pairs": 0} and "others" not in alone
     assert found["others"] == {key: alone[key] for key in found["others"]} and found["others"]["pairs"] == len(rest)
     assert {"eer", "accuracy", "tar@far=0.1", "threshold@far=0.1"} <= found["others"].keys()
     assert found["others"]["accuracy"] != found["accuracy"]
+
+
+def of_paths(path: Path, lines: list[str]) -> Path:
+    """A list of two paths a line, of lines in LFW's format."""
+    in_order = sorted(lines, key=lambda line: len(line.split()))  # genuine pairs first
+    columns = [f"{a}/{a}_{int(i):04d} {b}/{b}_{int(j):04d}" for a, i, b, j in map(ends, in_order)]
+    labels = ["1" if len(line.split()) == 3 else "0" for line in in_order]
+    path.write_text("\n".join(f"{a} {b}" for a, b in zip(columns, labels, strict=True)))
+    return path
 
 
 def ends(line: str) -> tuple[str, str, str, str]:
@@ -137,7 +141,11 @@ def test_the_list_of_a_threshold_is_looked_at_too(fedavg_run: Path, mixed: Path,
     of_strangers = pair_list(tmp_path / "strangers.txt", strangers[3:])
     found = evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=of_both)
     assert found["trained_on"]["people"] == 0 and found["people_in_both_lists"] == 0
-    touched = sum(bool(names_in(line) & set(known)) for line in of_both.read_text().splitlines()[1:])
+    lines = of_both.read_text().splitlines()[1:]
+    touched = sum(bool(names_in(line) & set(known)) for line in lines)
+    rest = of_paths(tmp_path / "rest.txt", [line for line in lines if not names_in(line) & set(known)])
+    by_rest = evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=rest)
+    assert found["others"]["threshold_two_lists"] == by_rest["threshold_two_lists"] != found["threshold_two_lists"]
     assert found["threshold_trained_on"] == {"people": 2, "of": 5, "by_name_alone": 0, "pairs": touched}
     assert found["others"]["pairs"] == found["pairs"] == 24 and found["others"]["eer"] == found["eer"]
     assert found["others"].keys() >= {"accuracy_two_lists", "threshold_two_lists"}
@@ -175,6 +183,12 @@ def test_a_model_that_does_not_say_whom_it_knows_is_judged_with_a_note(
     shutil.copytree(fedavg_run / "model", tmp_path / "model")
     found = evaluation.judge_model(tmp_path / "model", path, images=mixed)
     assert found["trained_on"] is None and "others" not in found
+    other = tinyruns.run(tmp_path / "other", seed=5, rounds=1)
+    shutil.copytree(fedavg_run / "model", other / "copied")  # in the folder of a run, and not of that run
+    assert evaluation.judge_model(other / "copied", path, images=mixed)["trained_on"] is None
+    linked = tmp_path / "linked"
+    linked.symlink_to(fedavg_run / "model")
+    assert evaluation.judge_model(linked, path, images=mixed)["trained_on"]["people"] == 2
     printed, noted = evaluated(tmp_path / "model", "--on", path, "--images", mixed)
     assert "nothing says who the model was trained on" in noted and ["trained_on", "not", "known"] in [
         line.split() for line in printed.splitlines()
