@@ -255,7 +255,7 @@ def _execute(
         whole, before = sum(s.rounds for s in method.stages()), runs.read(out).metrics[:already] if already else ()
         view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:
-            view.doing(f"starting {recipe.engine.workers} worker processes")
+            view.doing(f"starting {recipe.engine.workers} worker processes, then training")
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()

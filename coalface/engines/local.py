@@ -35,7 +35,10 @@ _WORKER_DIED = (
     "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
     "workers if memory was short."
 )
-_NOT_BEGUN = f"a worker process ended before it could begin; what it printed says why. {processes.ADVICE}."
+_NOT_BEGUN = (
+    "a worker process ended before it could begin. What it printed says why; if it printed nothing it was killed, most "
+    f"likely for lack of memory: take fewer workers. {processes.ADVICE}."
+)
 
 
 @dataclass(frozen=True)
