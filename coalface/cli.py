@@ -81,10 +81,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
-    from coalface import experiment, provenance
+    from coalface import experiment, following, provenance
     from coalface.report.progress import Progress
 
-    if changed_code:
+    if changed_code and following.is_elsewhere(run_folder):
         provenance.accept_code(run_folder)
     if from_round is not None:
         experiment.go_back(run_folder, from_round)
@@ -92,7 +92,7 @@ def resume(
     if federation_commands.goes_on(run_folder, tuple(changes or ()), quiet):
         return
     with Progress(quiet=quiet) as view:
-        experiment.resume(run_folder, view, tuple(changes or ()))
+        experiment.resume(run_folder, view, tuple(changes or ()), changed_code=changed_code)
     typer.echo(f"report: {run_folder / 'report.html'}")
 
 

@@ -104,12 +104,19 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
         return _execute(recipe, recipe.resolved(), out, view, passed, report=report, carrier=carrier)
 
 
-def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Carrier | None = None) -> Path:
+def resume(
+    out: Path,
+    view: View,
+    changes: tuple[str, ...] = (),
+    *,
+    carrier: Carrier | None = None,
+    changed_code: bool = False,
+) -> Path:
     """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
 
     Changes of `config.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`.
     Raises RecipeError for other changes of what the result depends on, be they in `config.yaml`, and where the code of
-    the method was changed since the run began.
+    the method was changed since the run began, unless that is known: `changed_code`.
     """
     processes.check_may_start()
     begun = provenance.begun_with(out)
@@ -132,7 +139,7 @@ def resume(out: Path, view: View, changes: tuple[str, ...] = (), *, carrier: Car
         raise RecipeError(
             f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
         )
-    provenance.check_code(out, recipe.build_method())
+    provenance.accept_code(out) if changed_code else provenance.check_code(out, recipe.build_method())
     with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
 

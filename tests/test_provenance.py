@@ -202,6 +202,8 @@ def test_a_method_that_was_changed_does_not_go_on_unasked(damped: Path, tmp_path
     with pytest.raises(RecipeError, match=r"code of its method was changed .*\(damped\).*--changed-code"):
         experiment.resume(out, Silent())
     assert every_byte(out) == before
+    refused = CliRunner().invoke(app, ["resume", str(out), "rounds=99", "--changed-code", "--quiet"])
+    assert refused.exit_code == 1 and every_byte(out) == before  # nothing is taken of a resume that is refused
     done = CliRunner().invoke(app, ["resume", str(out), "--changed-code", "--quiet"])
     assert done.exit_code == 0, done.exception
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
