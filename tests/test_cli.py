@@ -269,6 +269,33 @@ def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int)
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_ctrl_c_twice_while_workers_start_leaves_no_traceback(tmp_path: Path) -> None:
+    path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heard}; from coalface.cli import main; main()", "run", str(path)]
+    started = subprocess.Popen(
+        [*command, "--out", str(out), "--workers", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert any("starting 2 worker processes" in line for line in started.stdout or ())
+        for _ in range(2):
+            time.sleep(0.7)  # the first while they import, the second while the command waits for them to end
+            os.killpg(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=60)
+    finally:
+        started.kill()
+        started.wait()
+    assert started.returncode == 130, errors
+    assert errors == "stopped; where a run was going on, `coalface resume RUN` takes it up again\n"
+    wait_for_workers(out, patience=0)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
     """Over workers and over shards: each process that the run starts runs the script once more."""
     for engine, place in ({"workers": 2}, "workers"), ({"shards": {"silo-00": 2}}, "shards"):

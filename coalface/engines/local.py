@@ -284,10 +284,11 @@ class Workers(InProcess):
     def close(self) -> None:
         """End the workers; where a run is broken off, at once: they hold nothing that a commit does not."""
         super().close()
-        if self._under_way:
-            self._tell.send(None)
-        for pool in (self._pool, self._beside, *self._own.values()):
-            pool.shutdown(cancel_futures=True)
+        with processes.ending():
+            if self._under_way:
+                self._tell.send(None)
+            for pool in (self._pool, self._beside, *self._own.values()):
+                pool.shutdown(cancel_futures=True)
         self._tell.close()
         self._told.close()
         shutil.rmtree(self._mail, ignore_errors=True)

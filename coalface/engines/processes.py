@@ -55,6 +55,19 @@ def starting() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Within, Ctrl-C is not heard: what it asks for is under way, and a process that is starting needs this one."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
 def join_run(folder: Path, told: Connection | None = None) -> None:
     """In a process that was started: hold the run's folder, and end when the process that started this one does.
 
