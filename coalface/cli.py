@@ -422,6 +422,10 @@ def weighting_grid(
     typer.echo(f"\nwrote {run_folder / grids.NAME}.html, .json and .csv")
 
 
+_RUNS = ("run", "resume", "sweep", "up", "demo")
+"""Commands of which a stopped one goes on."""
+
+
 def main() -> None:
     """Run the command; what a person can mend is said in one line, without a traceback."""
     try:
@@ -440,5 +444,6 @@ def main() -> None:
 
         if not isinstance(error, (CheckpointError, RunFailed, OSError, ValueError)):
             raise
-        typer.echo(f"coalface: {disk.explained(error) if isinstance(error, OSError) else error}", err=True)
+        then = disk.GOES_ON if sys.argv[1:2] and sys.argv[1] in _RUNS else disk.AGAIN
+        typer.echo(f"coalface: {disk.explained(error, then) if isinstance(error, OSError) else error}", err=True)
         sys.exit(1)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_GOES_ON = "what was written before is whole, and a run goes on from its last checkpoint with `coalface resume RUN`"
+GOES_ON = "what was written before is whole, and a run goes on from its last checkpoint with `coalface resume RUN`"
+AGAIN = "then run the command again"
 
 
 @contextmanager
@@ -32,22 +33,24 @@ def writing(path: Path) -> Iterator[None]:
         raise
 
 
-def explained(error: OSError) -> str:
-    """What went wrong with which file, on which disk, and what to do."""
+def explained(error: OSError, then: str = GOES_ON) -> str:
+    """What went wrong with which file, on which disk, and what to do: room, and `then`."""
     if error.errno is None or (error.filename is None and error.errno not in _WRITING):
         return str(error)
-    name = "a file" if error.filename is None else os.fsdecode(error.filename)
+    if error.filename is None:  # on whose disk nobody knows: it may be the output
+        return f"{error.strerror}, in the output or a file without a name. Make room where it goes; {then}"
+    name = os.fsdecode(error.filename)
     file = name if name.isprintable() else repr(name)
-    there, room = _disk(Path(name if error.filename is not None else "."))
+    there, room = _disk(Path(name))
     match error.errno:
         case errno.ENOSPC:
-            return f"{file}: no space is left on its disk ({there}: {room}). Make room there: {_GOES_ON}"
+            return f"{file}: no space is left on its disk ({there}: {room}). Make room there; {then}"
         case errno.EDQUOT:
-            return f"{file}: your quota on its disk ({there}: {room}) is used up. Make room there: {_GOES_ON}"
+            return f"{file}: your quota on its disk ({there}: {room}) is used up. Make room there; {then}"
         case errno.EFBIG:
             return (
                 f"{file}: it would be larger than a file may be here. `ulimit -f` shows the limit of this shell; its "
-                f"disk ({there}: {room}) may have one too. Raise it: {_GOES_ON}"
+                f"disk ({there}: {room}) may have one too. Raise it; {then}"
             )
         case errno.EROFS:
             return f"{file}: its disk ({there}) can only be read: name a folder on another, or have it mounted writable"
