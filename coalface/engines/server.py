@@ -217,9 +217,11 @@ class Server(Asking):
         self._advanced = False
 
     def _refuse_faults(self) -> None:
-        """Raise RunFailed where what a party keeps does not hold; with `on_error=exclude` it is left out from here."""
+        """Raise RunFailed where what a party keeps does not hold; with `on_error=exclude` it is left out from here,
+        unless nobody is left.
+        """
         faults = self.check_ledgers()
-        if self.rules.on_error == "exclude":
+        if self.rules.on_error == "exclude" and len(faults) < len(self.at.tallies):
             self._left_out |= faults
             for party, why in faults.items():
                 said = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
