@@ -316,7 +316,9 @@ def test_a_failed_cell_that_comes_through_is_no_failure_any_more(
         broken.setattr(sweeping.experiment, "run", fails)
         with pytest.raises(RunFailed, match=r"2 of 2 cells failed[^|]*\| setting") as failed:
             sweep(path, ["seed=0,1"], out, Silent())
-    assert "- seed=1: failed: No space left on device, in the output or a file without a name. Make room" in str(failed.value)
+    assert "- seed=1: failed: No space left on device, in the output or a file without a name. Make room" in str(
+        failed.value
+    )
     assert not (out / "cells.jsonl").exists() and len(json.loads((out / "failed.json").read_text())) == 2
     sweep(path, ["seed=0,1"], out, Silent())
     assert len(cells(out)) == 2 and json.loads((out / "failed.json").read_text()) == {}
