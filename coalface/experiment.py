@@ -159,8 +159,7 @@ def go_back(out: Path, after: int) -> None:
             there = f"those after round {', '.join(map(str, sorted(ends)))}" if ends else "none"
             raise RecipeError(f"--from-round {after}: the accepted checkpoints that {out} keeps are {there}")
         checkpoint.go_back(folder, ends[after])
-        with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": "adjusted", "from_round": after}) + "\n")
+        provenance.note(out, {"event": "adjusted", "from_round": after})
 
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:

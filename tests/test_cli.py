@@ -237,21 +237,24 @@ def test_every_command_that_is_printed_quotes_what_stands_in_it() -> None:
     assert loose == []
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=(pytest.mark.slow, pytest.mark.ci))])
-def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int) -> None:
-    path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
-    # A job in the background, as the tests may be, ignores SIGINT, and so would what it starts.
+def begun(path: Path, out: Path, workers: int) -> subprocess.Popen[str]:
+    """A run that hears Ctrl-C: a job in the background, as tests may be, ignores it, and what it starts would too."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{heard}; from coalface.cli import main; main()"
-    command = [sys.executable, "-c", code, "run", str(path), "--out", str(out), "--workers", str(workers)]
-    started = subprocess.Popen(
-        command,
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "run", str(path), "--out", str(out), "--workers", str(workers)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=(pytest.mark.slow, pytest.mark.ci))])
+def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int) -> None:
+    path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
+    started = begun(path, out, workers)
     try:
         deadline = time.monotonic() + 60
         while not list(out.glob("checkpoints/0*")) and time.monotonic() < deadline and started.poll() is None:
@@ -271,15 +274,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int)
 @pytest.mark.ci
 def test_ctrl_c_twice_while_workers_start_leaves_no_traceback(tmp_path: Path) -> None:
     path, out = tinyruns.write(tmp_path / "tiny.yaml", rounds=5000), tmp_path / "out"
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = [sys.executable, "-c", f"{heard}; from coalface.cli import main; main()", "run", str(path)]
-    started = subprocess.Popen(
-        [*command, "--out", str(out), "--workers", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    started = begun(path, out, 2)
     try:
         assert any("starting 2 worker processes" in line for line in started.stdout or ())
         for _ in range(2):
