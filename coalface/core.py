@@ -254,6 +254,10 @@ class Federation(ABC):
         """How many images a party said it has when it joined."""
 
     @abstractmethod
+    def weights(self, role: str) -> dict[str, float]:
+        """Party -> its images as they count in a mean over the role: one party's up to `engine.max_share` of all."""
+
+    @abstractmethod
     def ask(
         self,
         step: Callable[..., Any],

@@ -356,6 +356,7 @@ def rules(recipe: Recipe) -> Rules:
         keep=engine.keep,
         judge=recipe.judge.every,
         on_error=engine.on_error,
+        equal_steps=recipe.build_local().iterations is not None,
         trouble=recipe.build_trouble(),
         **given,
     )

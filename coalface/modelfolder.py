@@ -145,5 +145,7 @@ def _card(recipe: Recipe, models: Models, figures: judging.Figures, count: int, 
     lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
     if readable:
         lines += ["", f"In training, {readable}."]
+    elif models.shared is not None and not pooled:
+        lines += ["", "In training, updates left the parties; an update tells of the images that it was computed from."]
     lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
     return "\n".join(lines) + "\n"

@@ -200,6 +200,9 @@ class _Paper(Federation):
     def images(self, party: str) -> int:
         return IMAGES
 
+    def weights(self, role: str) -> dict[str, float]:
+        return {party: float(self.images(party)) for party in self.parties(role)}
+
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(0, "plan", *names)
 

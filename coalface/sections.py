@@ -256,9 +256,10 @@ class Engine(Section):
     """How often a party is asked again that was not reached, or whose reply was lost, late or torn. None: once.
     One that is silent for `step-seconds` is waited for as long again."""
     max_update_norm: float | None = Field(None, ge=0)
-    """A reply whose update is so many times as large as the median reply's does not count; None: 30; 0: no bound."""
+    """A reply whose update is so many times as large as the median reply's, both by the root of a party's images where
+    these say how many steps it takes, does not count; None: 5; 0: no bound."""
     max_share: float | None = Field(None, gt=0, le=1)
-    """The most that one party's images can count of a mean by images, as a share of those of all who are asked. None:
+    """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
     0.5 where three or more are asked and each says its number itself (`data.source.kind: own`), else no bound."""
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""

@@ -118,6 +118,7 @@ def test_the_card_says_what_the_model_is(fedavg_run: Path) -> None:
     assert "- data: synthetic; equal, 2 parties" in card
     assert f"| unseen | accuracy | {figures['accuracy']:.2f} |" in card
     assert "not been tested for use on people's decisions" in card
+    assert "an update tells of the images" in card
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(fedavg_run: Path) -> None:
@@ -216,6 +217,7 @@ def test_solo_leaves_one_model_per_party(solo_run: Path) -> None:
     assert len(set(left.values())) == 2
     card = (solo_run / "model" / "README.md").read_text(encoding="utf-8")
     assert "One model per party, in `parties/`" in card
+    assert "updates left" not in card
     found = summary(solo_run)
     each = [party["judged"]["unseen"]["accuracy"] for party in found["parties"]]
     assert found["figures"]["unseen"]["accuracy"] == pytest.approx(sum(each) / 2)

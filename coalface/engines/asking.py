@@ -101,6 +101,11 @@ class Asking(Federation):
     def images(self, party: str) -> int:
         return self.transport.members[party].images
 
+    def weights(self, role: str) -> dict[str, float]:
+        parties = self.parties(role)
+        most = self._heaviest(parties)
+        return {party: min(float(self.images(party)), most) for party in parties}
+
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
 
@@ -270,22 +275,28 @@ class Asking(Federation):
     def _bounded(self, got: Gathering, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
         """What was gathered, or where a reply is too large beside the others, the same call gathered again.
 
-        The median is known when all are in, and by then they are summed. So the same requests are asked again, which
-        the parties answer with the replies that they have saved; the sums are those of a round in which a refused
-        party did not answer, or sent a smaller update.
+        The median, and who answers at all, are known when all are in, and by then they are summed. So the same requests
+        are asked again, which the parties answer with the replies that they have saved; the sums are those of a round
+        in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
         """
-        ratio = self.rules.max_update_norm
-        if not ratio or not (limits := got.limits(ratio)):
+        ratio, clip = self.rules.max_update_norm, self.rules.oversized == "clip"
+        limits = got.limits(ratio) if ratio else {}
+        beyond, asked = got.beyond(limits), self._heaviest(call.to)
+        to = [party for party in got.arrived if clip or party not in beyond]
+        heaviest = min(asked, self._heaviest(to))  # the absent hold nobody down
+        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in folds)
+        held = by_images and any(min(self._most(party), asked) > heaviest for party in to)
+        if not limits and not held:
             return got
-        beyond, clip = got.beyond(limits), self.rules.oversized == "clip"
-        again = self._gathering(call, folds, failed, first=got.norms, limits=limits if clip else None)
+        again = self._gathering(
+            call, folds, failed, heaviest=heaviest, first=got.norms, limits=limits if clip else None
+        )
         again.bytes.update(got.bytes)
         if clip:
             self._now.clipped |= beyond
         else:
             failed |= beyond
             again.bytes["refused"] += sum(got.sizes[party] for party in beyond)
-        to = [party for party in got.arrived if clip or party not in beyond]
         for request, reply in self.transport.exchange(self._requests(call, None, to)):
             again.bytes["again"] += _size(reply) or 0
             self._take(again, request, reply)
@@ -324,7 +335,16 @@ class Asking(Federation):
         share = self.rules.max_share
         return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
 
-    def _gathering(self, call: Call, folds: Sequence[Mean], failed: dict[str, str], **again: Any) -> Gathering:
+    def _lengths(self, to: Sequence[str]) -> dict[str, float]:
+        """How far each may be expected to go: the root of its images, where these say how many steps it takes."""
+        if self.rules.equal_steps:
+            return dict.fromkeys(to, 1.0)
+        most = self._heaviest(to)
+        return {party: math.sqrt(max(1.0, min(self.images(party), most))) for party in to}
+
+    def _gathering(
+        self, call: Call, folds: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
+    ) -> Gathering:
         declaration = self.method.steps[call.step][1]
         everyone = self.parties(declaration.role)
         return Gathering(
@@ -334,7 +354,8 @@ class Asking(Federation):
             failed,
             block=self.numerics.block,
             everyone=everyone,
-            heaviest=self._heaviest(call.to),
+            lengths=self._lengths(call.to),
+            heaviest=self._heaviest(call.to) if heaviest is None else heaviest,
             statistics=frozenset(self.initial) - self.parameters,
             **again,
         )

@@ -26,8 +26,17 @@ SMALL, REST = 0.01, 1e-4
 """Of the norm of what was sent: an update up to the first is never too large, and a party that moved it by less than
 the second is at rest, as one whose single class has no gradient, and no measure for others."""
 STATISTICS = "running statistics of "
+GRADIENTS = 2.0
+"""What a bound on changes is multiplied by for gradients, which differ more among honest parties of few images."""
+STEEPER = 4.0
+"""What the square of a bound on parameters is multiplied by for running statistics: see docs/architecture.md."""
+VARIANCE = "running_var"
+"""How the names of running variances end."""
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
+
+Limits = dict[str, dict[str, float]]
+"""Part of a reply -> party -> how large its norm may be."""
 
 
 class Lost(wire.Refused):
@@ -39,7 +48,8 @@ class Gathering:
 
     `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role. Where a call
     is gathered a second time, `first` are the norms of the first time, and `limits` those to which updates are brought.
-    `statistics` are the names of tensors that are no parameters, such as running variances.
+    `statistics` are the names of tensors that are no parameters, such as running variances. `lengths` say how far each
+    party may be expected to go, in any unit: those of an update of parameters are compared by it.
     """
 
     def __init__(
@@ -51,13 +61,14 @@ class Gathering:
         *,
         block: int,
         everyone: Iterable[str],
+        lengths: Mapping[str, float],
         first: Mapping[str, Mapping[str, float]] | None = None,
-        limits: Mapping[str, float] | None = None,
+        limits: Limits | None = None,
         heaviest: float = math.inf,
         statistics: frozenset[str] = frozenset(),
     ) -> None:
         self.call, self.failed = call, failed
-        self._first, self._limits, self._statistics = first, limits or {}, statistics
+        self._first, self._limits, self._statistics, self._lengths = first, limits or {}, statistics, lengths
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; those of a cohort leave none."""
         self.receipts: list[dict[str, Any]] = []
@@ -161,36 +172,46 @@ class Gathering:
                 norms[part] = _norm(tensors, start.get(part, {}))
                 if not norms[part] < LARGEST:
                     raise wire.Refused(f"{part} has numbers so large that float32 cannot compute with them")
+                if negative := [
+                    n for n, t in tensors.items() if n in self._statistics and n.endswith(VARIANCE) and (t < 0).any()
+                ]:
+                    raise wire.Refused(f"{negative[0]} is a variance and has numbers below 0")
         return norms
 
-    def limits(self, ratio: float) -> dict[str, float]:
-        """Part -> `ratio` times the median norm of the replies, of the parts in which a reply is beyond it.
+    def limits(self, ratio: float) -> Limits:
+        """Part -> party -> how large its norm may be, of the parts in which a reply is beyond that.
 
-        The median is the lower one, of the parties that are not at `REST`. Where these are fewer than `FEW` nobody is a
-        measure for them, and the limit is the norm of what was sent; it is `SMALL` times that at least. A variance
-        goes with the square of what it is of, and so does its ratio. The replies of a cohort are this machine's own
-        work and have no norms.
+        It is `ratio` times the median over the parties of norm by length, times the party's own length; a gradient,
+        which is a mean, does not grow with the steps, and is compared as it is. The median is the lower one, of the
+        parties that are not at `REST`. Where these are fewer than `FEW` nobody is a measure for them, and the limit is
+        the norm of what was sent; it is `SMALL` times that at least. A running variance goes with the square of what it
+        is of, and not with the steps. The replies of a cohort are this machine's own work and have no norms.
         """
-        found: dict[str, float] = {}
+        found: Limits = {}
         if len(self.norms) < max(len(self.arrived), FEW):
             return found
         for name in sorted(self._compared):
             start = self._parts(name, self._start(None, name))
-            for part, most in ((name, ratio), (STATISTICS + name, ratio**2)):
+            change = counterpart(self._class, name) == name
+            bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: STEEPER * ratio**2}
+            for part, bound in bounds.items():
                 sent = _norm(start.get(part, {}), {})
-                moved = [norm for norms in self.norms.values() if (norm := norms.get(part, 0.0)) > REST * sent]
-                limit = max(most * statistics.median_low(moved) if len(moved) >= FEW else sent, SMALL * sent)
-                if limit and max(moved, default=0.0) > limit:
-                    found[part] = limit
+                norms = {party: norms[part] for party, norms in self.norms.items() if part in norms}
+                lengths = self._lengths if part == name and change else dict.fromkeys(norms, 1.0)
+                by_length = [norm / lengths[party] for party, norm in norms.items() if norm > REST * sent]
+                most = bound * statistics.median_low(by_length) if len(by_length) >= FEW else None
+                limits = {p: max(sent if most is None else most * lengths[p], SMALL * sent) for p in norms}
+                if any(norm > limits[party] > 0 for party, norm in norms.items()):
+                    found[part] = limits
         return found
 
-    def beyond(self, limits: Mapping[str, float]) -> dict[str, str]:
+    def beyond(self, limits: Limits) -> dict[str, str]:
         """Party -> what is larger than its limit."""
         return {
-            party: f"the norm of its {name} is {norms[name]:.3g}, the bound of this round {limit:.3g}"
-            for name, limit in limits.items()
+            party: f"the norm of its {part} is {norm:.3g}, its bound in this round {of[party]:.3g} (engine.max_update_norm)"
+            for part, of in limits.items()
             for party, norms in self.norms.items()
-            if norms.get(name, 0.0) > limit
+            if (norm := norms.get(part, 0.0)) > of.get(party, math.inf)
         }
 
     def _checked(self, party: str, norms: dict[str, float]) -> dict[str, float]:
@@ -198,9 +219,13 @@ class Gathering:
 
         A party that could send one reply to be measured and another one to be summed would pass any bound.
         """
-        if self._first is not None and self._first[party] != norms:
+        if self._first is not None and self._first.get(party, norms) != norms:  # a cohort's parties have none
             raise wire.Refused("asked for the same again, it sent something else")
-        return {n: limit / norms[n] for n, limit in self._limits.items() if norms.get(n, 0.0) > limit}
+        return {
+            part: of[party] / norms[part]
+            for part, of in self._limits.items()
+            if norms.get(part, 0.0) > of.get(party, math.inf)
+        }
 
     def _clipped(self, message: Any, own: Any, factors: Mapping[str, float]) -> Any:
         changes: dict[str, Any] = {}

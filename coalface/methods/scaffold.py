@@ -94,9 +94,9 @@ class Scaffold(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
-        images = {party: fed.images(party) for party in fed.parties("trainer")}
-        weight = {party: float(n) if self.weights == "images" else 1.0 for party, n in images.items()}
-        slowed = {party: w / self.local.count(images[party]) for party, w in weight.items()}  # w_i / K_i
+        everyone = fed.parties("trainer")
+        weight = fed.weights("trainer") if self.weights == "images" else dict.fromkeys(everyone, 1.0)
+        slowed = {party: w / self.local.count(fed.images(party)) for party, w in weight.items()}  # w_i / K_i
         mean = Mean("backbone", by=weight)
         drift = Mean("backbone", by=slowed, over="all", of="differences", name="drift")
         sent = Global(backbone=state.backbone, control=state.control)

@@ -140,7 +140,7 @@ class FederatedValidation(Component):
                 f"validation.fv=folded: {self.candidates} means of the backbones of {training} trainers can be solved "
                 f"for each single one, so nothing would be hidden: {fewer}set validation.fv=kept"
             )
-        sizes = {p: float(fed.images(p)) if self.initial == "images" else 1.0 for p in trainers}
+        sizes = fed.weights("trainer") if self.initial == "images" else dict.fromkeys(trainers, 1.0)
         whole = math.fsum(sizes.values())
         return Weighting(weights={p: n / whole for p, n in sizes.items()}, open=None, mean={}, variance={})
 
@@ -218,6 +218,9 @@ class Validated(Federation):
 
     def images(self, party: str) -> int:
         return self.fed.images(party)
+
+    def weights(self, role: str) -> dict[str, float]:
+        return self.fed.weights(role)
 
     def stream(self, *names: str | int) -> np.random.Generator:
         return self.fed.stream(*names)

@@ -135,9 +135,9 @@ def test_a_party_that_sends_something_else_when_asked_again_does_not_count(tmp_p
 
 def test_a_clipped_reply_counts_as_one_at_the_bound(tmp_path: Path) -> None:
     ran = run(Moves(rounds=1), tmp_path, FIVE, transport=hostile(times(1000)), oversized="clip", max_update_norm=2.0)
-    # The updates are 1, 2000, 3, 4, 5 in every number: the median is 4, so what is 2000 is brought to 8.
+    # The updates are 1, 2000, 3, 4, 5 in every number: by the root of the images the median is 4 / √12.
     images = [12, 11, 10, 12, 11]
-    expected = sum(n * by for n, by in zip(images, [1, 8, 3, 4, 5], strict=True)) / sum(images)
+    expected = sum(n * by for n, by in zip(images, [1, 8 * (11 / 12) ** 0.5, 3, 4, 5], strict=True)) / sum(images)
     assert ran.state.values["a"].tolist() == pytest.approx([expected] * 3)
     (record,) = metrics(tmp_path)
     assert (record["arrived"], list(record["clipped"])) == (5, ["silo-1"])
@@ -199,6 +199,60 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
     assert made == pytest.approx((1 - most) * others, abs=1e-6)
 
 
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
+    """Of silo-1's 11 images and the others' 12 + 10 + 12 + 11, half of what arrives is the most that one can count."""
+    trouble = Trouble(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
+
+    class Large(InProcess):
+        def __init__(self, setup: Setup, world: World) -> None:
+            super().__init__(setup, world)
+            self.members["silo-1"] = Member("trainer", 1000, 1)
+
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in super().exchange(requests):
+                if request.party == "silo-1":
+                    reply = wire.encode(Moved(values=_zeros(), delta=_zeros(), images=1000, loss=0.0))
+                yield request, reply
+
+    bound: dict[str, Any] = {"transport": Large, "trouble": trouble, "max_share": 0.5, "max_update_norm": 0.0}
+    made = run(Moves(rounds=1), tmp_path, FIVE, **bound).state.values["a"][0].item()
+    moved = [(12, 1), (10, 3), (12, 4), (11, 5)][: 4 - absent]
+    assert made == pytest.approx(sum(n * by for n, by in moved) / sum(2 * n for n, _ in moved))
+
+
+def test_a_number_of_images_that_a_server_weighs_by_is_held_down_too(tmp_path: Path) -> None:
+    class Lying(InProcess):
+        def __init__(self, setup: Setup, world: World) -> None:
+            super().__init__(setup, world)
+            self.members["silo-1"] = Member("trainer", 1 << 40, 1)
+
+    weights: dict[str, float] = {}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Weighs(Moves):
+        def round(self, fed: Federation, state: State) -> State:
+            weights.update(fed.weights("trainer"))
+            return super().round(fed, state)
+
+    run(Weighs(rounds=1), tmp_path, FIVE, transport=Lying, max_share=0.5)
+    assert weights == {"silo-0": 12, "silo-1": 45, "silo-2": 10, "silo-3": 12, "silo-4": 11}
+
+
+@pytest.mark.parametrize(("equal", "refused"), [(True, True), (False, False)])
+def test_who_takes_more_steps_may_go_further(tmp_path: Path, equal: bool, refused: bool) -> None:
+    """Of 100 times the images an update of six times the median is half the median by its root."""
+
+    class Large(InProcess):
+        def __init__(self, setup: Setup, world: World) -> None:
+            super().__init__(setup, world)
+            self.members["silo-1"] = Member("trainer", 1100, 1)
+
+    carrier = hostile(times(24 / 2), carrier=Large)  # its own update is 2, the median 4
+    run(Moves(rounds=1), tmp_path, FIVE, transport=carrier, equal_steps=equal)
+    assert ("silo-1" in metrics(tmp_path)[0]["failed"]) is refused
+
+
 def test_a_bound_that_does_not_bind_moves_no_number(tmp_path: Path) -> None:
     assert run(Moves(), tmp_path / "bound", max_share=0.5).bytes() == run(Moves(), tmp_path / "free").bytes()
 
@@ -221,13 +275,19 @@ def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_running_statistics_are_measured_apart_from_parameters(tmp_path: Path) -> None:
-    """A variance may be a hundred times the median's where weights may be ten times; an honest run shows why."""
+    """They may differ more than weights do; but no variance is below 0."""
     build = Tiny(parties=5, norm=True)
     method = worlds.recipe("fedavg", rounds=2)[0]
 
-    for name, factor, refused in (("weight", 12.0, True), ("running", 12.0, False), ("running", 1e4, True)):
+    for name, factor, refused in (
+        ("weight", 12.0, True),
+        ("running_mean", 12.0, False),
+        ("running_mean", 1e4, True),
+        ("running_var", -12.0, True),
+    ):
         folder = tmp_path / f"{name} {factor}"
         run(method, folder, build, transport=hostile(times(factor), only=name))
         assert any("silo-1" in r["failed"] for r in metrics(folder)) is refused
         if refused:
-            assert ("running statistics" in metrics(folder)[0]["failed"]["silo-1"]) is (name == "running")
+            says = {"weight": "norm of its backbone", "running_mean": "running statistics", "running_var": "variance"}
+            assert says[name] in metrics(folder)[0]["failed"]["silo-1"]
