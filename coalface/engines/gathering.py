@@ -208,7 +208,7 @@ class Gathering:
     def beyond(self, limits: Limits) -> dict[str, str]:
         """Party -> what is larger than its limit."""
         return {
-            party: f"the norm of its {part} is {norm:.3g}, its bound in this round {of[party]:.3g} (engine.max_update_norm)"
+            party: f"the norm of its {part} is {norm:.3g}; engine.max_update_norm allows {of[party]:.3g} in this round"
             for part, of in limits.items()
             for party, norms in self.norms.items()
             if (norm := norms.get(part, 0.0)) > of.get(party, math.inf)
