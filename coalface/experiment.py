@@ -61,6 +61,10 @@ MAX_SHARE = 0.5
 """Of a mean by images, where each party says itself how many it has."""
 
 
+_FIRST = {"checkpoints", *(f"{name}{end}" for name in (provenance.BEGUN, "config.yaml") for end in ("", ".new"))}
+"""What a run writes first: where it was killed before it had `config.yaml`, the last of it, it begins anew."""
+
+
 class View(Protocol):
     """What shows a run to a person; `coalface.report.progress.Progress` is one."""
 
@@ -98,7 +102,7 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
         raise RecipeError(
             f"{out} already holds a run: `coalface resume {quote(str(out))}` goes on with it, or give another --out"
         )
-    if out.exists() and (not out.is_dir() or any(entry.name != "config.yaml.new" for entry in out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*"))):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
     with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, report=report, carrier=carrier)
@@ -120,16 +124,16 @@ def resume(
     """
     processes.check_may_start()
     begun = provenance.begun_with(out)
-    if begun is not None and not (out / "config.yaml").exists():
-        _write_config(out, begun.resolved())
-    kept = provenance.recipe_of(out)
+    if not (out / "config.yaml").exists():
+        _write_config(out, begun.recipe.resolved())
+    provenance.recipe_of(out, begun)
     if carrier is None and following.is_elsewhere(out):
         raise RecipeError(
             f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
             "the operator's `run.sh` with the same run-config"
         )
     recipe = config.load(out / "config.yaml", changes)
-    differ = provenance.unlike(begun or kept, recipe)
+    differ = provenance.unlike(begun.recipe, recipe)
     if other := [key for key in differ if key not in config.ADJUSTABLE]:
         raise RecipeError(
             f"{out} goes on with the recipe that it was begun with, and {', '.join(other)} would change it: start a "
@@ -139,7 +143,12 @@ def resume(
         raise RecipeError(
             f"{out} is a finished run, and {', '.join(differ)} would be told wrongly of it: leave it as is"
         )
-    provenance.accept_code(out) if changed_code else provenance.check_code(out, recipe.build_method())
+    if (out / "summary.json").exists() and not any((out / "checkpoints").glob("[0-9]*")):
+        raise RecipeError(
+            f"{out} is a finished run whose checkpoints are gone: a resume would train it anew, over its results. Put "
+            "them back from a copy, or leave the run as it is"
+        )
+    provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
     with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
 
@@ -166,7 +175,7 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
     """Record in the run folder what a resume changes."""
     tree = config.load(out / "config.yaml").resolved()
     begun = provenance.begun_with(out)
-    before = tree if begun is None else begun.resolved()
+    before = begun.recipe.resolved()
     event: dict[str, Any] = {"event": "adjusted"}
     for section, key in (path.split(".") for path in adjusted):
         value = recipe.resolved()[section][key]
@@ -174,6 +183,7 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
         tree[section][key] = value
     provenance.note(out, event)
     _write_config(out, tree)
+    provenance.keep(out, tree, begun.code)
 
 
 def _write_config(out: Path, resolved: dict[str, Any]) -> None:
@@ -227,6 +237,7 @@ def _execute(
         view = tracking.Tracked(view, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
+        provenance.keep(out, resolved, provenance.code_behind(recipe))
         _write_config(out, resolved)
     with writing(out), alone(out), _transport(recipe, setup, here, carrier) as transport:
         following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
@@ -239,7 +250,6 @@ def _execute(
                 view.note(f"{recipe.name}: {line}")
         if adjusted:
             _adjust(out, recipe, adjusted)
-        provenance.keep(out, anew=bool(adjusted))
         if judge.lists:
             view.doing("judging the model that the run starts from")
         untrained = judge.models([first])

@@ -5,14 +5,19 @@ It lies beside the checkpoints and not in `config.yaml`, which people open, copy
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from coalface import config
@@ -24,63 +29,71 @@ from coalface.judging import write_json
 from coalface.report import runs
 
 BEGUN = Path("checkpoints", "begun.json")
-"""In a run folder: the resolved `recipe`, and `code`, the digests of `code_of`; `sha256` is of them both."""
+"""In a run folder: the resolved `recipe`, and `code`, the digests of `code_behind`; `sha256` is of them both."""
 SHARED = ("coalface.methods.", "coalface.learn.")
 """Where the arithmetic of the methods here stands. The rest of the package (engines, reports, commands) is none of a
 method's own code: if it counted, no run would go on after any upgrade."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders in which everything installed lies beside everything else."""
 
 
-def keep(out: Path, *, anew: bool = False) -> None:
-    """Keep the recipe in `config.yaml` as the one that the run was begun with, unless one is kept, or `anew`.
+@dataclass(frozen=True)
+class Begun:
+    """What a run was begun with."""
 
-    A run of a version that kept none has it from its next resume on.
-    """
-    kept = _kept(out)
-    if kept and not anew:
-        return
-    recipe = config.load(out / "config.yaml")
-    code = kept.get("code") or code_of(recipe.build_method())
-    (out / BEGUN).parent.mkdir(parents=True, exist_ok=True)
-    _write(out, recipe.resolved(), code)
+    recipe: Recipe
+    code: Mapping[str, str]
+    """Module -> SHA-256 of its source, as `code_behind` finds it."""
 
 
-def _write(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
+def keep(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
+    """Keep a resolved recipe, and the code of its method, as what the run was begun with."""
     begun = {"recipe": recipe, "code": code}
+    (out / BEGUN).parent.mkdir(parents=True, exist_ok=True)
     write_json(out / BEGUN, {**begun, "sha256": _digest(begun)})
 
 
-def recipe_of(out: Path) -> Recipe:
-    """The recipe of a run folder.
+def begun_with(out: Path) -> Begun:
+    """What a run was begun with. Raises RecipeError where there is no run, or what it was begun with cannot be read."""
+    path = out / BEGUN
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept.pop("sha256") != _digest(kept):
+            raise ValueError("it is not as it was written")
+        return Begun(config.parse(kept["recipe"]), dict(kept["code"]))
+    except FileNotFoundError:
+        if not (out / "config.yaml").exists():
+            raise RecipeError(
+                f"{out} holds no run: there is no config.yaml in it. Give the folder that a run has written"
+            ) from None
+        wrong = "is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
+        wrong = f"cannot be read ({error})"
+    raise RecipeError(
+        f"{path}, which says what the run was begun with, {wrong}: put it back from a copy of the run, or start a new "
+        "run in another folder"
+    )
+
+
+def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
+    """The recipe of a run folder; `begun` is what it was begun with, where that is read already.
 
     Raises RecipeError where there is no run, and where `config.yaml` is not what the run was begun with, but for
-    `config.ADJUSTABLE`. What a version kept no record of can be told damaged only where it is empty.
+    `config.ADJUSTABLE`.
     """
-    path = out / "config.yaml"
-    if not path.exists():
-        raise RecipeError(f"{out} holds no run: there is no config.yaml in it. Give the folder that a run has written")
-    begun = begun_with(out)
+    begun, path = begun or begun_with(out), out / "config.yaml"
     remove, resume = f"`rm {shlex.quote(str(path))}`", f"`coalface resume {shlex.quote(str(out))}`"
+    if not path.exists():
+        raise RecipeError(f"{path} is missing: {resume} writes it as it was")
     mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
     try:
         found = config.load(path)
     except RecipeError as error:
-        raise RecipeError(f"{path} cannot be read: {error}" + (f". {mend}" if begun else "")) from None
-    if begun is None:
-        if not config.read(path).keys() - {"name"}:
-            raise RecipeError(f"{path} is empty, and this run kept no other copy: put back the recipe it was run by")
-        return found
-    if changed := {key: was for key, was in unlike(begun, found).items() if key not in config.ADJUSTABLE}:
+        raise RecipeError(f"{path} cannot be read: {error}. {mend}") from None
+    differ = unlike(begun.recipe, found)
+    if changed := {key: was for key, was in differ.items() if key not in config.ADJUSTABLE}:
         raise RecipeError(f"{path} is not the recipe that the run was begun with: {said(changed)}. {mend}")
     return found
-
-
-def begun_with(out: Path) -> Recipe | None:
-    """The recipe that a run was begun with; None where a version kept none."""
-    kept = _kept(out)
-    try:
-        return config.parse(kept["recipe"]) if kept else None
-    except RecipeError as error:
-        raise _unreadable(out, error) from None
 
 
 def unlike(begun: Recipe, now: Recipe) -> dict[str, tuple[str | None, str | None]]:
@@ -102,39 +115,57 @@ def said(changed: dict[str, tuple[str | None, str | None]]) -> str:
 # --- the code of the method -------------------------------------------------------------------------------------------
 
 
-def code_of(method: Method) -> dict[str, str]:
-    """Module -> SHA-256 of its source: the method's own, those of its bases, components and loss, and what they use.
+def code_behind(recipe: Recipe) -> dict[str, str]:
+    """`code_of` the recipe's method, and of that of its pre-training, whose model the run starts from."""
+    before = {} if recipe.pretrain is None else code_behind(recipe.pretraining())
+    return dict(sorted((before | code_of(recipe.build_method())).items()))
 
-    That is followed through what the modules hold, within `SHARED`, and for a method of one's own within its package,
-    or beside its file. What has no source (a zip, a notebook) is left out.
+
+def code_of(method: Method) -> dict[str, str]:
+    """Module -> SHA-256 of its source: the method's own, those of its bases, components and loss, and what they import.
+
+    Imports are followed wherever in a source they stand, within `SHARED`, and for a method of one's own within its
+    package, or beside its file. What has no source (a zip, a notebook) is left out.
     """
     parts = [method, *(getattr(method, field.name) for field in dataclasses.fields(method))]  # type: ignore[arg-type]
     home = type(method).__module__
-    package, folder = home.partition(".")[0], getattr(_source(home), "parent", None)
+    package, file = home.partition(".")[0], _source(home)
+    beside = file.parent if file is not None and file.parent.name not in INSTALLED else None
     found: dict[str, str] = {}
     left, seen = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
     while left:
         name = left.pop()
-        if name in seen or name not in sys.modules:
-            continue
-        path = _source(name)
-        beside = path is not None and path.parent == folder
-        own = package != "coalface" and (name.partition(".")[0] == package or beside)
-        if not (own or name.startswith(SHARED)):
+        if name in seen or (package == "coalface" and not name.startswith(SHARED)):
             continue
         seen.add(name)
-        if path is not None:
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        for value in vars(sys.modules[name]).values():
-            uses = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(uses, str):
-                left.append(uses)
-    return dict(sorted(found.items()))
+        if (path := _source(name)) is None:
+            continue
+        near = beside is not None and beside.joinpath(*name.split(".")) in (path.with_suffix(""), path.parent)
+        if name.startswith(SHARED) or name.partition(".")[0] == package or near:
+            source = path.read_bytes()
+            found[name] = hashlib.sha256(source).hexdigest()
+            left += _imported(source, name if path.name == "__init__.py" else name.rpartition(".")[0])
+    return found
 
 
-def check_code(out: Path, method: Method) -> None:
-    """Raise RecipeError where the method's code is not that with which the run was begun."""
-    if changed := _changed(out, method):
+@functools.lru_cache(maxsize=256)
+def _imported(source: bytes, package: str) -> frozenset[str]:
+    """What a module of a package may import: of `from a import b` both a and a.b, which may be a module or not."""
+    found = set[str]()
+    with contextlib.suppress(SyntaxError, ValueError):  # of a file that was broken since: its digest tells it
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                with contextlib.suppress(ImportError):  # it leads out of all packages, and so cannot be carried out
+                    base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
+    return frozenset(found)
+
+
+def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
+    """Raise RecipeError where the code behind a recipe is not that with which the run was begun."""
+    if changed := changed_code(begun.code, code_behind(recipe)):
         raise RecipeError(
             f"{out}: the code of its method was changed since the run began ({', '.join(changed)}), so it would be a "
             "run of two methods: put the code back, or start a new run. `coalface resume "
@@ -143,14 +174,25 @@ def check_code(out: Path, method: Method) -> None:
 
 
 def accept_code(out: Path) -> None:
-    """Take the method's code as it is now for the run's, and note in its events what was changed."""
-    method, kept = recipe_of(out).build_method(), _kept(out)
-    if not (changed := _changed(out, method)):
-        return
-    now = code_of(method)
-    about = {name: {"from": kept["code"][name], "to": now.get(name)} for name in changed}
-    note(out, {"event": "adjusted", "code": about})
-    _write(out, kept["recipe"], now)
+    """Take the code of the run's method as it is now for that with which the run was begun, and note what was changed.
+
+    The note is a line of its events.
+    """
+    begun = begun_with(out)
+    now = code_behind(recipe_of(out, begun))
+    if changed := changed_code(begun.code, now):
+        about = {name: {"from": begun.code[name], "to": now.get(name)} for name in changed}
+        note(out, {"event": "adjusted", "code": about})
+        keep(out, begun.recipe.resolved(), now)
+
+
+def changed_code(begun: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The modules that were changed since, or are gone. One that is new shows in those that use it.
+
+    Of one that runs, but whose source is not there any more, nothing can be said, nor of what it uses.
+    """
+    blind = any(name in sys.modules and _source(name) is None for name in begun)
+    return [name for name, digest in begun.items() if now.get(name, digest if blind else None) != digest]
 
 
 def note(out: Path, event: Mapping[str, Any]) -> None:
@@ -161,43 +203,22 @@ def note(out: Path, event: Mapping[str, Any]) -> None:
         file.write(strict_json(event).encode() + b"\n")
 
 
-def _changed(out: Path, method: Method) -> list[str]:
-    """The modules that were changed since the run began, or are gone. One that is new shows in those that use it.
-
-    Of one whose source is not there any more, but which runs, nothing can be said.
-    """
-    begun, now = _kept(out).get("code", {}), code_of(method)
-    unknown = {name for name in begun if name in sys.modules and _source(name) is None}
-    return [name for name, digest in begun.items() if now.get(name) != digest and name not in unknown]
-
-
 def _source(name: str) -> Path | None:
-    file = getattr(sys.modules.get(name), "__file__", None)
+    """The file with a module's source, if there is one."""
+    file = _found(name)[0]
     path = Path(file) if file else None
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 
 
-def _kept(out: Path) -> dict[str, Any]:
-    path = out / BEGUN
-    if not path.exists():
-        return {}
-    try:
-        kept = json.loads(path.read_bytes())
-        digest = kept.pop("sha256", None)  # a version wrote none
-        begun = {"recipe": dict(kept.pop("recipe")), "code": dict(kept.pop("code"))}
-        if kept or (digest is not None and digest != _digest(begun)):
-            raise ValueError("it is not as it was written")
-        return begun
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(out, error) from None
+def _found(name: str) -> tuple[str | None, Sequence[str] | None]:
+    """(the file of a module, the folders of a package), without importing what a function may never import."""
+    if (module := sys.modules.get(name)) is not None:
+        return getattr(module, "__file__", None), getattr(module, "__path__", None)
+    parent = name.rpartition(".")[0]
+    folders = _found(parent)[1] if parent else None
+    spec = PathFinder.find_spec(name, folders) if folders or not parent else None
+    return (spec.origin, spec.submodule_search_locations) if spec is not None else (None, None)
 
 
 def _digest(begun: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()
-
-
-def _unreadable(out: Path, error: Exception) -> RecipeError:
-    return RecipeError(
-        f"{out / BEGUN}, which says what the run was begun with, cannot be read ({error}): it is damaged, or of "
-        "another version. If config.yaml is as it was, remove that file and resume"
-    )

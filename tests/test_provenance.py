@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import hashlib
+import itertools
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -144,35 +146,78 @@ def test_a_quorum_edited_by_hand_is_noted_as_one_that_a_resume_is_given(half: Pa
     assert len([line for line in lines if '"adjusted"' in line]) == 1
 
 
-def test_a_run_of_a_version_that_kept_no_recipe_goes_on_and_keeps_it(
-    half: Path, fedavg_run: Path, tmp_path: Path
-) -> None:
-    out = Path(shutil.copytree(half, tmp_path / "run"))
-    (out / provenance.BEGUN).unlink()
-    experiment.resume(out, Silent())
-    assert model_bytes(out) == model_bytes(fedavg_run)
-    path = out / "config.yaml"
+def test_a_run_is_refused_without_what_it_was_begun_with_and_nothing_is_touched(copy: Path) -> None:
+    (copy / provenance.BEGUN).unlink()
+    path = copy / "config.yaml"
     path.write_text(edited(path.read_text()))
-    with pytest.raises(RecipeError, match="local.lr was 0.05"):
-        experiment.resume(out, Silent())
+    before = every_byte(copy)
+    with pytest.raises(RecipeError, match=r"begun\.json.* is missing: put it back .* start a new run"):
+        experiment.resume(copy, Silent())
+    assert every_byte(copy) == before
 
 
-def test_an_empty_recipe_is_told_also_where_none_was_kept(fedavg_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", ["checkpoints", "checkpoints/[0-9]*"])
+def test_a_finished_run_without_checkpoints_is_not_trained_over_its_results(
+    gone: str, fedavg_run: Path, tmp_path: Path
+) -> None:
     out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
-    (out / provenance.BEGUN).unlink()
-    (out / "config.yaml").write_text("\n")
+    for folder in list(out.glob(gone)):
+        shutil.rmtree(folder)
     before = every_byte(out)
-    with pytest.raises(RecipeError, match="config.yaml is empty"):
+    with pytest.raises(RecipeError, match="begun.json.* is missing|checkpoints are gone"):
         experiment.resume(out, Silent())
     assert every_byte(out) == before
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"recipe": {"lr": 1}, "code": {}}'])
-def test_a_record_that_cannot_be_read_is_named(text: str, half: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        emptied,
+        lambda text: "[]",
+        lambda text: '{"recipe": {"lr": 1}, "code": {}}',
+        lambda text: text.replace('"lr": 0.05', '"lr": 0.5'),
+        lambda text: re.sub(r',\s*"sha256": "\w+"', "", text),
+    ],
+    ids=["emptied", "a list", "no recipe", "edited", "without its digest"],
+)
+def test_a_record_that_cannot_be_read_is_named(edit: Callable[[str], str], half: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
-    (out / provenance.BEGUN).write_text(text)
-    with pytest.raises(RecipeError, match=r"begun\.json.* cannot be read .*remove that file and resume"):
+    path = out / provenance.BEGUN
+    before = path.read_text()
+    path.write_text(edit(before))
+    assert path.read_text() != before
+    with pytest.raises(RecipeError, match=r"begun\.json.* cannot be read .*: put it back"):
         experiment.resume(out, Silent())
+
+
+BEGINNING = 6
+"""What a run writes before its lock: two folders, and two files, each of them written and then renamed."""
+
+
+@pytest.mark.parametrize("point", range(BEGINNING + 1))
+def test_a_run_that_was_killed_as_it_began_begins_again(
+    point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe, writes = tmp_path / "run", tiny(), itertools.count()
+
+    def until_killed(call: Callable[..., Any], path: Path, *about: Any, **named: Any) -> Any:
+        if path.is_relative_to(out) and next(writes) == point:
+            if call.__name__ == "write_text":
+                call(path, about[0][: len(about[0]) // 2], **named)
+            raise Stop
+        return call(path, *about, **named)
+
+    with monkeypatch.context() as patch:
+        for call in (Path.mkdir, Path.rename, Path.write_text):
+            patch.setattr(Path, call.__name__, functools.partialmethod(functools.partial(until_killed, call)))
+        stopped(out, NeverBegins())
+    assert (out / "run.lock").exists() == (point == BEGINNING)
+    with pytest.raises(Stop):
+        if (out / "config.yaml").exists():
+            experiment.resume(out, NeverBegins())
+        else:
+            experiment.run(recipe, out, NeverBegins())
+    assert provenance.recipe_of(out).digest() == recipe.digest()
 
 
 def test_what_reads_a_run_beside_a_resume_refuses_a_changed_recipe_too(fedavg_run: Path, tmp_path: Path) -> None:
@@ -224,41 +269,57 @@ def test_a_method_whose_source_is_not_there_goes_on_unchecked(damped: Path, tmp_
     experiment.resume(tmp_path / "run", Silent())
 
 
-def test_another_class_under_the_methods_name_is_told(half: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    out = Path(shutil.copytree(half, tmp_path / "run"))
-    monkeypatch.setitem(METHODS, "fedavg", test_mistakes.method(tmp_path, monkeypatch).Damped)
-    with pytest.raises(RecipeError, match=r"changed .*coalface\.methods\.fedavg"):
-        provenance.check_code(out, METHODS["fedavg"]())
+def test_another_class_under_the_methods_name_is_told(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = provenance.code_of(test_mistakes.method(tmp_path, monkeypatch).Damped())
+    assert "coalface.methods.fedavg" in provenance.changed_code(provenance.begun_with(half).code, now)
 
 
-def test_what_a_file_beside_it_holds_is_a_methods_own_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_imports_from_beside_its_file_is_a_methods_own_code_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "weights_of_mine", raising=False)
-    (tmp_path / "weights_of_mine.py").write_text("def half() -> float:\n    return 0.5\n")
+    for path, text in {
+        "rate_of_mine.py": "RATE = 0.5\n",  # a number knows no module
+        "late_of_mine.py": "import json\nfrom parts_of_mine.deep import inner\n",
+        "parts_of_mine/__init__.py": "raise RuntimeError('nobody imports this to find its source')\n",
+        "parts_of_mine/deep/__init__.py": "from . import inner\nfrom ..other import LIST\n",
+        "parts_of_mine/deep/inner.py": "",
+        "parts_of_mine/other.py": "LIST = [1]\n",
+        "parts_of_mine/unused.py": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
     made = test_mistakes.method(
         tmp_path,
         monkeypatch,
         "from typing import ClassVar\n",
-        "from typing import ClassVar\n\nimport weights_of_mine\n",
+        "from typing import ClassVar\n\nfrom rate_of_mine import RATE\n\n\ndef late():\n    import late_of_mine\n",
     )
     found = provenance.code_of(made.Damped())
-    assert {"damped", "weights_of_mine", "coalface.learn.sgd"} <= found.keys()
-    assert not [name for name in found if name.startswith(("torch", "coalface.core", "coalface.engines"))]
+    mine = {name for name in found if not name.startswith("coalface.")}
+    deep = {"parts_of_mine.deep", "parts_of_mine.deep.inner", "parts_of_mine.other"}
+    assert mine == {"damped", "rate_of_mine", "late_of_mine", *deep} and "coalface.learn.sgd" in found
+    assert not [name for name in found if name.startswith(("coalface.core", "coalface.engines"))]
+    assert not {"late_of_mine", "parts_of_mine"} & sys.modules.keys()
+    (tmp_path / "rate_of_mine.py").write_text("RATE = 0.25\n")
+    assert provenance.changed_code(found, provenance.code_of(made.Damped())) == ["rate_of_mine"]
+    (tmp_path / "late_of_mine.py").write_text("def broken(:\n")
+    assert "late_of_mine" in provenance.changed_code(found, provenance.code_of(made.Damped()))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_all_that_a_method_imports_of_the_methods_and_their_training_is_its_code(name: str) -> None:
-    """Followed by the imports in the texts, where the product follows what the modules hold."""
+def test_all_that_a_method_uses_of_the_methods_and_their_training_is_its_code(name: str) -> None:
+    """Followed by what the modules hold, where the product follows the imports in their sources."""
     found = provenance.code_of(METHODS[name]())
     wanted, left = set(), [METHODS[name].__module__]
     while left:
         module = left.pop()
-        if module in wanted or module not in sys.modules or not module.startswith(provenance.SHARED):
+        if module in wanted or not module.startswith(provenance.SHARED):
             continue
         wanted.add(module)
-        for node in ast.walk(ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                left += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        left += [str(getattr(value, "__module__", "")) for value in vars(sys.modules[module]).values()]
     assert wanted <= found.keys() and len(found) < 25
 
 

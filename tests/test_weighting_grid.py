@@ -263,7 +263,8 @@ def test_a_run_that_has_no_grid_is_refused(changes: dict[str, Any], message: str
 def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         weighting_grid.build(tmp_path)
-    tinyruns.write(tmp_path / "config.yaml", **THREE)
+    recipe = config.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
+    provenance.keep(tmp_path, recipe.resolved(), {})
     with pytest.raises(ValueError, match="has no checkpoint yet.*coalface resume"):
         weighting_grid.build(tmp_path)
 
@@ -274,7 +275,7 @@ def test_a_grid_needs_somebody_who_scores(four: Path, tmp_path: Path) -> None:
     tree = yaml.safe_load(config_file.read_text())
     tree["judge"]["lists"] = {}
     config_file.write_text(yaml.safe_dump(tree))
-    (tmp_path / "run" / provenance.BEGUN).unlink()
+    provenance.keep(tmp_path / "run", tree, {})
     with pytest.raises(ValueError, match="nobody can score the grid: the recipe has neither validators nor a list"):
         weighting_grid.build(tmp_path / "run", steps=1, parties=("silo-00", "silo-01", "silo-02"))
 
