@@ -403,14 +403,15 @@ def _packing(view: View) -> Callable[[int, int], None]:
 
 
 def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | None, Members | None]:
-    """The shared tensors of the pre-training's model, from the cache where its recipe and seed have been run before.
+    """The shared tensors of the pre-training's model, from the cache where its recipe has been run by the same code.
 
     And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
     on. Raises RecipeError where it leaves no class embeddings.
     """
     inner = recipe.pretraining()
     dry.check_leaves_shared(inner)
-    seen = hashlib.sha256(json.dumps([inner.digest(), splits.content(inner, _packing(view))]).encode()).hexdigest()
+    made_of = [inner.digest(), splits.content(inner, _packing(view)), provenance.code_behind(inner)]
+    seen = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     place = open_cache(default_cache()) / PRETRAINED / seen[:24]
     model, people = place / "model" / "backbone.safetensors", place / membership.FILE
     if not (model.exists() and people.exists()):  # a version before left no people
@@ -418,6 +419,13 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
             if not (model.exists() and people.exists()):  # another process may have made it meanwhile
                 view.note(f"pre-training in {place}")
                 if (place / "config.yaml").exists():
+                    try:
+                        provenance.recipe_of(place)
+                    except RecipeError as error:
+                        raise RecipeError(
+                            f"{error}. Or remove it with `coalface cache clear pretrained`: the next run that needs "
+                            "this pre-training makes it anew"
+                        ) from None
                     resume(place, view)
                 else:
                     place.parent.mkdir(mode=0o700, exist_ok=True)

@@ -326,3 +326,52 @@ def test_all_that_a_method_uses_of_the_methods_and_their_training_is_its_code(na
 def test_the_loss_that_a_recipe_names_is_part_of_its_methods_code() -> None:
     plain, other = (provenance.code_of(tiny(loss={"name": name}).build_method()) for name in ("cosface", "adaface"))
     assert other.keys() - plain.keys() == {"coalface.learn.adaface"}
+
+
+# --- the code of a pre-training ---------------------------------------------------------------------------------------
+
+
+class StopsIn(Silent):
+    """Ends the run of a name after its first round."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def round(self, record: Any) -> None:
+        if self.started[-1][0] == self.name:
+            raise Stop
+
+
+def test_a_pretraining_is_used_by_the_code_alone_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    test_mistakes.method(tmp_path, monkeypatch)
+    source, start = tmp_path / "damped.py", {"pretrain": {"method": "damped", "rounds": 1}}
+    stopped(tmp_path / "half", StopsIn("tiny"), **start)
+    kept = Silent()
+    experiment.run(tiny(**start, name="kept"), tmp_path / "kept", kept)
+    assert [name for name, _, _ in kept.started] == ["kept"]
+
+    source.write_text(source.read_text() + "\n# changed\n")
+    with pytest.raises(RecipeError, match=r"code of its method was changed .*\(damped\)"):
+        experiment.resume(tmp_path / "half", Silent())  # it began from the model of the other code
+    stopped(tmp_path / "anew", StopsIn("tiny-pretrain"), **start)
+    source.write_text(source.read_text() + "\n# changed again\n")
+    again = Silent()
+    experiment.run(tiny(**start), tmp_path / "again", again)  # what the code between has begun is left alone
+    assert again.started == [("tiny-pretrain", 1, 0), ("tiny", 2, 0)]
+
+
+def test_a_pretraining_that_cannot_go_on_says_how_it_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    start = {"pretrain": {"method": "centralized", "rounds": 1}}
+    stopped(tmp_path / "half", StopsIn("tiny-pretrain"), **start)
+    (begun,) = (tmp_path / "cache").glob(f"pretrained/*/{provenance.BEGUN}")
+    begun.unlink()
+    with pytest.raises(RecipeError, match=r"begun\.json.* is missing.* `coalface cache clear pretrained`"):
+        experiment.run(tiny(**start), tmp_path / "run", Silent())
+    done = CliRunner().invoke(app, ["cache", "clear", "pretrained"])
+    assert done.exit_code == 0 and "removed 1 pre-trained model" in done.output
+    experiment.run(tiny(**start), tmp_path / "run", Silent())
