@@ -142,6 +142,27 @@ def unlike_starts(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) 
     ]
 
 
+def unlike_code(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which cells ran before code of their method was changed by which others ran; `done` is in the order they ran."""
+    names = {cell.recipe.digest(): cell.name or cell.setting for cell in cells}
+    ran = {names[digest]: line.get("code", {}) for digest, line in done.items() if digest in names}
+    last = {module: digest for code in ran.values() for module, digest in code.items()}
+    said = [
+        f"- {name}: {', '.join(module for module, digest in code.items() if last[module] != digest)}"
+        for name, code in ran.items()
+        if code.items() - last.items()
+    ]
+    if not said:
+        return []
+    return [
+        "",
+        "**Not by one code:** code of the methods was changed during the sweep. These cells ran before that, others",
+        "after it. Delete their lines in cells.jsonl, and the same command runs them by the code as it is then.",
+        "",
+        *said,
+    ]
+
+
 def cosines(groups: Mapping[str, Group]) -> list[str]:
     """How close the class embeddings that servers know came to each other, where cells say it."""
     found = {label: [cell.get("class_embeddings", {}).get("mean") for cell in group] for label, group in groups.items()}

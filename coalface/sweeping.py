@@ -1,7 +1,8 @@
 """Sweeps: a grid of recipes into one table, resumable from one small text file.
 
-`OUT/cells.jsonl` has a line for every finished cell: the hash of its resolved recipe, what was swept, the figures, and
-the evidence for paired comparisons. That file alone says what is done; a cell whose hash has changed is run again.
+`OUT/cells.jsonl` has a line for every finished cell: the hash of its resolved recipe, what was swept, the figures, the
+evidence for paired comparisons, and digests of the code that ran it. That file alone says what is done; a cell whose
+hash has changed is run again, and one whose code has changed is named.
 A cell that fails does not stop the others: `OUT/failed.json` has its reason, and the next sweep tries it again, last.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface import charting, dry, experiment
+from coalface import charting, dry, experiment, provenance
 from coalface.config import Recipe, RecipeError
 from coalface.disk import explained, writing
 from coalface.engines.transport import RunFailed
@@ -47,6 +48,12 @@ def sweep(
     over = charting.axes_of(cells, axes)
     out.mkdir(parents=True, exist_ok=True)
     done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
+    if changed := {cell.name or cell.setting: found for cell in cells if (found := _changed_code(cell, done))}:
+        modules = ", ".join(sorted({name for found in changed.values() for name in found}))
+        view.note(
+            f"the code of methods ({modules}) is another now than that which ran these cells: {'; '.join(changed)}. "
+            f"They are left as they are: delete their lines in {out / 'cells.jsonl'}, and they are run again"
+        )
     numbered = enumerate(cells, start=1)
     for number, cell in sorted(numbered, key=lambda one: one[1].recipe.digest() in failed):  # a stable sort
         digest = cell.recipe.digest()
@@ -94,7 +101,8 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
         digest = cell.recipe.digest()
         where = f"cell {number} of {len(cells)}: {cell.name}"
         if digest in done:
-            lines.append(f"{where}: done, {done[digest]['seconds']['total']:.0f} s")
+            by = ", by other code than is here now" if _changed_code(cell, done) else ""
+            lines.append(f"{where}: done, {done[digest]['seconds']['total']:.0f} s{by}")
             continue
         try:
             parties = len(dry.check(cell.recipe))
@@ -118,6 +126,12 @@ def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]
         recipe = cell.recipe.model_copy(update={"name": made_plain(f"{cell.recipe.name} {cell.name}".rstrip())})
         experiment.run(recipe, place, view, report=keep_runs)
     return _line(cell, place)
+
+
+def _changed_code(cell: Cell, done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The modules by which a finished cell ran that are not as they were; of a version that kept none, none."""
+    ran = done.get(cell.recipe.digest(), {}).get("code")
+    return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
 
 
 def _read_failed(out: Path) -> dict[str, str]:
@@ -161,7 +175,8 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised", "public_images") if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
         line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
-    return {**line, "lists": lists, "evidence": evidence}
+    code = dict(provenance.begun_with(place).code)
+    return {**line, "lists": lists, "evidence": evidence, "code": code}
 
 
 def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, float]:

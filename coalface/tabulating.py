@@ -20,6 +20,7 @@ from coalface.besides import (
     mean_and_spread,
     personalised,
     public_images,
+    unlike_code,
     unlike_starts,
 )
 from coalface.comparing import bootstrap_of, resampled
@@ -72,6 +73,7 @@ def table(
             rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves)), *_said_of_bounds(cells)]
     lines += unlike_starts(cells, done)
+    lines += unlike_code(cells, done)
     lines += domain_gaps(cells, there)
     lines += clusters(there)
     lines += enrolled(there)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_mistakes
 import tinyruns
 from tinyruns import Silent
 
@@ -15,7 +16,7 @@ from coalface.besides import aligned
 from coalface.config import RecipeError
 from coalface.engines.transport import RunFailed
 from coalface.gridding import grid
-from coalface.sweeping import read_cells, sweep
+from coalface.sweeping import describe, read_cells, sweep
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +264,29 @@ def test_cells_that_start_from_another_pretrained_model_are_named_beneath_the_ta
         lines[0]["untrained"]["unseen"][figure] += 3.0
     (out / "cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert "**Not from one model:**" in sweep(recipe(tmp_path), swept, out, Silent())
+
+
+def test_cells_by_code_that_was_changed_since_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_mistakes.method(tmp_path, monkeypatch)
+    path, out, source, view = recipe(tmp_path, method="damped"), tmp_path / "out", tmp_path / "damped.py", Silent()
+    assert "Not by one code" not in sweep(path, ["seed=0,1"], out, view)
+    sweep(path, ["seed=0,1"], out, view)
+    assert not any("the code of methods" in note for note in view.notes)
+
+    source.write_text(source.read_text() + "\n# changed\n")
+    assert "cell 2 of 3: seed=1: done, " in (said := describe(path, ["seed=0,1,2"], out))
+    assert said.count("by other code than is here now") == 2
+    mixed = sweep(path, ["seed=0,1,2"], out, view)
+    (told,) = [note for note in view.notes if "the code of methods (damped) is another now" in note]
+    assert "these cells: seed=0; seed=1. They" in told and f"delete their lines in {out / 'cells.jsonl'}" in told
+    assert "**Not by one code:**" in mixed and "\n\n- seed=0: damped\n- seed=1: damped\n\n" in mixed
+    assert "Not by one code" in (out / "table.md").read_text() and "Not by one code" in (out / "sweep.html").read_text()
+
+    lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
+    (out / "cells.jsonl").write_text(lines[2])  # as it says
+    again = Silent()
+    assert "Not by one code" not in sweep(path, ["seed=0,1,2"], out, again)
+    assert len(again.started) == 2 and not any("the code of methods" in note for note in again.notes)
 
 
 def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
