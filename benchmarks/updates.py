@@ -16,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,14 @@ def errors_of(recipe: config.Recipe) -> Errors:
                     measure(wire.decode(reply.data, declared.reply), sent, request.ordinal, errors)
                 yield request, reply
 
-    def carrier(setup: Setup, world: World) -> InProcess:
-        return Measuring(setup, world)
+    class Carrying:
+        asked: Mapping[str, Any] = {}  # by nobody elsewhere
+
+        def __call__(self, setup: Setup, here: World) -> InProcess:
+            return Measuring(setup, here)
 
     with tempfile.TemporaryDirectory() as folder:
-        experiment.run(recipe, Path(folder) / "run", Progress(quiet=True), carrier=carrier, report=False)
+        experiment.run(recipe, Path(folder) / "run", Progress(quiet=True), carrier=Carrying(), report=False)
     return errors
 
 
