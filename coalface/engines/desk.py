@@ -21,6 +21,7 @@ from coalface.declarations import StepDeclaration, plays
 from coalface.engines import modes, narrowing
 from coalface.engines.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engines.narrowing import Updates
+from coalface.learn.sharded import ShardLost
 from coalface.privacy import ledger
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Desk:
         owner, declaration = self.site.method.steps[request.step]
         try:
             crew = self.site.crew(self.name)
-        except Exception as error:
+        except (ShardLost, OSError) as error:  # not what is wrong with the run, whichever party is asked
             raise StepFailed(f"{where}: {error}") from error
         party = self.site.party(request)
         if not plays(party.role, declaration.role):

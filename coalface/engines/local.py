@@ -322,17 +322,11 @@ class Workers(InProcess):
             return request, reply
         except StepFailed as error:
             return request, error
-        except _NotBegun as error:
-            raise RunFailed(str(error)) from error
         except concurrent.futures.BrokenExecutor as error:
             raise self._died() from error
 
     def _died(self) -> RunFailed:
         return RunFailed(_WORKER_DIED if self._begun.is_set() else _NOT_BEGUN)
-
-
-class _NotBegun(RuntimeError):
-    """What went wrong in a worker process before its first request, in its own words."""
 
 
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
@@ -373,9 +367,7 @@ def _unpack_parcel(path: Path) -> bytearray | memoryview:
 
 def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, tuple[int, str] | None]:
     if (error := _here.get("failed")) is not None:
-        why = f"a worker process could not begin: {type(error).__name__}: {error}".rstrip(".")
-        # the run's own process has built the same world: but for the machine, what differs is what each has imported
-        raise _NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {processes.ADVICE}.") from error
+        raise processes.not_begun(error, "a worker process") from error
     if letter is not None:
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=wire.Encoded(bytearray(letter.read_bytes())))

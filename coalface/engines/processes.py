@@ -28,6 +28,17 @@ ADVICE = (
 """What to do where a process does not come to begin."""
 
 
+class NotBegun(RunFailed):
+    """A process that plays parties could not begin: no fault of a party, so no run goes on without one."""
+
+
+def not_begun(error: Exception, who: str) -> NotBegun:
+    """What such a process says of itself: its own error, and what to do unless the machine is at fault."""
+    why = f"{who} could not begin: {type(error).__name__}: {error}".rstrip(".")
+    # the run's own process has built the same world: but for the machine, what differs is what each has imported
+    return NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {ADVICE}.")
+
+
 def check_may_start() -> None:
     """Raise RunFailed in a process that another run is starting, and that came to begin a run while it imports."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):

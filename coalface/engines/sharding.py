@@ -46,16 +46,18 @@ class Crews:
     """The helpers of the parties that this process plays; a party's are started when it is first asked."""
 
     def __init__(self, setup: Setup) -> None:
+        """Raises RunFailed where helpers are needed, and what they need cannot be sent to them."""
         self._setup = setup
+        self._given = processes.packed(setup) if setup.numerics.shards else b""
         self._crews: dict[str, Crew] = {}
 
     def of(self, party: str) -> Crew | None:
-        """The party's; None where one process plays it. Raises ShardFailed or ShardLost where they do not start."""
+        """The party's; None where one process plays it. Raises NotBegun, ShardLost or OSError where they do not start."""
         size = self._setup.numerics.shards.get(party, 1)
         if size == 1:
             return None
         if party not in self._crews or self._crews[party].gone:
-            self._crews[party] = Crew(self._setup, party, size)
+            self._crews[party] = Crew(self._setup, self._given, party, size)
         return self._crews[party]
 
     def site(self, site: Site) -> Site:
@@ -83,7 +85,7 @@ class _Helper:
 class Crew:
     """The helpers of one party: processes 1 to S − 1 beside this one, which is 0."""
 
-    def __init__(self, setup: Setup, party: str, size: int) -> None:
+    def __init__(self, setup: Setup, given: bytes, party: str, size: int) -> None:
         self.gone = False
         self._party, self._size = party, size
         self._helpers: list[_Helper] = []
@@ -94,7 +96,6 @@ class Crew:
         meeting = Path(folder) / "meeting"
         self._begun = False
         try:
-            given = processes.packed(setup)
             for rank in range(1, size):
                 here, there = context.Pipe()
                 arguments = (given, setup.folder, party, rank, size, meeting, there)
@@ -174,14 +175,14 @@ class Crew:
             raise what
         return what
 
-    def _died(self, helper: _Helper) -> ShardLost:
+    def _died(self, helper: _Helper) -> RuntimeError:
         helper.process.join(_LAST_WORDS)
         code = helper.process.exitcode
         why = "killed, or out of memory" if code is None or code < 0 else "its own output may say why"
-        advice = "What was checkpointed is safe: resume the run"
+        died = f"shard {helper.rank} of {self._size} died (exit code {code}: {why})"
         if not self._begun and code == 1:  # Python's, where what it imports raises
-            advice = processes.ADVICE
-        return _ShardDied(f"shard {helper.rank} of {self._size} died (exit code {code}: {why}). {advice}")
+            return processes.NotBegun(f"{self._party}, {died}. {processes.ADVICE}.")
+        return _ShardDied(f"{died}. What was checkpointed is safe: resume the run")
 
     def _end(self, error: BaseException) -> None:
         """End the helpers. Where the error is that another process was lost, raise what ended that one instead."""
@@ -211,6 +212,7 @@ def _bare(message: wire.Encoded | None) -> wire.Encoded | None:
 
 def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting: Path, pipe: Any) -> None:
     """What a helper does: the step of each request that it is handed, then its part of the commit if there is one."""
+    begun = False
     try:
         processes.join_run(folder)
         setup: Setup = pickle.loads(given)
@@ -219,6 +221,7 @@ def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting:
             torch.cuda.set_device(rank)
         site = setup.site(setup.build())
         pipe.send((True, None))
+        begun = True
         pipe.recv()
         shards = Shards.join(meeting, rank, size, device=setup.numerics.device, patience=PATIENCE)
 
@@ -239,6 +242,9 @@ def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting:
     except EOFError:  # the desk's process has closed its end
         return
     except Exception as error:
+        if not begun:
+            pipe.send((False, processes.not_begun(error, f"{party}, shard {rank} of {size}")))
+            return
         cause = error.__cause__ or error
         why = f"shard {rank} of {size}: {type(cause).__name__}: {cause}"
         pipe.send((False, ShardLost(why) if isinstance(cause, ShardLost) else ShardFailed(why)))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -361,10 +362,26 @@ def test_a_process_that_stands_still_does_not_hang_the_run(tmp_path: Path, monke
     assert not multiprocessing.active_children()
 
 
-def test_a_world_that_a_helper_cannot_build_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_error", ["stop", pytest.param("exclude", marks=SLOW)])
+def test_a_world_that_a_helper_cannot_build_ends_the_run_and_is_said(tmp_path: Path, on_error: str) -> None:
     method, _ = worlds.recipe("pfm")
-    with pytest.raises(RunFailed, match=r"silo-1, step train, train round 1: shard 1 of 2: ZeroDivisionError"):
-        run(method, tmp_path, Unbuildable(double=True, norm=True), numerics=SHARDS)
+    with pytest.raises(RunFailed, match=r"silo-1, shard 1 of 2 could not begin: ZeroDivisionError.*no engine.shards"):
+        run(method, tmp_path, Unbuildable(double=True, norm=True), numerics=SHARDS, on_error=on_error)
+
+
+def test_a_method_that_a_helper_cannot_import_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Tells):
+        """Of a module that this process alone has."""
+
+    with pytest.raises(RunFailed, match=r"cannot be handed to another process .*Mine.* at the top of a module"):
+        run(Mine(), tmp_path / "local", EXACT, numerics=SHARDS)
+    here = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
+    here.Mine = Mine  # type: ignore[attr-defined]
+    said = r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module.*no engine.shards\.$"
+    with pytest.raises(RunFailed, match=said):
+        run(Mine(), tmp_path / "module", EXACT, numerics=SHARDS)
 
 
 class Unbuildable(Tiny):
