@@ -63,7 +63,7 @@ def clear(
     removed, left = caches.clear(caches.default_cache(), chosen, older_than)
     typer.echo(f"removed {_counted(removed)}: {size(sum(entry.bytes for entry in removed))} freed")
     if left:
-        typer.echo(f"left {_counted(left)}: a process uses them")
+        typer.echo(f"left {_counted(left)}: a process uses {'it' if len(left) == 1 else 'them'}")
 
 
 def _ago(moment: float) -> str:

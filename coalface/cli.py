@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from coalface import disk, federation_commands, field_commands, ledger_commands
 from coalface.cache_commands import cache
+from coalface.data import cache as caches
 from coalface.data_commands import AsJson, Quiet, data
 from coalface.flower_commands import flower
 from coalface.party_commands import party
@@ -422,8 +423,8 @@ def weighting_grid(
     typer.echo(f"\nwrote {run_folder / grids.NAME}.html, .json and .csv")
 
 
-_RUNS = ("run", "resume", "sweep", "up", "demo")
-"""Commands of which a stopped one goes on."""
+_RUNS = ("run", "resume", "up", "demo")
+"""Commands whose run goes on by another; a sweep goes on by the same."""
 
 
 def main() -> None:
@@ -445,5 +446,9 @@ def main() -> None:
         if not isinstance(error, (CheckpointError, RunFailed, OSError, ValueError)):
             raise
         then = disk.GOES_ON if sys.argv[1:2] and sys.argv[1] in _RUNS else disk.AGAIN
-        typer.echo(f"coalface: {disk.explained(error, then) if isinstance(error, OSError) else error}", err=True)
+        said = str(error)
+        if isinstance(error, OSError):
+            named = disk.named_by(error)
+            said = ". ".join(filter(None, [disk.explained(error, then), "" if named is None else caches.advice(named)]))
+        typer.echo(f"coalface: {said}", err=True)
         sys.exit(1)

@@ -9,28 +9,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_WRITING = (*_REFUSED, errno.EFBIG)
+_MOUNTS = Path("/proc/self/mountinfo")
 GOES_ON = "what was written before is whole, and a run goes on from its last checkpoint with `coalface resume RUN`"
 AGAIN = "then run the command again"
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, partial: Path | None = None) -> Iterator[None]:
     """Within, an OSError of a write that fails names the file, or the folder: Python names none that is open already.
 
-    So it does where safetensors fails to write, whose own error is no OSError.
+    So it does where safetensors fails to write, whose own error is no OSError. What is written to `partial` first, to
+    be renamed to `path` when it is whole, is named by its place in `path`: a person knows no other.
     """
     try:
         yield
     except OSError as error:
         if error.filename is None and error.errno in _WRITING:
             error.filename = str(path)
+        elif partial is not None and (named := named_by(error)) is not None and named.is_relative_to(partial):
+            error.filename = str(path / named.relative_to(partial))
         raise
     except Exception as error:
         if said := re.search(r"\(os error (\d+)\)", str(error)):
             number = int(said[1])
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
+
+
+def named_by(error: OSError) -> Path | None:
+    """The file that an error is about; None where it names none."""
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+
+
+def refusal(error: BaseException | None) -> OSError | None:
+    """What a disk has said that takes nothing more, be it the cause of another error; None where none has."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in _REFUSED):
+        error = error.__cause__
+    return error
 
 
 def explained(error: OSError, then: str = GOES_ON) -> str:
@@ -63,15 +80,25 @@ def explained(error: OSError, then: str = GOES_ON) -> str:
 
 def _disk(path: Path) -> tuple[str, str]:
     """Where the disk of a file is mounted, and the room on it."""
-    place = path.absolute()
+    place, bound = Path(os.path.realpath(path)), _mounts()
     while not os.path.lexists(place):
         place = place.parent
     about = os.statvfs(place)
-    while not os.path.ismount(place):
+    while str(place) not in bound and not os.path.ismount(place):
         place = place.parent
     free, whole = (blocks * about.f_frsize for blocks in (about.f_bavail, about.f_blocks))
     files = ", but none for another file" if about.f_files and not about.f_favail else ""
     return str(place), f"{_amount(free)} of {_amount(whole)} are free now{files}"
+
+
+def _mounts() -> set[str]:
+    """Where something is mounted, a folder of the same disk among them, of which `ismount` knows nothing."""
+    try:
+        lines = _MOUNTS.read_bytes().splitlines()
+    except OSError:  # not on Linux
+        return set()
+    places = [line.split(b" ")[4] for line in lines]
+    return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), place)) for place in places}
 
 
 def _amount(count: int) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 
 from coalface import certificates, config, domains, federation, flowerproject, kittexts, ownfile
@@ -42,16 +42,18 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
             why = "lies in the kits, which are handed out" if ca_key.is_relative_to(out) else "is there"
             raise RecipeError(f"{ca_key} {why}: name a new file elsewhere for the CA's key")
     out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # for the owner alone from the first byte
+    fresh = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     try:
         ca = certificates.authority(made.name, now, made.days)
-        _fill(fresh, made, recipe, now, out, ca)
-        (fresh / "federation.yaml").write_bytes(file.read_bytes())
-        _close(fresh)
-        _check_free(out)
-        if ca_key is not None:
-            _write_key(ca_key, ca.key)
-        fresh.rename(out)
+        with writing(out, fresh):
+            fresh.mkdir(mode=0o700)  # for the owner alone from the first byte
+            _fill(fresh, made, recipe, now, out, ca)
+            (fresh / "federation.yaml").write_bytes(file.read_bytes())
+            _close(fresh)
+            _check_free(out)
+            if ca_key is not None:
+                _write_key(ca_key, ca.key)
+            fresh.rename(out)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise

@@ -4,6 +4,7 @@
 evidence for paired comparisons, and digests of the code that ran it. That file alone says what is done; a cell whose
 hash has changed is run again, and one whose code has changed is named.
 A cell that fails does not stop the others: `OUT/failed.json` has its reason, and the next sweep tries it again, last.
+A disk that takes nothing more stops the sweep.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from coalface import charting, dry, experiment, provenance
 from coalface.config import Recipe, RecipeError
-from coalface.disk import explained, writing
+from coalface.disk import explained, refusal, writing
 from coalface.engines.transport import RunFailed
 from coalface.experiment import View
 from coalface.gridding import Cell, grid
@@ -40,7 +41,7 @@ def sweep(
     """Run the cells that are not done yet, then write and return the table (`OUT/table.md`), with its page beside it.
 
     The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
-    Raises RunFailed, with the table of what is done, where cells have failed.
+    Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
     """
     cells = grid(path, changes)
     for wanted in baselines:  # a mistake in it should not show after hours
@@ -63,6 +64,8 @@ def sweep(
         try:
             done[digest] = _run(cell, out / "runs" / digest, view, keep_runs)
         except (RuntimeError, OSError, ValueError) as error:
+            if (refused := refusal(error)) is not None:  # no other cell would get further
+                raise refused from None
             failed[digest] = clean(explained(error) if isinstance(error, OSError) else error)
             view.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
             write_json(out / "failed.json", failed)

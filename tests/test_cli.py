@@ -168,7 +168,8 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
             "--baseline seed=0: no setting of the sweep has it",
         ),
         (["data", "pack", "nowhere", "x"], "nowhere is not a folder"),
-        (["data", "sheet", "no/such/folder/sheet.png"], "the sheet could not be written"),
+        (["data", "sheet", "no/such/folder/sheet.png"], "no/such/folder/sheet.png: No such file or directory"),
+        (["data", "sheet", "."], "give the name of a file that ends in .png"),
     ],
 )
 def test_what_a_person_can_mend_is_said_in_one_line(

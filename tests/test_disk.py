@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 import tinyruns
 import torch
+from federations import NOW, written
 
-from coalface import cli, disk, experiment, judging, modelfolder
+from coalface import cli, disk, experiment, judging, modelfolder, provisioning
+from coalface.core import generator
 from coalface.data.bins import write_bin
+from coalface.data.convert import Pairs, convert
 from coalface.data.pack import write_pack
 from coalface.data.rec import write_rec
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.stores import Kind, open_store
+from coalface.data.synthetic import SyntheticFaces, sheet
 from coalface.engines import checkpoint, commits
 from coalface.engines.checkpoint import Checkpoint
 from coalface.privacy import ledger
@@ -63,13 +67,29 @@ def rec(place: Path) -> None:
     write_rec([(0, b"1" * SMALL)], place / "rec", size=(32, 32))
 
 
+def converted(kind: Kind, name: str) -> Callable[[Path], object]:
+    """Writes the images of identity folders that are there already in another form."""
+
+    def write(place: Path) -> None:
+        pairs = Pairs(draw=10, rng=generator(0)) if kind == "bin" else None
+        convert(open_store(place / "faces"), place / name, kind, size=64, pairs=pairs)
+
+    return write
+
+
 WRITERS: list[tuple[Callable[[Path], object], str]] = [
     (commit, "a.commit"),
     (lines, "a.jsonl"),
     (state, "state.safetensors"),
     (model, "a.safetensors"),
-    (pack, "pixels.u8"),
-    (rec, "train.rec"),
+    (pack, "pack/pixels.u8"),
+    (rec, "rec/train.rec"),
+    (converted("folder", "all"), "all/A/A_0000.pgm"),
+    (converted("rec", "of"), "of/train.rec"),
+    (converted("bin", "of.bin"), "of.bin"),
+    (converted("pack", "packed"), "packed/pixels.u8"),
+    (lambda place: provisioning.make(place / "federation.yaml", place / "kits", NOW), "kits/ca/ca.crt"),
+    (lambda place: sheet(place / "sheet.png", images=1), "sheet.png"),
     (lambda place: write_bin(place / "a.bin", [b"1" * SMALL] * 2, [True]), "a.bin"),
     (lambda place: judging.write_json(place / "a.json", "1" * SMALL), "a.json"),
 ]
@@ -77,10 +97,52 @@ WRITERS: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("write", "name"), WRITERS, ids=[name for _, name in WRITERS])
 def test_the_error_of_a_write_names_its_file(tmp_path: Path, write: Callable[[Path], object], name: str) -> None:
-    with pytest.raises(OSError) as caught, no_file_larger_than(SMALL // 2):
+    written(tmp_path)
+    for person in "ABC":
+        (tmp_path / "faces" / person).mkdir(parents=True)
+        for number in range(4):
+            image = b"P5 64 64 255\n" + bytes(range(number, 256)) * 17
+            (tmp_path / "faces" / person / f"{person}_000{number}.pgm").write_bytes(image[: 13 + 64 * 64])
+    with pytest.raises(OSError) as caught, no_file_larger_than(SMALL // 8):
         write(tmp_path)
     assert caught.value.errno == errno.EFBIG
-    assert Path(caught.value.filename).name == name and str(tmp_path) in str(caught.value)
+    named = Path(caught.value.filename).relative_to(tmp_path)
+    assert named.match(name) and not named.parts[0].startswith("."), named
+
+
+LONG = "n" * 250
+"""A name that a file can have, and none that is longer by a few letters."""
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda place: write_pack(SyntheticFaces(2, 2, 1, size=32), place / LONG, size=32, grey=True),
+        lambda place: write_rec([(0, b"1")], place / LONG, size=(32, 32)),
+        lambda place: write_bin(place / LONG, [b"1"] * 2, [True]),
+        lambda place: provisioning.make(written(place), place / LONG, NOW),
+    ],
+    ids=["pack", "rec", "bin", "kits"],
+)
+def test_the_error_of_a_folder_that_cannot_be_made_names_no_other(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    with pytest.raises(OSError) as caught:
+        write(tmp_path)
+    assert caught.value.filename == str(tmp_path / LONG)
+
+
+def test_a_folder_that_is_bound_from_the_same_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = tmp_path / "our faces"
+    bound.mkdir()
+    mounts = ["27 1 254:0 / / rw - ext4 /dev/vda rw", f"61 27 254:0 /srv {bound} ro - ext4 /dev/vda rw"]
+    mounts[1] = mounts[1].replace("our faces", r"our\040faces")
+    (tmp_path / "mountinfo").write_text("\n".join(mounts) + "\n")
+    monkeypatch.setattr(disk, "_MOUNTS", tmp_path / "mountinfo")
+    (tmp_path / "link").symlink_to(bound)
+    for place in (bound, tmp_path / "link"):
+        said = disk.explained(OSError(errno.EROFS, "Read-only file system", str(place / "deep" / "x")))
+        assert f"its disk ({bound}) can only be read" in said
 
 
 def test_the_error_of_a_report_names_its_file(fedavg_run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -334,19 +335,44 @@ def test_a_failed_cell_that_comes_through_is_no_failure_any_more(
     path, out = recipe(tmp_path), tmp_path / "out"
 
     def fails(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.EFBIG, "File too large")
 
     with monkeypatch.context() as broken:
         broken.setattr(sweeping.experiment, "run", fails)
         with pytest.raises(RunFailed, match=r"2 of 2 cells failed[^|]*\| setting") as failed:
             sweep(path, ["seed=0,1"], out, Silent())
-    assert "- seed=1: failed: No space left on device, in the output or a file without a name. Make room" in str(
-        failed.value
-    )
+    assert "- seed=1: failed: File too large, in the output or a file without a name. Make room" in str(failed.value)
     assert not (out / "cells.jsonl").exists() and len(json.loads((out / "failed.json").read_text())) == 2
     sweep(path, ["seed=0,1"], out, Silent())
     assert len(cells(out)) == 2 and json.loads((out / "failed.json").read_text()) == {}
     assert "failed" not in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["told", "behind another error"])
+def test_a_disk_that_takes_nothing_more_ends_the_sweep_which_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    path, out, runs = recipe(tmp_path), tmp_path / "out", sweeping.experiment.run
+
+    def full(recipe: Any, *given: Any, **more: Any) -> None:
+        if recipe.seed == 0:
+            runs(recipe, *given, **more)
+            return
+        refused = OSError(errno.ENOSPC, "No space left on device", "/disk/x")
+        if behind:
+            raise RunFailed("silo-00, step train: no") from refused
+        raise refused
+
+    with monkeypatch.context() as filled:
+        filled.setattr(sweeping.experiment, "run", full)
+        view = Silent()
+        with pytest.raises(OSError) as caught:
+            sweep(path, ["seed=0,1,2"], out, view)
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename == "/disk/x"
+    assert len(cells(out)) == 1 and not (out / "failed.json").exists()
+    assert [note for note in view.notes if "of 3" in note] == ["cell 1 of 3: seed=0", "cell 2 of 3: seed=1"]
+    sweep(path, ["seed=0,1,2"], out, Silent())
+    assert len(cells(out)) == 3
 
 
 def test_a_mean_over_fewer_seeds_says_so(swept: Path, tmp_path: Path) -> None:

@@ -108,19 +108,20 @@ def align_folder(
     known = np.flatnonzero(landmarks.known)
     names = [os.path.relpath(place, store.path) for place in store.places]
     partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir(parents=True)
     try:
-        made = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
-        for done, (image, data) in enumerate(zip(known.tolist(), made, strict=True), start=1):
-            (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
-            with writing(partial / names[image]):
-                (partial / names[image]).write_bytes(data)
-            progress(done)
-        _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
-        _check(store, partial, out, {store.files[i]: store.names[store.labels[i]] for i in known.tolist()})
-        if out.is_dir():
-            out.rmdir()  # it is empty
-        os.rename(partial, out)
+        with writing(out, partial):
+            partial.mkdir(parents=True)
+            made = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
+            for done, (image, data) in enumerate(zip(known.tolist(), made, strict=True), start=1):
+                (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
+                with writing(partial / names[image]):
+                    (partial / names[image]).write_bytes(data)
+                progress(done)
+            _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
+            _check(store, partial, out, {store.files[i]: store.names[store.labels[i]] for i in known.tolist()})
+            if out.is_dir():
+                out.rmdir()  # it is empty
+            os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return _remarks(store, landmarks)
@@ -180,7 +181,8 @@ def _copy_lists(source: Path, target: Path, landmarks: set[Path]) -> None:
             if file.resolve() not in landmarks:
                 place = target / file.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, place)
+                with writing(place):
+                    place.write_bytes(file.read_bytes())
 
 
 def _check(store: Store, partial: Path, out: Path, wanted: dict[str, str]) -> None:

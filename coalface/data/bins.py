@@ -6,6 +6,7 @@ whether the two show one person. A pickle is a program, and loading one runs it;
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -180,7 +181,7 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
     written = 0
     try:
-        with writing(path), open(partial, "wb") as out:
+        with writing(path, partial), open(partial, "wb") as out:
             out.write(b"\x80\x03](")
             for image in images:
                 if not 0 < len(image) < 1 << 32:
@@ -201,4 +202,5 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
             out.write(b"e](" + b"e(".join(parts) + b"e\x86.")
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it was never made, or there is more to tell
+            partial.unlink()

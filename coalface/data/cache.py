@@ -29,6 +29,7 @@ _FORMS = {
 }
 KINDS = tuple(_FORMS)
 """What the cache holds; unfinished is what a process left that was killed while it packed, or cleared."""
+_ELSEWHERE = "name another folder by COALFACE_CACHE"
 
 
 def default_cache() -> Path:
@@ -41,13 +42,29 @@ def open_cache(cache: Path) -> Path:
     """Make the cache where it is missing, with mode 0700, and close to others what an older version left open.
 
     A folder that holds other things as well, such as /tmp, keeps its own mode: what the cache keeps in it is closed.
+    Raises NotADirectoryError where a file is in its place.
     """
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(cache)
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:  # perhaps of a folder above it
+        error.filename = str(cache)
+        raise
     names, forms = os.listdir(cache), (_FORMS["packs"], _FORMS["unfinished"])
     ours = [name for name in names if name in (PRETRAINED, LOCKS, SOUND) or any(form.fullmatch(name) for form in forms)]
     for path in [*([cache] if len(ours) == len(names) else []), *(cache / name for name in ours)]:
         _close(path)
     return cache
+
+
+def _check_folder(cache: Path) -> None:
+    if cache.exists() and not cache.is_dir():
+        raise NotADirectoryError(f"{cache} is a file, and the cache is a folder: move it away, or {_ELSEWHERE}")
+
+
+def advice(path: Path) -> str:
+    """What to do where something of the cache cannot be written; empty for what is not of the cache."""
+    return f"It is in the cache: {_ELSEWHERE}" if path.absolute().is_relative_to(default_cache().absolute()) else ""
 
 
 def use(entry: Path) -> None:
@@ -84,7 +101,11 @@ class Entry:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """What the cache holds, by `KINDS`, the longest unused first. What it did not make is not looked at."""
+    """What the cache holds, by `KINDS`, the longest unused first. What it did not make is not looked at.
+
+    Raises NotADirectoryError where a file is in its place.
+    """
+    _check_folder(cache)
     found = []
     for kind, form in _FORMS.items():
         folder = cache / PRETRAINED if kind == PRETRAINED else cache

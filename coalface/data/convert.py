@@ -6,6 +6,7 @@ which become PNG images, without loss, when they leave it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -115,9 +116,8 @@ def check_options(kind: Kind, given: Iterable[str]) -> None:
 
 def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     """`IDENTITY/IDENTITY_0001.jpg`, as LFW; a store that has file names of its own keeps them."""
-    partial = _beside(out)
     remarks: list[str] = []
-    try:
+    with _beside(out) as partial:
         files = []
         sound = _sound(store, range(len(store)))
         for i, (stem, (data, header)) in enumerate(zip(file_names(store), sound, strict=True)):
@@ -135,8 +135,6 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
                 with writing(out / PAIRS):
                     (partial / PAIRS).write_text(text, encoding="utf-8")
         _rename(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return remarks
 
 
@@ -173,8 +171,7 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
             yield int(labels[i]), bytes(data)
             progress(done, len(order))
 
-    partial = _beside(out)
-    try:
+    with _beside(out) as partial:
         write_rec(images(), partial, size=(first.height, first.width))
         names = [store.names[k] for k in present.tolist()]
         text = "".join(f"{name}\n" for name in names)
@@ -184,8 +181,6 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
         if list(made.names) != names or not np.array_equal(made.labels, labels[order]):
             raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
         _rename(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     remarks = []
     if others or (first.width, first.height) != (112, 112):
         more = f", and {several(others, 'image')} {'is of another size' if others == 1 else 'are of other sizes'}"
@@ -205,16 +200,14 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
             yield data
             progress(done, len(places))
 
-    partial = _beside(out)
-    try:
-        write_bin(partial / out.name, images(), listed.same.tolist())
+    with _beside(out) as partial:
+        with writing(out, partial / out.name):
+            write_bin(partial / out.name, images(), listed.same.tolist())
         if not np.array_equal(read_bin(partial / out.name).same, listed.same):
             raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
         if out.is_dir():
             out.rmdir()
         os.rename(partial / out.name, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     remarks = []
     left = len(store) - len(np.unique(places))
     if left:
@@ -329,11 +322,17 @@ def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memory
         raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
 
 
-def _beside(out: Path) -> Path:
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A folder to make `out` in, gone afterwards; what cannot be written there is named by its place in `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir()
-    return partial
+    try:
+        with writing(out, partial):
+            partial.mkdir()
+            yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _rename(partial: Path, out: Path) -> None:

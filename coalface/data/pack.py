@@ -141,10 +141,11 @@ def write_pack(
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir(mode)
     try:
-        _write(source, partial, wanted, progress)
-        _put_in_place(partial, path, wanted)
+        with writing(path, partial):
+            partial.mkdir(mode)
+            _write(source, partial, wanted, progress)
+            _put_in_place(partial, path, wanted)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

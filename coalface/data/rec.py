@@ -194,14 +194,15 @@ def write_rec(
         raise FileExistsError(f"{shown(folder)} is there already: choose another folder, or move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir()
-    record = partial / "train.rec"
+    record, listed = partial / "train.rec", partial / "train.idx"
     try:
-        with writing(record), open(record, "wb") as out, open(partial / "train.idx", "w", encoding="ascii") as index:
-            identities = _write(images, out, index, aligned)
-        with writing(partial / "property"):
-            (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
-        os.rename(partial, folder)
+        with writing(folder, partial):
+            partial.mkdir()
+            with writing(record), open(record, "wb") as out, open(listed, "w", encoding="ascii") as index:
+                identities = _write(images, out, index, aligned)
+            with writing(partial / "property"):
+                (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
+            os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

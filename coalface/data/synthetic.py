@@ -23,6 +23,7 @@ from coalface.data import looks, rendering
 from coalface.data.faces import FaceSet
 from coalface.data.looks import DOMAINS, Domain, draw_looks
 from coalface.data.rendering import render
+from coalface.disk import writing
 
 DRAWN_BY = (Path(__file__), Path(looks.__file__), Path(rendering.__file__))
 """The files that pixels follow from: the numbers, the tables and the drawing."""
@@ -170,7 +171,12 @@ def sheet(
     grey: bool = False,
     domains: Sequence[str] = tuple(DOMAINS),
 ) -> None:
-    """Write a picture that shows the same identities, one a row, in each domain, side by side."""
+    """Write a PNG that shows the same identities, one a row, in each domain, side by side.
+
+    Raises ValueError where `path` does not end in .png.
+    """
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"{path}: the sheet is a PNG: give the name of a file that ends in .png")
     gap, caption = 6, 18
     columns = []
     for domain in domains:
@@ -184,6 +190,6 @@ def sheet(
             np.full((caption + len(block), gap, block.shape[-1]), 255, np.uint8),
         ]
     picture = np.concatenate(columns[:-1], axis=1)
-    written = cv2.imwrite(str(path), picture if grey else picture[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 9])
-    if not written:
-        raise OSError(f"{path}: the sheet could not be written; give a folder that exists and a name ending in .png")
+    _, encoded = cv2.imencode(".png", picture if grey else picture[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 9])
+    with writing(path):
+        path.write_bytes(encoded.tobytes())

@@ -52,7 +52,7 @@ class Crews:
         self._crews: dict[str, Crew] = {}
 
     def of(self, party: str) -> Crew | None:
-        """The party's; None where one process plays it. Raises NotBegun, ShardLost or OSError where they do not start."""
+        """The party's; None where one process plays it. Raises NotBegun, ShardLost, OSError where they do not start."""
         size = self._setup.numerics.shards.get(party, 1)
         if size == 1:
             return None

@@ -6,16 +6,17 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from test_pack import Counting
-from tinyruns import Silent, tiny
+from tinyruns import Silent, picture_folders, tiny, write
 from typer.testing import CliRunner
 
-from coalface import experiment
+from coalface import cli, experiment
 from coalface.cli import app
 from coalface.data.cache import PRETRAINED, clear, entries
 from coalface.data.pack import cached_pack, read_pack, write_pack
@@ -70,6 +71,33 @@ def test_what_is_kept_is_its_owners_alone_from_the_first_byte(cache: Path) -> No
 
     cached_pack(Watched(), size=2, grey=True)
     assert during == [({0o700}, 1)] and modes(cache) == {0o700} and file_modes(cache) == {0o600}
+
+
+def test_a_file_in_the_place_of_the_cache_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.write_text("")
+    picture_folders(tmp_path / "faces", ["A", "B"])
+    recipe = write(tmp_path / "tiny.yaml", data={"source": {"kind": "folder", "path": str(tmp_path / "faces")}})
+    for command in (["cache"], ["cache", "clear"], ["run", str(recipe), "--out", str(tmp_path / "out")]):
+        monkeypatch.setattr(sys, "argv", ["coalface", *command])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert f"{cache} is a file" in (told := capsys.readouterr().err) and "COALFACE_CACHE" in told
+
+
+def test_what_cannot_be_written_to_the_cache_says_how_another_is_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "file" / "deep" / "cache"))
+    picture_folders(tmp_path / "faces", ["A", "B"])
+    recipe = write(tmp_path / "tiny.yaml", data={"source": {"kind": "folder", "path": str(tmp_path / "faces")}})
+    monkeypatch.setattr(sys, "argv", ["coalface", "run", str(recipe), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    told = capsys.readouterr().err
+    assert str(tmp_path / "file" / "deep" / "cache") in told and "COALFACE_CACHE" in told
 
 
 def test_what_an_older_version_left_open_is_closed_when_the_cache_is_used(cache: Path) -> None:
@@ -168,6 +196,10 @@ def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:
     assert "removed 1 pack: " in said("clear", "packs", "--older-than", 2)
     faces = cached_pack(Counting(2), cache, size=2, grey=True)
     told = said("clear")
-    assert "removed 1 unfinished folder: 0 B freed" in told and "left 1 pack: " in told and len(faces) == 5
+    assert (
+        "removed 1 unfinished folder: 0 B freed" in told
+        and "left 1 pack: a process uses it\n" in told
+        and len(faces) == 5
+    )
     wrong = CliRunner().invoke(app, ["cache", "clear", "pack"])
     assert wrong.exit_code != 0 and "did you mean 'packs'" in str(wrong.exception)

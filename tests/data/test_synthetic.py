@@ -196,5 +196,7 @@ def test_the_sheet_shows_each_identity_in_each_domain(tmp_path) -> None:  # type
     assert picture.shape == (18 + 2 * 32, 2 * 3 * 32 + 6, 3)
     night = pixels(SyntheticFaces(2, 3, seed=4, size=32, grey=False, domains=("night",)))
     assert np.array_equal(picture[18 + 32 :, -32:, ::-1], night[5])
-    with pytest.raises(OSError, match="give a folder that exists"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         sheet(tmp_path / "absent" / "sheet.png", identities=1, images=1, size=32)
+    with pytest.raises(ValueError, match=r"ends in \.png"):
+        sheet(tmp_path, identities=1, images=1, size=32)
