@@ -254,6 +254,24 @@ print(len(hashed))
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
 
+def test_pixels_of_the_same_size_and_time_are_read_again_where_the_file_was_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    write_pack(Counting(), tmp_path / "pack", size=2, grey=True)
+    read_pack(tmp_path / "pack")
+    pixels = tmp_path / "pack" / "pixels.u8"
+    before = pixels.stat()
+    while pixels.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of some file systems ticks every few ms
+        with open(pixels, "r+b") as file:
+            file.write(b"\xff")
+        os.utime(pixels, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = pixels.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    with pytest.raises(ValueError, match="pixels.u8 is damaged: its SHA-256"):
+        read_pack(tmp_path / "pack")
+
+
 def test_a_damaged_meta_file_is_told(tmp_path: Path) -> None:
     pack = damaged_pack(tmp_path, "meta.json", "cut")
     (pack / "meta.json").write_text('{"format": "coalface-pack"')
