@@ -79,6 +79,7 @@ class View(Protocol):
     def round(self, record: dict[str, Any]) -> None: ...
     def doing(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
     def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
 
@@ -104,7 +105,7 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
         )
     if out.exists() and (not out.is_dir() or any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*"))):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
-    with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
+    with telling_passed_over(lambda said: view.warn(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, report=report, carrier=carrier)
 
 
@@ -149,7 +150,7 @@ def resume(
             "them back from a copy, or leave the run as it is"
         )
     provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
-    with telling_passed_over(lambda said: view.note(f"{recipe.name}: {said}")) as passed:
+    with telling_passed_over(lambda said: view.warn(f"{recipe.name}: {said}")) as passed:
         return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
 
 
@@ -267,7 +268,7 @@ def _execute(
         )
         already, sent, passed_over = server.resumes_after()
         for why in passed_over:
-            view.note(f"{recipe.name}: {why}: it goes on from the one before")
+            view.warn(f"{recipe.name}: {why}: it goes on from the one before")
         whole, before = sum(s.rounds for s in method.stages()), runs.read(out).metrics[:already] if already else ()
         view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:
@@ -315,7 +316,7 @@ def _execute(
         view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
     summary["ledger"] = summing.ledgers(out, list(server.at.tallies), faults)
     for fault in faults.values():
-        view.note(fault)
+        view.warn(fault)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}

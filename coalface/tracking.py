@@ -107,6 +107,9 @@ class Tracked:
     def note(self, text: str) -> None:
         self._view.note(text)
 
+    def warn(self, text: str) -> None:
+        self._view.warn(text)
+
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         """Write the figures of the model that the run leaves, unless its last round was judged."""
         self._view.finish(figures, where)

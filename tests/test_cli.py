@@ -271,6 +271,15 @@ def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int)
     wait_for_workers(out, patience=0)
 
 
+@pytest.mark.usefixtures("quick_workers")
+def test_a_run_says_what_takes_a_while_before_its_rounds_and_after_them(tmp_path: Path) -> None:
+    lines = said("run", tinyruns.write(tmp_path / "tiny.yaml"), "--out", tmp_path / "out", "--workers", 2).splitlines()
+    rounds = [place for place, line in enumerate(lines) if line.startswith("tiny  round ")]
+    assert lines[rounds[0] - 1].startswith("starting 2 worker processes") and len(rounds) == 2
+    assert lines[rounds[-1] + 1].startswith("judging the model that the run leaves")
+    assert any(line.startswith("tiny  done  2 rounds") for line in lines[rounds[-1] + 2 :])
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_ctrl_c_twice_while_workers_start_leaves_no_traceback(tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ def test_a_dry_run_tells_it(root: Path) -> None:
     assert done.exit_code == 0 and all(done.output.count(line) == 1 for line in lines(root)), done.output
 
 
+def test_a_run_that_shows_no_progress_tells_it(root: Path) -> None:
+    (root / "recipe.yaml").write_text(json.dumps(tree(root)))
+    done = invoked("run", root / "recipe.yaml", "--quiet", "--out", root / "run")
+    assert done.exit_code == 0 and done.stdout == f"report: {root / 'run' / 'report.html'}\n"
+    assert done.stderr.splitlines() == [f"tiny: {line}" for line in lines(root)]
+
+
 def test_evaluate_tells_it_beside_its_figures(root: Path, fedavg_run: Path) -> None:
     done = invoked("evaluate", fedavg_run, "--on", root / "data" / "other", "--pairs", 10, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["pairs"] == 20

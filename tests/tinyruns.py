@@ -108,5 +108,8 @@ class Silent:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def warn(self, text: str) -> None:
+        self.notes.append(text)
+
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         self.finished.append(where)

@@ -74,8 +74,8 @@ class Progress:
 
     In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
     one line a round (`LINES_A_RUN`), its last, and one for each thing that takes a while (`doing`). `quiet` shows
-    nothing. Names, reasons and notes are written without control characters. A run that trains `elsewhere` is not
-    stopped by Ctrl-C here. The time left is (rounds to go) × (time a round has taken in this session).
+    warnings alone. Names, reasons and notes are written without control characters. A run that trains `elsewhere` is
+    not stopped by Ctrl-C here. The time left is (rounds to go) × (time a round has taken in this session).
     """
 
     def __init__(
@@ -195,6 +195,13 @@ class Progress:
     def note(self, text: str) -> None:
         """A line for the person, kept above the live view."""
         self._print(clean(text))
+
+    def warn(self, text: str) -> None:
+        """A note of what may be wrong, which `quiet` does not hold back: then it goes to the standard error."""
+        if self._quiet:
+            print(clean(text), file=sys.stderr)
+        else:
+            self.note(text)
 
     def finish(self, figures: Mapping[str, Any], where: str | Path) -> None:
         """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
