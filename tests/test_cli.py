@@ -301,6 +301,28 @@ def test_ctrl_c_twice_while_workers_start_leaves_no_traceback(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_no_process_that_a_run_starts_hears_ctrl_c_not_even_the_first(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text("""
+import multiprocessing, signal
+
+def say():
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+
+if __name__ == "__main__":
+    from coalface.engines import processes
+    for _ in range(2):
+        with processes.starting():
+            started = multiprocessing.get_context("spawn").Process(target=say)
+            started.start()
+        started.join()
+    say()
+""")
+    ran = subprocess.run([sys.executable, str(tmp_path / "starts.py")], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["True", "True", "False"], ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
     """Over workers and over shards: each process that the run starts runs the script once more."""
     for engine, place in ({"workers": 2}, "workers"), ({"shards": {"silo-00": 2}}, "shards"):

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
@@ -59,6 +60,7 @@ def packed(setup: Any) -> bytes:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them."""
+    multiprocessing.resource_tracker.ensure_running()  # the first process starts it otherwise, and that unblocks it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -84,7 +86,6 @@ def join_run(folder: Path, told: Connection | None = None) -> None:
 
     Also where that one says something to `told`, whatever this one is at.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(told,), daemon=True).start()
     _held.append(open(folder / _AT_WORK, "a"))
     fcntl.flock(_held[-1], fcntl.LOCK_SH)
