@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from test_disk import no_file_larger_than
 from test_layouts import put, say
 from typer.testing import CliRunner, Result
 
@@ -210,6 +211,15 @@ def test_every_kind_of_image_keeps_its_name_its_kind_and_its_channels(tmp_path: 
         lost = np.abs(image.astype(int) - wanted.astype(int))
         assert lost.max() == 0 if not file.lower().endswith(("jpg", "jpeg")) else 0 < lost.max() <= 4
         assert (tmp_path / "out" / file).read_bytes()[:2] == (source / file).read_bytes()[:2]
+
+
+def test_what_cannot_be_written_is_named_by_its_place(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set")
+    say(source, "pairs.txt", "1" * 1_000_000)
+    for out, file in ((tmp_path / ("n" * 250), ""), (tmp_path / "out", "pairs.txt")):
+        with no_file_larger_than(500_000):
+            ended = run(source, source / "points.lst", "--out", out).exception
+        assert isinstance(ended, OSError) and Path(ended.filename) == out / file
 
 
 def test_images_without_landmarks_are_left_out_and_named(tmp_path: Path) -> None:
