@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ from coalface.engines.rounds import Round, Rules
 from coalface.engines.standing import Call, Numerics, Standing, Tally
 from coalface.engines.transport import Reply, RunFailed, Transport
 from coalface.jsontext import strict_json
+
+BELIEVED = 4.0
+"""How many times the median number of images a party is believed to have where it is asked how far it may go."""
 
 
 def _data(reply: bytearray | memoryview | wire.Encoded) -> bytearray | memoryview:
@@ -336,11 +340,15 @@ class Asking(Federation):
         return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
 
     def _lengths(self, to: Sequence[str]) -> dict[str, float]:
-        """How far each may be expected to go: the root of its images, where these say how many steps it takes."""
+        """How far each may be expected to go: the root of its images, where these say how many steps it takes.
+
+        A number that is the party's word alone counts up to `BELIEVED` times the median, or a lie would go as far.
+        """
         if self.rules.equal_steps:
             return dict.fromkeys(to, 1.0)
-        most = self._heaviest(to)
-        return {party: math.sqrt(max(1.0, min(self.images(party), most))) for party in to}
+        images = {party: max(1, self.images(party)) for party in to}
+        most = math.inf if self.rules.max_share is None else BELIEVED * statistics.median_low(images.values())
+        return {party: math.sqrt(min(number, most)) for party, number in images.items()}
 
     def _gathering(
         self, call: Call, folds: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
