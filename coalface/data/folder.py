@@ -116,23 +116,21 @@ def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = N
 
 _PART_NAMES = frozenset(
     "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
-    "pictures data dataset faces crops cropped aligned raw original originals frontal front profile left right".split()
+    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc "
+    "frontal front profile left right up down cam camera view pose session light neutral smiling happy sad".split()
 )
 """What parts and views of a set are called, and people are not."""
+_NUMBERED = frozenset("cam camera view pose session light".split())
+"""Those of them that no person is called with a number behind, as `face_001` may be."""
+_LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
+_WORDS = 10
+"""Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
 """Folders and names that a sentence gives, and the fewest people whose images in one folder are no accident."""
 
 
 def doubts(folder: Folder) -> list[str]:
-    """What makes the folders look like something other than one person each, in sentences, each with what to do."""
-    said = []
-    parts = [name for name in folder.names if name.lower() in _PART_NAMES]
-    if len(parts) > 1 or 5 * len(parts) > len(folder.names):
-        are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
-        said.append(
-            f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
-            "give each a folder beside the others"
-        )
+    """What makes the folders look like something other than one person each: a sentence, with what to do, or none."""
     files: dict[str, list[str]] = {}
     for file in folder.files:
         name, _, own = file.partition("/")
@@ -140,11 +138,62 @@ def doubts(folder: Folder) -> list[str]:
     mixed = {name: people for name, own in files.items() if (people := _people(name, own))}
     if mixed and 10 * len(mixed) >= len(files):
         name, people = next(iter(mixed.items()))
-        said.append(
+        return [
             f"{several(len(mixed), 'folder')} of {len(files):,} {'holds' if len(mixed) == 1 else 'hold'} files called "
             f"after several people, as {name} those of {_first(people)}: put the images of each person into a folder"
-        )
-    return said
+        ]
+    parts = [name for name in folder.names if _is_part(name)]
+    if len(parts) > 1 or 5 * len(parts) > len(folder.names):
+        are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
+        return [
+            f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
+            "give each a folder beside the others"
+        ]
+    if people := _recurring(files):
+        return [
+            f"the files of several folders begin with the same {len(people):,} names ({_first(people)}), as if a "
+            "folder were a camera, a session or an expression: if these are people, give each a folder"
+        ]
+    return []
+
+
+def _recurring(files: dict[str, list[str]]) -> list[str]:
+    """Who the files of all folders together are called after, where a folder seems to be a condition and no person.
+
+    So it is where most files begin with names that come back in half of the folders or more, these names outnumber the
+    folders, and either what follows a name tells the folder, as in `happy/subject01.happy.png` (of bare numbers,
+    `neutral/001_03.jpg`, it is a code, and each folder has most of them), or the names are words, ten and twice as many
+    as the folders, as in `indoor/ann_1.jpg`. People's own images, counted anew in each folder, are neither.
+    """
+    found = {name: collections.Counter(map(_lead, own)) for name, own in files.items()}
+    often = collections.Counter(lead for counts in found.values() for lead in {lead for lead, _ in counts})
+    back = {lead for lead, n in often.items() if n > 1 and 2 * n >= len(files)}
+    back = {lead for lead in back if lead and lead.rstrip("0123456789").lower() not in _PART_NAMES}
+    held = sum(n for counts in found.values() for (lead, _), n in counts.items() if lead in back)
+    if len(back) <= max(len(files), _FEW - 1) or 4 * held < 3 * sum(map(len, files.values())):
+        return []
+    if sum(map(str.isalpha, back)) >= max(_WORDS, 2 * len(files)):
+        return sorted(back)
+    codes = {}
+    for name, counts in found.items():
+        by_code = collections.Counter(code for _, code in counts.elements())
+        codes[name], most = by_code.most_common(1)[0]
+        whole = 4 * len(back & {lead for lead, _ in counts}) >= 3 * len(back) and codes[name].lstrip("0") not in name
+        if not codes[name] or 10 * most < 9 * len(files[name]) or not (whole or not all(map(str.isdecimal, back))):
+            return []
+    return sorted(back) if len(set(codes.values())) == len(files) else []
+
+
+def _lead(file: str) -> tuple[str, str]:
+    """The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
+    lead, code = _LEAD.findall(os.path.splitext(file)[0])[0]
+    return lead, code
+
+
+def _is_part(name: str) -> bool:
+    """Whether a folder's name is made of what parts and views of a set are called."""
+    words = re.findall(r"[^\W\d_]+", name.lower())
+    return bool(words) and (_NUMBERED if re.search(r"\d", name) else _PART_NAMES).issuperset(words)
 
 
 def _people(name: str, files: Iterable[str]) -> list[str]:
