@@ -128,7 +128,7 @@ def judge_model(
         raise ValueError("--list takes a list of the data set, and --pairs draws pairs: leave one of them out")
     faces, chosen, drawn = _chosen(on, images, about, pairs, own, show)
     figures: dict[str, Any] = {"model": str(model), "on": str(on), **({"drawn": drawn} if drawn else {})}
-    one = _Judge(backbone, faces, members, flip, show)
+    one = _Judge(backbone, faces, images or on, members, flip, show)
     if isinstance(chosen, PairList):
         return figures | one.figures(chosen, on, threshold_from)
     return figures | {"lists": {name: one.figures(each, on, threshold_from) for name, each in chosen.items()}}
@@ -165,7 +165,7 @@ def _chosen(
     if images is None:
         raise ValueError(f"{on} names pairs of images: say where these lie with --images FOLDER (or a pack)")
     faces = read_faces(images, about, show)
-    return faces, read_pairs(on, faces), 0
+    return faces, read_pairs(on, faces, root=images), 0
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ class _Judge:
 
     backbone: Backbone
     faces: FaceSet
+    root: Path
+    """Where the images lie."""
     members: Members | None
     flip: bool
     show: Show
@@ -203,7 +205,7 @@ class _Judge:
 
     def _second(self, path: Path, chosen: PairList, on: Path) -> PairList:
         """The list that a threshold is chosen on. Raises ValueError where it holds pairs that are judged."""
-        faces, other = self.faces, read_pairs(path, self.faces)
+        faces, other = self.faces, read_pairs(path, self.faces, root=self.root)
         if shared := _images(chosen) & _images(other):
             first, second = (faces.files[faces.rows[image]] for image in min(shared)) if faces.files else min(shared)
             raise ValueError(

@@ -23,7 +23,7 @@ from coalface.evaluate.bootstrap import PairIdentities
 from coalface.evaluate.features import images_needed
 from coalface.evaluate.identification import query_and_gallery
 from coalface.evaluate.verification import tenths
-from coalface.sources import Packing, below_root, open_source, origin, pixels
+from coalface.sources import Packing, below_root, folder, open_source, origin, pixels
 
 SPLIT_SEED = 2048
 """Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
@@ -265,7 +265,10 @@ def _list(
         return faces, lists[chosen]
     source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
     faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
-    pairs = read_pairs(path, faces) if wanted.kind == "lfw" else devtest_all(faces, named_identities(path))
+    if wanted.kind == "lfw":
+        root = folder(recipe, source) if source.kind == "folder" else None
+        return _called(faces, prefix), read_pairs(path, faces, root=root)
+    pairs = devtest_all(faces, named_identities(path))
     return _called(faces, prefix), pairs
 
 

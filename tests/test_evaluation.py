@@ -201,7 +201,9 @@ def test_lists_of_paths_are_judged_as_lists_of_names(fedavg_run: Path, pictures:
     lines = ["left,right,same"]
     for fields in (line.split() for line in names.read_text().splitlines()[1:]):
         (one, other), same = (fields[0], fields[-2] if len(fields) == 4 else fields[0]), len(fields) == 3
-        lines.append(f"{one}/{one}_{int(fields[1]):04d}.png,{other}/{other}_{int(fields[-1]):04d}.png,{same}")
+        lines.append(
+            f"{pictures}/{one}/{one}_{int(fields[1]):04d}.png,{other}/{other}_{int(fields[-1]):04d}.png,{same}"
+        )
     (tmp_path / "paths.csv").write_text("\n".join(lines))
     found = [evaluation.judge_model(fedavg_run, path, images=pictures) for path in (names, tmp_path / "paths.csv")]
     assert found[0] | {"on": ""} == found[1] | {"on": ""}

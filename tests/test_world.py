@@ -145,6 +145,11 @@ def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     recipe = config.parse(config.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
     (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
     assert chosen.pairs.same.tolist() == [True, False]
+    whole = "{0}/Ann/Ann_0001 {0}/Ann/Ann_0002 1\n{0}/Ann/Ann_0002 {0}/Bob/Bob_0001 0\n".format(root / "people")
+    (root / "whole.txt").write_text(whole)
+    tree = config.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
+    (absolute,) = pairlists.judged(config.parse(tree), *splits.training_faces(recipe))
+    assert absolute.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:

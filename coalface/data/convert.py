@@ -228,7 +228,7 @@ def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
     faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, tuple(store.files))
     if wanted.path is not None:
         own = read_list_file(store.path, faces, wanted.path, layout=store.layout) if store.layout else None
-        return own or read_pairs(wanted.path, faces)
+        return own or read_pairs(wanted.path, faces, root=store.path)
     if wanted.draw is not None:
         if wanted.rng is None:
             raise ValueError("drawn pairs need their number and a generator")

@@ -28,6 +28,8 @@ _LABELS = {"1": True, "+1": True, "true": True, "0": False, "-1": False, "false"
 class Line:
     """A pair as a file names it."""
 
+    number: int
+    """Of its line, from 1."""
     left: str
     """An image's path, of LFW's format without the ending."""
     right: str
@@ -74,7 +76,7 @@ def _parse_lfw(path: Path, lines: list[tuple[int, list[str]]]) -> list[Line]:
             found = " ".join(fields)[:80]
             raise ValueError(f"{shown(path)}, line {number}: {error} ({where}); found {found!r}") from None
         names, (one, other) = (left[0], right[0]), (f"{name}/{name}_{image:04d}" for name, image in (left, right))
-        pairs.append(Line(one, other, names, within < size, fold if len(header) == 2 else None))
+        pairs.append(Line(number, one, other, names, within < size, fold if len(header) == 2 else None))
     if len(pairs) != 2 * folds * size:
         raise ValueError(
             f"{shown(path)}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
@@ -95,7 +97,7 @@ def _path_line(path: Path, number: int, fields: list[str], fold: str | None = No
     if fold is not None and not (fold.isascii() and fold.isdigit() and len(fold) < 10):
         raise ValueError(f"{where}: {fold[:80]!r} is where the number of a fold belongs")
     names = (left.rpartition("/")[0], right.rpartition("/")[0])
-    return Line(left, right, names, _LABELS[fields[2].lower()], None if fold is None else int(fold))
+    return Line(number, left, right, names, _LABELS[fields[2].lower()], None if fold is None else int(fold))
 
 
 def _parse_csv(path: Path, lines: list[tuple[int, str]], separator: str, names: list[str]) -> list[Line]:
@@ -117,7 +119,23 @@ def _parse_csv(path: Path, lines: list[tuple[int, str]], separator: str, names: 
             )
         of = {key: fields[place].strip() for key, place in column.items()}
         pairs.append(_path_line(path, number, [of["left"], of["right"], of["same"]], of.get("fold")))
+    _check_folds(path, pairs)
     return pairs
+
+
+def _check_folds(path: Path, pairs: list[Line]) -> None:
+    """Raise ValueError for a fold of pairs of one kind, on which no accuracy could be taken."""
+    kinds: dict[int, set[bool]] = {}
+    for line in pairs:
+        if line.fold is not None:
+            kinds.setdefault(line.fold, set()).add(line.same)
+    if wrong := [fold for fold, found in kinds.items() if len(found) == 1]:
+        kind, first = ("genuine" if True in kinds[wrong[0]] else "impostor"), wrong[0]
+        at = next(line.number for line in pairs if line.fold == first)
+        raise ValueError(
+            f"{shown(path)}, line {at}: fold {first} has only {kind} pairs, and each fold needs both kinds (so it is "
+            f"with {len(wrong):,} of {several(len(kinds), 'fold')}): deal the pairs anew, or take the column `fold` out"
+        )
 
 
 def _counts(field: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,11 @@ class PairList:
 
 
 def read_pairs(
-    path: str | os.PathLike[str], faces: FaceSet, *, missing: Literal["error", "skip"] = "error"
+    path: str | os.PathLike[str],
+    faces: FaceSet,
+    *,
+    root: Path | None = None,
+    missing: Literal["error", "skip"] = "error",
 ) -> PairList:
     """Read a pair list, its images looked up in `faces`: in LFW's format of either view, or as lines of two paths.
 
@@ -54,8 +58,8 @@ def read_pairs(
     of any image type. Blank lines and the kind of white space do not matter.
 
     **Paths**: lines `path path label`, or a CSV whose header names the columns (`pairlines.HEADERS`), `fold` among them
-    if it has folds. Paths are those of the face set's `files`, with the ending or without; 1, +1 and true are genuine
-    pairs, 0, -1 and false impostor pairs.
+    if it has folds. Paths are those of the face set's `files`, with the ending or without, and may be absolute where
+    the `root` of these files is given; 1, +1 and true are genuine pairs, 0, -1 and false impostor pairs.
 
     Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
     are not in the face set.
@@ -71,15 +75,29 @@ def read_pairs(
         stems.setdefault(_stem(faces.files[row]), image)
     refuse_matlab(Path(path))
     lines = read_lines(Path(path))
-    place = {name: files.get(name, stems.get(name, -1)) for line in lines for name in (line.left, line.right)}
+    roots = [] if root is None else list(dict.fromkeys([os.path.abspath(root), os.path.realpath(root)]))
+
+    def find(name: str) -> int:
+        return files.get(name, stems.get(name, -1))
+
+    place = {name: find(_below(name, roots)) for line in lines for name in (line.left, line.right)}
     kept = [line for line in lines if place[line.left] >= 0 and place[line.right] >= 0]
     if len(kept) < len(lines) and missing == "error":
-        such = shown(", ".join(name[:80] for name in sorted(name for name in place if place[name] < 0)[:3]))
+        absent = [name for name in place if place[name] < 0]
+        at = next(line.number for line in lines if absent[0] in (line.left, line.right))
+        ends = (absent[0].split("/", cut)[cut] for cut in range(1, absent[0].count("/") + 1))
+        meant = next((end for end in ends if find(end) >= 0), None)
+        remedy = (
+            "check that list and images belong together, or take these pairs out of a copy of the list, and in LFW's "
+            "format as many of the other kind, and correct its first line (in Python, read_pairs(…, "
+            'missing="skip") leaves them out)'
+            if meant is None
+            else f"write {shown(meant)} for {shown(absent[0])}"
+        )
         raise ValueError(
-            f"{shown(path)}: {len(lines) - len(kept):,} of {several(len(lines), 'pair')} name images that are not in "
-            f"the face set, such as {such}: check that list and images belong together, or take these pairs out of a "
-            "copy of the list, and in LFW's format as many of the other kind, and correct its first line (in Python, "
-            'read_pairs(…, missing="skip") leaves them out)'
+            f"{shown(path)}, line {at}: {len(lines) - len(kept):,} of {several(len(lines), 'pair')} name images that "
+            f"are not in the face set, such as {shown(', '.join(name[:200] for name in absent[:3]))}: paths count from "
+            f"{'the folder of the images' if root is None else shown(root)}; {remedy}"
         )
     folds = [line.fold for line in kept if line.fold is not None]
     return PairList(
@@ -95,10 +113,15 @@ def read_pairs(
 def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
     """The identities that a pair list names, so that they can be kept out of training.
 
-    In a list of paths they are the folders. Raises ValueError for a path without one.
+    In a list of paths they are the folders. Raises ValueError for a path without one, and for an absolute one.
     """
     refuse_matlab(Path(path))
     lines = read_lines(Path(path))
+    if full := next((line for line in lines if line.names[0][:1] == "/" or line.names[1][:1] == "/"), None):
+        raise ValueError(
+            f"{shown(path)}, line {full.number}: {shown(full.left[:200])} or {shown(full.right[:200])} is an absolute "
+            "path, which does not say where the identity's name begins: write paths as IDENTITY/file"
+        )
     if loose := [line for line in lines if "" in line.names]:
         either = shown(f"{loose[0].left[:80]} or {loose[0].right[:80]}")
         raise ValueError(
@@ -106,6 +129,13 @@ def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
             "IDENTITY/file"
         )
     return frozenset(name for line in lines for name in line.names)
+
+
+def _below(name: str, roots: Sequence[str]) -> str:
+    """A path from the first of the folders that it lies below; a relative path, and any other, as it is."""
+    if name.startswith("/"):
+        name = os.path.normpath(name)
+    return next((name[len(root) + 1 :] for root in roots if name.startswith(f"{root}/")), name)
 
 
 def _stem(file: str) -> str:

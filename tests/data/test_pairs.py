@@ -126,7 +126,7 @@ def test_missing_images_are_named_or_skipped(tmp_path: Path) -> None:
 
 def test_only_the_first_few_missing_images_are_named(tmp_path: Path) -> None:
     lines = ["9"] + [f"P{i} 1 2" for i in range(9)] + [f"P{i} 1 Bo 1" for i in range(9)]
-    with pytest.raises(ValueError, match=r"18 of 18 pairs .* such as P0/P0_0001, P0/P0_0002, P1/P1_0001: check"):
+    with pytest.raises(ValueError, match=r"18 of 18 pairs .* such as P0/P0_0001, P0/P0_0002, P1/P1_0001: .*check"):
         read_pairs(written(tmp_path, "\n".join(lines)), faces_of(SMALL))
 
 
@@ -161,8 +161,8 @@ def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, sa
         ("left,right,same|Ann_Lee/Ann_Lee_0001.jpg,Ann_Lee/Ann_Lee_0003.jpg,True|Bo/Bo_0001,Cy/Cy_0001,False", None),
         (
             'n;"File_2";"is same";Fold;file 1|a b;Ann_Lee/Ann_Lee_0003.jpg;1;7;Ann_Lee/Ann_Lee_0001.jpg'
-            "|c;Cy/Cy_0001.jpg;0; 2;Bo/Bo_0001.jpg",
-            [7, 2],
+            "|c;Cy/Cy_0001.jpg;0; 7;Bo/Bo_0001.jpg",
+            [7, 7],
         ),
     ],
     ids=["spaces", "tabs", "comma", "semicolon"],
@@ -200,6 +200,11 @@ def test_a_byte_order_mark_is_no_part_of_an_lfw_list(tmp_path: Path) -> None:
         ("left,right,same\n", r"has a header and no pair after it"),
         ("left,right,same\na/1,a/2,1,x\n", r"line 2: the header names 3 columns, and here are 4"),
         ("left,right,same,fold\na/1,a/2,1,one\n", r"line 2: 'one' is where the number of a fold belongs"),
+        (
+            "left,right,same,fold\na/1,a/2,1,0\na/1,b/1,0,0\na/1,a/3,true,4\na/2,a/3,1,4\n",
+            r"line 4: fold 4 has only genuine pairs.* 1 of 2 folds",
+        ),
+        ("left,right,same,fold\na/1,b/2,0,3\n", r"line 2: fold 3 has only impostor pairs"),
         ("name same_person\na_1.jpg 1\na_2.jpg 1\n", r"two lines for a pair, as CALFW's and CPLFW's lists"),
         ("a/1 a/2 1\na/1 b/1 0\n", r"2 of 2 pairs name images that are not in the face set, such as a/1, a/2, b/1"),
     ],
@@ -207,6 +212,36 @@ def test_a_byte_order_mark_is_no_part_of_an_lfw_list(tmp_path: Path) -> None:
 def test_a_malformed_list_of_paths_is_told_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=rf"pairsDevTest\.txt.*{said}"):
         read_pairs(written(tmp_path, text), faces_of(SMALL))
+
+
+def lfw_path(name: str, k: int) -> str:
+    return f"{name}/{name}_{k:04}.jpg"
+
+
+def test_absolute_paths_below_the_folder_of_the_images_are_taken(tmp_path: Path) -> None:
+    faces, root = faces_of(SMALL), tmp_path / "faces"
+    root.mkdir()
+    (tmp_path / "linked").symlink_to(root)
+    path = written(tmp_path, f"{root}/{lfw_path('Bo', 1)} {root}/../faces/Bo/Bo_0002 1\n{root}/Bo/Bo_0002 Cy/Cy_0001 0")
+    for way in (root, tmp_path / "linked", root / ".." / "faces"):
+        pairs = read_pairs(path, faces, root=way)
+        assert (pairs.left.tolist(), pairs.right.tolist()) == ([3, 4], [4, 5])
+
+
+@pytest.mark.parametrize("above", ["faces", "some/faces", "/elsewhere/faces", "../faces"])
+def test_other_paths_are_told_from_where_they_count_and_what_to_write(tmp_path: Path, above: str) -> None:
+    wrong = f"{above}/{lfw_path('Bo', 2)}"
+    path = written(tmp_path, f"{lfw_path('Bo', 1)} Bo/Bo_0002 1\n{wrong} Cy/Cy_0001 0")
+    with pytest.raises(ValueError, match="paths count from") as caught:
+        read_pairs(path, faces_of(SMALL), root=tmp_path / "faces")
+    said = str(caught.value)
+    assert said.startswith(f"{path}, line 2: ") and f"from {tmp_path / 'faces'};" in said
+    assert said.endswith(f"write {lfw_path('Bo', 2)} for {wrong}")
+
+
+def test_an_absolute_path_names_nobody(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"txt, line 2: b/1 or /x/a/1 is an absolute path.* IDENTITY/file"):
+        named_identities(written(tmp_path, "a/1 a/2 1\nb/1 /x/a/1 0\n"))
 
 
 def test_paths_without_a_folder_name_nobody(tmp_path: Path) -> None:
