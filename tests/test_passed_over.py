@@ -18,7 +18,7 @@ from coalface.data import stores
 from coalface.report import runs, troubles
 
 PEOPLE = [f"p{number:02d}" for number in range(6)]
-ASTRAY = "2 images in no identity's folder of its own: p00/2019/1.png, p00/2019/2.png"
+ASTRAY = "2 images not directly in an identity's folder, as in NAME/photo.jpg: p00/2019/1.png, p00/2019/2.png"
 UNREAD = "1 file with other endings than images have (.heic 1): q01/1.heic"
 
 
@@ -90,7 +90,7 @@ def test_parties_own_images_public_people_and_a_pre_training_tell_it_too(root: P
     view = Listening()
     experiment.run(config.parse(made), root / "run", view, report=False)
     told = [note.removeprefix("tiny: ") for note in view.before if note.startswith("tiny: ") and "passed over" in note]
-    loose = f"{own}: passed over: 1 image in no identity's folder of its own: loose.png"
+    loose = f"{own}: passed over: 1 image not directly in an identity's folder, as in NAME/photo.jpg: loose.png"
     assert sorted(told) == sorted([*lines(root), loose])
 
 

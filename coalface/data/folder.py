@@ -79,17 +79,29 @@ def read_folder(root: str | os.PathLike[str], faults: Faults = None) -> Folder:
     if not found and faults:
         raise ValueError(faults[0])
     if not found:
-        loose = len(images_in(root))
-        reason = (
-            f"it has {several(loose, 'image')} in no identity's folder"
-            if loose
-            else "no folder below it holds an image"
-        )
+        loose, deeper = images_in(root), _deeper_images(root)
+        reason = "no folder below it holds an image"
+        if loose:
+            reason = f"it has {several(len(loose), 'image')} in no identity's folder"
+        elif deeper:
+            lie = f"{several(len(deeper), 'image')} {'lies' if len(deeper) == 1 else 'lie'}"
+            reason = f"{lie} deeper, in folders within its folders, such as {shown(deeper[0])}"
         raise ValueError(
             f"{shown(root)} is not a set of identity folders: {reason}. Put the images of each person into a folder of "
             f"that person's name, as {shown(root.name)}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
+            f"{', or give the folder right above those of the people' if deeper and not loose else ''}"
         )
     return list_images(root, found, faults)
+
+
+def _deeper_images(root: Path) -> list[str]:
+    """The images in folders within the folders of `root`, links and names that begin with a dot left out."""
+    found = []
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        images = [name for name in sorted(files) if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        found += [os.path.relpath(os.path.join(place, name), root) for name in images]
+    return found
 
 
 def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = None) -> Folder:

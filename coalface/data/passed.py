@@ -22,8 +22,8 @@ def passed_over(
     """In sentences, with counts and the first few names, the files below `root` that are not among the `used` images.
 
     `parts` are the layout's: of one that is not used at all, only the number of images is said, and nothing where a
-    part was `asked` for. Names that begin with a dot are not looked at, and lists and descriptions are not mentioned at
-    the top and in a `layout`. Links to folders are not followed.
+    part was `asked` for. Names that begin with a dot are not looked at, but for images in folders below the top; lists
+    and descriptions are not mentioned at the top and in a `layout`. Links to folders are not followed, only named.
     """
     by_folder: dict[str, set[str]] = {}
     for path in used:
@@ -34,10 +34,14 @@ def passed_over(
     taken = {part for part in parts if any(part in _parts(folder) for folder in names)}
     astray: list[str] = []
     others: list[str] = []
+    links: list[str] = []
     unused: collections.Counter[str] = collections.Counter()
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(folder, root)
+        folders[:] = sorted(name for name in folders if below != "." or not name.startswith("."))
+        linked = [] if below == "." else [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        links += [place for name in linked if not _any_below(place := os.path.join(below, name), names)]
+        hidden = f"{os.sep}." in below
         here = names.get(below, set())
         part = next((part for part in parts if part in _parts(below)), None)
         for file in sorted(files, key=os.fsencode):
@@ -45,7 +49,7 @@ def passed_over(
                 continue
             place = os.path.join(below, file) if below != "." else file
             if not file.lower().endswith(SUFFIXES):
-                described = file.lower().endswith(_TEXTS) and (below == "." or layout != "")
+                described = hidden or (file.lower().endswith(_TEXTS) and (below == "." or layout != ""))
                 others += [] if described or (part is not None and part not in taken) else [place]
             elif part is None or part in taken:
                 astray.append(place)
@@ -58,8 +62,11 @@ def passed_over(
             for part, n in unused.items()
         ]
     if astray:
-        why = "that no list or place of the layout names" if layout else "in no identity's folder of its own"
+        aside = "not directly in an identity's folder, as in NAME/photo.jpg"
+        why = "that no list or place of the layout names" if layout else aside
         said.append(f"{several(len(astray), 'image')} {why}: {_first(astray)}")
+    if links:
+        said.append(f"{several(len(links), 'link')} to folders, which are not followed: {_first(links)}")
     if others:
         endings = collections.Counter(os.path.splitext(place)[1].lower() or "none" for place in others)
         counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(_FEW))
@@ -68,6 +75,11 @@ def passed_over(
             f"{several(len(others), 'file')} with other endings than images have ({counts}{more}): {_first(others)}"
         )
     return [shown(sentence) for sentence in said]
+
+
+def _any_below(place: str, names: Iterable[str]) -> bool:
+    """Whether an image was read in a folder, or in one within it."""
+    return any(name == place or name.startswith(place + os.sep) for name in names)
 
 
 def _parts(below: str) -> list[str]:

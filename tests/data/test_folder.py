@@ -163,6 +163,13 @@ def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_images_that_lie_deeper_are_told_with_the_layout_that_is_read(tmp_path: Path) -> None:
+    for file in ("ann/fr/1.png", "bo/2.png/3.png", ".git/4.png"):
+        put(tmp_path, file, ramp(4, 4))
+    with pytest.raises(ValueError, match=r"2 images lie deeper, .* such as ann/fr/1\.png\. .*NAME/photo\.jpg.* above"):
+        read_folder(tmp_path)
+
+
 def test_a_missing_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent is not a folder: give the folder that holds one folder of im"):
         read_folder(tmp_path / "absent")

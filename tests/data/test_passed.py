@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 from coalface.cli import app
 from coalface.data.stores import open_store
 
+ASTRAY = "not directly in an identity's folder, as in NAME/photo.jpg"
+
 
 def invoked(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["data", *map(str, arguments)])
@@ -33,9 +35,32 @@ def test_other_endings_places_and_folders_within_folders_are_named(tmp_path: Pat
     say(tmp_path, "pairs.txt", "1")
     say(tmp_path, "bo/notes.txt", "x")
     assert open_store(tmp_path).passed_over() == [
-        "4 images in no identity's folder of its own: loose.png, ann/2019/2.jpg, ann/2019/3.jpg, …",
+        f"4 images {ASTRAY}: loose.png, ann/2019/2.jpg, ann/2019/3.jpg, …",
         "7 files with other endings than images have (.gif 4, .tif 1, none 1 …): bo/0.gif, bo/1.gif, bo/2.gif, …",
     ]
+
+
+def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_path: Path) -> None:
+    put(tmp_path / "set", "ann/1.jpg", "ann/.old/2.jpg", "ann/.old/.3.jpg", "ann/fr/.x/4.jpg", ".git/x.jpg", "bo/1.jpg")
+    say(tmp_path / "set", "ann/.old/list", "x")
+    put(tmp_path, "away/5.jpg", "away/6.gif")
+    for name in ("ann/more", "bo/even/more", "cy"):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / name).symlink_to(tmp_path / "away")
+    store = open_store(tmp_path / "set")
+    assert store.names == ("ann", "bo", "cy")
+    assert store.passed_over() == [
+        f"2 images {ASTRAY}: ann/.old/2.jpg, ann/fr/.x/4.jpg",
+        "2 links to folders, which are not followed: ann/more, bo/even/more",
+    ]
+
+
+def test_a_layout_whose_folders_are_links_is_read_without_a_word(tmp_path: Path) -> None:
+    MADE["cfp"](tmp_path / "set")
+    images = tmp_path / "set" / "Data" / "Images"
+    images.rename(tmp_path / "away")
+    images.symlink_to(tmp_path / "away")
+    assert open_store(tmp_path / "set").passed_over() == []
 
 
 def test_a_name_of_them_is_escaped(tmp_path: Path) -> None:
@@ -53,7 +78,9 @@ def test_images_that_a_list_does_not_name_are_said(tmp_path: Path) -> None:
 def test_a_relative_path_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "ann/1.jpg", "ann/x/2.jpg")
     monkeypatch.chdir(tmp_path)
-    assert open_store(".").passed_over() == ["1 image in no identity's folder of its own: ann/x/2.jpg"]
+    assert open_store(".").passed_over() == [
+        "1 image not directly in an identity's folder, as in NAME/photo.jpg: ann/x/2.jpg"
+    ]
     assert open_store(Path("ann/../")).passed_over() == open_store(".").passed_over()
 
 
