@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from coalface.data.words import told
+
 T = TypeVar("T")
 
 
@@ -18,8 +20,14 @@ class RecipeError(ValueError):
     """A recipe that cannot be run; the message names the key and the remedy."""
 
 
+def short(key: str) -> str:
+    """A dotted key as it may stand in an error, each of its parts in 80 letters."""
+    return ".".join(told(part, 80) for part in key.split("."))
+
+
 def unknown_key(where: str, known: Sequence[str]) -> str:
     """What to say of a key that is not known."""
+    where = short(where)
     parent, _, key = where.rpartition(".")
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     hint = f"did you mean {parent + '.' if parent else ''}{near[0]}? " if near else ""
@@ -58,9 +66,9 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             values[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
             wrong = ", or: ".join(dict.fromkeys(one["msg"] for one in error.errors()))
-            raise RecipeError(f"{where}.{key}: {wrong}; got {value!r}") from None
+            raise RecipeError(f"{where}.{key}: {wrong}; got {repr(value)[:200]}") from None
         if not _finite(values[key]):
-            raise RecipeError(f"{where}.{key}: numbers must be finite; got {value!r}")
+            raise RecipeError(f"{where}.{key}: numbers must be finite; got {repr(value)[:200]}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:

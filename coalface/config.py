@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from coalface import agreeing, owned
 from coalface.checking import RecipeError as RecipeError
-from coalface.checking import build, nearest, unknown_key
+from coalface.checking import build, nearest, short, unknown_key
 from coalface.core import Method
-from coalface.data.words import shown
+from coalface.data.words import told
 from coalface.declarations import without_none
 from coalface.engines.trouble import Trouble
 from coalface.insightface import understood
@@ -192,11 +192,11 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
         _check_utf8(change)
         key, separator, text = change.partition("=")
         if not separator:
-            raise RecipeError(f"{change!r} is not a change: write key=value, for example local.lr=0.05")
+            raise RecipeError(f"{told(change, 80)!r} is not a change: write key=value, for example local.lr=0.05")
         try:
             value = parse_yaml(text)
         except ValueError as error:
-            raise RecipeError(f"{change!r}: the value is not YAML ({error}); put it in quotes?") from None
+            raise RecipeError(f"{told(change, 80)!r}: the value is not YAML ({error}); put it in quotes?") from None
         tree = with_value(tree, key, value)
     return parse(tree)
 
@@ -231,7 +231,9 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         return {**tree, first: value}
     below = tree.get(first)
     if below is not None and not isinstance(below, Mapping):
-        raise RecipeError(f"{key}={value}: {first} holds {below!r}, which has no keys below it")
+        raise RecipeError(
+            f"{short(key)}={told(value, 80)}: {short(first)} holds {repr(below)[:200]}, which has no keys below it"
+        )
     return {**tree, first: with_value(below or {}, rest, value)}
 
 
@@ -289,15 +291,15 @@ def _check_utf8(found: Any, where: str = "") -> None:
         try:
             found.encode()
         except UnicodeEncodeError:
-            said = f"{shown(found)} is not UTF-8, so the recipe of a run cannot hold it: rename the file or folder"
-            raise RecipeError(f"{where}: {said}" if where else said) from None
+            said = f"{told(found)} is not UTF-8, so the recipe of a run cannot hold it: rename the file or folder"
+            raise RecipeError(f"{short(where)}: {said}" if where else said) from None
 
 
 def _fault(error: ValidationError) -> str:
     first = error.errors()[0]
     loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
     path = [part for part in loc if "[" not in str(part)]  # pydantic names the member of a union as well
-    where = shown(".".join(str(part)[:80] for part in path))
+    where = short(".".join(str(part) for part in path))
     if first["type"] == "extra_forbidden":
         return unknown_key(where, _keys_at(path[:-1]))
     if first["type"] in ("model_type", "dict_type"):

@@ -21,6 +21,7 @@ from coalface.evaluate.features import embed, images_needed
 from coalface.evaluate.verification import judge, roc, score_pairs, two_list_accuracy
 from coalface.membership import BY_NAME, STRANGER, Members
 from coalface.models import Backbone, branched, build
+from coalface.names import check_name
 from coalface.streamed import QUIET, Show
 
 FARS = (0.1, 0.01, 0.001)
@@ -33,8 +34,11 @@ PAIRS = 3000
 def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
     """The network of a run folder or model folder, and `model.json`.
 
-    Raises FileNotFoundError with what there is, and ValueError where a file is not as it was written.
+    Raises FileNotFoundError with what there is, and ValueError where a file is not as it was written, or no party can
+    be called so.
     """
+    if party is not None:
+        check_name(party)
     folder = _folder(place)
     if not (folder / modelfolder.ABOUT).exists():
         there = f": {place / 'model' / modelfolder.ABOUT} is not there" if (place / "model").exists() else ""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from coalface.checking import short
 from coalface.config import RecipeError
 from coalface.names import check_party
 from coalface.ownfile import Pairs
@@ -190,7 +191,7 @@ def _fault(error: ValidationError) -> str:
     # a key that is none comes before what is missing: it is most often that, misspelt
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
-    where = ".".join(path)
+    where = short(".".join(path))
     if first["type"] == "extra_forbidden":
         known = list(_section(path[:-1]).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]

@@ -24,6 +24,7 @@ from typing import Any
 
 from coalface import config, federation, kittexts, marked, operating, runconfig
 from coalface.config import RecipeError
+from coalface.data.words import told
 from coalface.federation import PARTS, Federation
 from coalface.judging import write_json, write_text
 
@@ -336,7 +337,7 @@ def check_party(kits: Path, party: str | None) -> None:
     """Raise RecipeError where `kits` are none, or have no such party."""
     parties = kept(kits).parties
     if party is not None and party not in parties:
-        raise RecipeError(f"{kits}: {party} is none of its parties: {', '.join(parties)}")
+        raise RecipeError(f"{kits}: {told(party, 80)} is none of its parties: {', '.join(parties)}")
 
 
 def state(kits: Path) -> dict[str, Any]:

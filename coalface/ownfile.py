@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from coalface import config, owned
-from coalface.checking import RecipeError, nearest
+from coalface.checking import RecipeError, nearest, short
 from coalface.config import Recipe
 from coalface.sections import PartyName, Section, Source
 from coalface.yamltext import parse_yaml
@@ -128,7 +128,7 @@ def _absolute(base: Path, path: str) -> str:
 def _fault(error: ValidationError) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    where = ".".join(path)
+    where = short(".".join(path))
     if first["type"] == "extra_forbidden":
         below: dict[str, type[Section]] = {"data": Source, "pairs": Pairs}
         known = list((below.get(path[0], PartyFile) if path[1:] else PartyFile).model_fields)

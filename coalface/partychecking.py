@@ -13,6 +13,7 @@ from coalface.config import Recipe, RecipeError
 from coalface.data.headers import check_header
 from coalface.data.stores import Store, open_store
 from coalface.data.words import several, shown
+from coalface.names import check_party
 from coalface.sources import unseen
 
 LOOKED_AT = 200
@@ -33,8 +34,14 @@ class Found:
 def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> Found:
     """What is found behind a party's file; with a recipe, also what of it counts there, and what the server is told.
 
-    `name` is the party's, where the file does not say it. Raises RecipeError for a file that cannot be read.
+    `name` is the party's, where the file does not say it. Raises RecipeError for a file that cannot be read, and for a
+    name that no party can have.
     """
+    if name is not None:
+        try:
+            check_party(name)
+        except ValueError as error:
+            raise RecipeError(f"--party: {error}") from None
     given, told, faults = ownfile.read(file), list[str](), list[str]()
     paths = [Path(one.path) for one in (given.data, given.pairs) if one is not None and one.path is not None]
     if lacking := [path for path in paths if not path.exists()]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,15 +9,16 @@ import pytest
 import tinyruns
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from coalface import config, sweeping
+from coalface import cli, config, sweeping
 from coalface.config import RecipeError
 from coalface.engines.seat import Seat, answer
 from coalface.engines.transport import Member
-from coalface.names import LONGEST, is_plain, made_plain
+from coalface.names import LONGEST, check_name, is_plain, made_plain
 
 HOSTILE = ["", ".", "..", "../..", "../../../x", "/x", "a/b", "a\\b", ".x", "a\0b", "a\nb", "\x1b[31m", "x" * 5_000]
-HOSTILE += ["é" * 150, "\u202ex", "x" * 201]
+HOSTILE += ["é" * 150, "\u202ex", "x" * 201, "-x"]
 PART = {"kind": "synthetic"}
 KEYS = {
     "name": lambda name: {"name": name},
@@ -48,10 +50,62 @@ def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str, name: st
     assert said.startswith(key) and said.isprintable() and len(said) < 1_000
 
 
-@pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "-x"])
+@pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])
 def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
     made = config.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
     assert (made.name, *made.judge.lists) == (name, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "others"),
+    [
+        (".x", "begins with a dot", ["backslash", "bytes", "printed"]),
+        ("-x", "begins with `-`", ["dot", "bytes"]),
+        ("a/b", "has a `/` in it", ["dot", "bytes"]),
+        ("a\\b", "has a `\\` in it", ["dot", "`/`"]),
+        ("a\nb", r"has '\n' in it, which cannot be printed", ["dot", "bytes"]),
+        ("é" * 150, "has 300 bytes in UTF-8, and 200 are the most", ["dot", "printed", "é" * 81]),
+        ("", "is empty", ["dot", "bytes"]),
+    ],
+    ids=ascii,
+)
+def test_of_a_name_that_is_refused_the_broken_rule_alone_is_said(name: str, broken: str, others: list[str]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"it {broken}")) as caught:
+        check_name(name)
+    said = str(caught.value)
+    assert said.startswith(repr(name[:80])[:-1]) and not any(other in said for other in others)
+
+
+@pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"judge": {"x" * 5_000: 1}}])
+def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=r"x{80}… is not a key") as caught:
+        config.parse(tree)
+    assert "x" * 81 not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", ["{}=1", "local.{}=1", "{}", "seed.{}=1", "seed={}", "{}=[", "{}=\udcff", "local.lr={}"]
+)
+def test_a_long_change_on_the_command_line_is_cut(change: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        config.load(None, ["seed=1", change.format("x" * 5_000)])
+    assert "x" * 201 not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "-x", ".x", "a\nb", "", "x" * 5_000], ids=ascii)
+def test_a_party_on_the_command_line_is_called_as_parties_are(tmp_path: Path, name: str) -> None:
+    """Where each party has its own model, a name leads to a file in the run's folder and to none elsewhere."""
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "model.json").write_text("{}")
+    (tmp_path / "secret.safetensors").write_bytes(b"x")
+    done = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
+    said = done.output + str(done.exception or "")
+    assert done.exit_code == 1 and "no plain name" in said and "x" * 81 not in said
+    (tmp_path / "party.yaml").write_text("role: trainer\n")
+    done = CliRunner().invoke(cli.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
+    said = done.output + str(done.exception or "")
+    assert done.exit_code == 1 and "cannot be the name of a party" in said and "x" * 81 not in said
 
 
 @given(st.text() | st.text("./\\é\0", min_size=90))

@@ -30,7 +30,7 @@ from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
 from coalface.data.recranges import misfits
 from coalface.data.source import Source
 from coalface.data.words import several, shown
-from coalface.names import RULE, is_plain
+from coalface.names import broken_rule, quoted
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 
@@ -225,30 +225,37 @@ def _absent(path: Path) -> str:
 def check_names(names: Sequence[str], where: str) -> None:
     """Raise ValueError for a name that is no plain name of a folder, or of folders within each other."""
     for number, name in enumerate(names, start=1):
-        if not all(is_plain(part, _LONGEST) for part in name.split("/")):
+        if broken := _broken(name):
             raise ValueError(
-                f"{where}, identity {number}: {name[:80]!r} is no plain name: files are named after identities, so a "
-                f"name is {_PLAIN}, and does not begin or end with `/`; rename it"
+                f"{where}, identity {number}: {quoted(name)} is no plain name, and files are called after identities: "
+                f"it {broken}; rename it"
             )
 
 
-def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[Path]:
-    """The folders and files on the way to some images, each once, that have no plain name."""
+def _broken(name: str) -> str:
+    """What is wrong with the first part of a name that is not plain; empty where all are."""
+    parts = (broken_rule(part, _LONGEST, given=False) for part in name.split("/"))
+    empty = "begins or ends with `/`, or has two together"
+    return next((empty if broken == "is empty" and name else broken for broken in parts if broken), "")
+
+
+def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """The folders and files on the way to some images, each once, that have no plain name, and what is wrong."""
     known: dict[str, bool] = {}
     for file, place in zip(files, places, strict=True):
         above, _, last = file.rpartition("/")
         if above not in known:
-            known[above] = all(is_plain(part, _LONGEST) for part in above.split("/")) or not above
+            wrong = [broken_rule(part, _LONGEST, given=False) for part in above.split("/") if above]
+            known[above] = not any(wrong)
             if not known[above]:
-                odd = [not is_plain(part, _LONGEST) for part in above.split("/")].index(True)
-                yield place.parents[above.count("/") - odd]
-        if known[above] and not is_plain(last, 255):
-            yield place
+                odd = next(number for number, broken in enumerate(wrong) if broken)
+                yield place.parents[above.count("/") - odd], wrong[odd]
+        if known[above] and (broken := broken_rule(last, 255, given=False)):
+            yield place, broken
 
 
 _LONGEST = 240
 """Bytes of a name, so that a number and an ending after it still make a file's name."""
-_PLAIN = RULE.format(longest=_LONGEST)
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -262,8 +269,8 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
     faults: list[str] | None = [] if damaged == "leave out" else None
     source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
     where = _places(source)
-    for odd in _oddly_named(source.files, where):
-        said = f"{shown(odd)}: its name is no plain name, which is {_PLAIN}: rename it"
+    for odd, broken in _oddly_named(source.files, where):
+        said = f"{shown(odd)}: its name is no plain name: it {broken}; rename it"
         if faults is None:
             raise ValueError(said)
         faults.append(said)

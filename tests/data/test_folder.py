@@ -275,7 +275,7 @@ def test_a_name_that_no_list_or_file_could_hold_is_refused_and_named(tmp_path: P
     assert len(store) == 2 and [said.startswith(f"{named}: ") for said in store.broken] == [True]
 
 
-@pytest.mark.parametrize("name", ["Ann Lee", "a\u202fm", "写真\u30001", "علی\u200cرضا", "É", "n" * 251])
+@pytest.mark.parametrize("name", ["Ann Lee", "a\u202fm", "写真\u30001", "علی\u200cرضا", "É", "n" * 251, "-dQw4"])
 def test_spaces_of_all_kinds_and_joiners_belong_to_names(tmp_path: Path, name: str) -> None:
     put(tmp_path, f"{name[:99]}/1.png", ramp(4, 4))
     (tmp_path / name[:99] / f"{name}.png").write_bytes(encoded(ramp(4, 4), ".png"))
