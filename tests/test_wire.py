@@ -292,6 +292,24 @@ OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
     "lists": lambda: bare(b"[" + b"[]," * 1_000_000 + b"[]]"),
     "lists in the plain values": lambda: bare(b'{"__metadata__":{"coalface":"' + b"[" + b"[]," * 1_000_000 + b'[]]"}}'),
     "empty tensors": lambda: bare(b"{" + b'"w/a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' * 300_000 + b"}"),
+    "small lists": lambda: bare(b"[" + b"[]," * 10_000 + b"[]]"),
+    "lists below the limits": lambda: bare(b'{"__metadata__":{"coalface":"{}"},"w/a":[' + b"[]," * 500_000 + b"[]]}"),
+    "keys in the plain values": lambda: bare(
+        b'{"__metadata__":{"coalface":"{' + b",".join(b'\\"%d\\":true' % i for i in range(100_000)) + b'}"}}'
+    ),
+    "marks without tensors": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{'
+        + b",".join(b'\\"%d\\":true' % i for i in range(100_000))
+        + b'},\\"images\\":1,\\"loss\\":0.0}"}}'
+    ),
+    "a wide character": lambda: bare(
+        b'{"__metadata__":{"coalface":"' + b"x" * 1_000_000 + "\U0001f600".encode() + b'"}}'
+    ),
+    "tensors that nothing speaks of": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{},\\"images\\":1,\\"loss\\":0.0}"}'
+        + b"".join(b',"w/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(20_000))
+        + b"}"
+    ),
     "keys": lambda: bare(b"{" + b'"a":1,' * 1_700_000 + b'"a":1}'),
 }
 
