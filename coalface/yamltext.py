@@ -9,8 +9,11 @@ import yaml
 DEPTH = 50
 """How deep lists and mappings may lie in each other."""
 _DEEP = f"lists and mappings lie more than {DEPTH} deep in each other"
-VALUES = 200_000
+VALUES = 50_000
 """The most values of a text, those that its aliases repeat included: a few lines of them can stand for billions."""
+_CHARACTERS = 1_000_000
+_BEFORE_A_VALUE = ",\n:[{"
+_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast; not every PyYAML has it
 LONGEST = 200
 """Characters of a number; reading a longer one takes the square of its length."""
 
@@ -20,7 +23,10 @@ def parse_yaml(text: str) -> Any:
 
     A key that is given twice in a mapping is an error: PyYAML would take the last one without a word.
     """
+    if len(text) > _CHARACTERS or sum(map(text.count, _BEFORE_A_VALUE)) > 4 * VALUES:
+        raise ValueError(f"it is too long: at most {_CHARACTERS:,} characters and {VALUES:,} values are read")
     try:
+        _check(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
@@ -30,40 +36,37 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"a value is none of its kind ({error})") from None
 
 
-class _Loader(yaml.SafeLoader):
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = self._values = 0
-        self._sizes: dict[yaml.Node, int] = {}
-        """Values below a node that is whole, itself included."""
+def _check(text: str) -> None:
+    """Refuse, event by event, what lies too deep, or holds too many values, before any is made."""
+    sizes: dict[str | None, int] = {}
+    """Values below an anchor whose value is whole, itself included."""
+    values, within = 0, list[tuple[str | None, int]]()
+    for event in yaml.parse(text, _Fast):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in within):
+                raise _refused("a value holds itself", event)
+            values += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = within.pop()
+            if anchor is not None:
+                sizes[anchor] = values - before
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                within.append((event.anchor, values))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+            values += 1
+        if len(within) > DEPTH:
+            raise _refused(_DEEP, event)
+        if values > VALUES:
+            raise _refused(f"it holds more than {VALUES:,} values, counting those that aliases repeat", event)
 
-    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Refuses before the depth counts: the scanner looks a thousand characters ahead, over all open brackets."""
-        if self.flow_level >= DEPTH:
-            raise yaml.scanner.ScannerError(None, None, _DEEP, self.get_mark())
-        super().fetch_flow_collection_start(token)
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        begun, alias, before = self.peek_event(), self.check_event(yaml.AliasEvent), self._values
-        self._depth += 1
-        if self._depth > DEPTH:
-            raise _refused(_DEEP, begun)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if node is None:
-            return None
-        if alias and node not in self._sizes:
-            raise _refused("a value holds itself", begun)
-        self._values += self._sizes[node] if alias else 1
-        if self._values > VALUES:
-            raise _refused(f"it holds more than {VALUES:,} values, counting those that aliases repeat", begun)
-        self._sizes.setdefault(node, self._values - before)
-        return node
-
+class _Loader(_Fast):
     def construct_scalar(self, node: yaml.Node) -> Any:
         if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and len(str(node.value)) > LONGEST:
             raise _refused(f"a number has more than {LONGEST} characters", node)
-        return super().construct_scalar(node)  # type: ignore[arg-type]
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -151,7 +151,7 @@ def test_settings_of_a_method_hold_only_when_it_is_chosen() -> None:
     ("change", "said"),
     [
         ("rounds", "'rounds' is not a change: write key=value"),
-        ("local.lr=[1", "'local.lr=[1': the value is not YAML (line 1, column 3"),
+        ("local.lr=[1", "'local.lr=[1': the value is not YAML (line "),
         ("rounds.x=3", "rounds.x=3: rounds holds 5"),
         ("local.lr.x=3", "lr.x=3: lr holds 0.1, which has no keys below it"),
     ],
@@ -211,6 +211,9 @@ REPEATED = "".join(
         ("a: &a [1, 1]\n" + REPEATED + "? *l\n: 1\n", "counting those that aliases repeat"),
         ("a: &a [*a]\n", "line 1, column 8: a value holds itself"),
         ("[" * 200_000, "50 deep"),
+        ("[" + "1, " * 200_000 + "1]", "at most 1,000,000 characters and 50,000 values"),
+        ("a: " + "x" * 1_000_000, "at most 1,000,000 characters"),
+        ("- 1\n" * 60_000, "more than 50,000 values"),
         ("{a: " * 5_000, "50 deep"),
         ("- " * 5_000, "50 deep"),
         ("\n".join(" " * depth + "a:" for depth in range(200)), "50 deep"),

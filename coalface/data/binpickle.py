@@ -21,13 +21,13 @@ from typing import IO, Any, NamedTuple, cast
 
 from coalface.data.words import several
 
-_STACK = 100_000
-"""Values that may wait to be put into a list; picklers put them there 1,000 at a time."""
-_MEMO = 4_000_000
-"""Values that may be noted for a later mention, or stand in a list; NumPy's form notes six an image."""
-_MEMO_FEW = 100_000
-"""So many may be noted whatever the length of the file; beyond, one for each 16 bytes of it: a note takes one byte in
-the file and a hundred in memory."""
+_VALUES = 4_000_000
+"""Values that may wait, be noted for a later mention, or stand in a list; NumPy's form notes six an image."""
+_FEW = 1_000
+"""So many may whatever the length of the file."""
+_A_NOTE, _A_VALUE = 32, 96
+"""Beyond, one note for so many bytes of the file, and one value that waits or is in a list: it takes 120 in memory."""
+_ABSENT = object()
 
 
 class Refused(Exception):
@@ -55,12 +55,16 @@ class _Name(NamedTuple):
 class _Dtype:
     """The type `code` of array elements; whole when its state has come."""
 
+    __slots__ = ("code", "whole")
+
     def __init__(self, code: str) -> None:
         self.code, self.whole = code, False
 
 
 class _Array:
     """A row of uint8; whole when it has its bytes."""
+
+    __slots__ = ("content",)
 
     def __init__(self, content: Span | None = None) -> None:
         self.content = content
@@ -88,8 +92,8 @@ class Machine:
         """The byte after the last instruction that was understood."""
         self.stack: list[Any] = []
         self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.most = min(_MEMO, _MEMO_FEW + len(data) // 16)
+        self.memo: list[Any] = []
+        self.notes, self.values = (min(_VALUES, _FEW + len(data) // each) for each in (_A_NOTE, _A_VALUE))
         self.lists: list[list[Any]] = []
         self.made = bytearray()
         """Bytes that were made from texts."""
@@ -180,8 +184,8 @@ class Machine:
             raise Damaged(f"it is of protocol {number}, and there are 0 to 5")
 
     def push(self, value: Any) -> None:
-        if len(self.stack) >= _STACK:
-            raise Refused(f"more than {_STACK:,} values at once")
+        if len(self.stack) >= self.values:
+            raise Refused(f"more than {self.values:,} values at once")
         self.stack.append(value)
 
     def pop(self) -> Any:
@@ -203,14 +207,17 @@ class Machine:
         return values
 
     def note(self, place: int) -> None:
-        if len(self.memo) >= self.most:
-            raise Refused(f"more than {self.most:,} values noted")
+        if max(place, len(self.memo)) >= self.notes:
+            raise Refused(f"more than {self.notes:,} values noted")
         value = self.pop()
         self.stack.append(value)
+        if self.memo and value is self.memo[-1]:
+            raise Refused("a value noted twice")
+        self.memo += [_ABSENT] * (place + 1 - len(self.memo))
         self.memo[place] = value
 
     def recall(self, place: int) -> None:
-        if place not in self.memo:
+        if place >= len(self.memo) or self.memo[place] is _ABSENT:
             raise Damaged(f"value {place:,} was never noted")
         self.push(self.memo[place])
 
@@ -226,8 +233,8 @@ class Machine:
         if not isinstance(target, list):
             raise Refused("an append to what is no list")
         together = len(target) + len(values)
-        if together > self.most:
-            raise Refused(f"more than {self.most:,} values in a list")
+        if together > self.values:
+            raise Refused(f"more than {self.values:,} values in a list")
         for value in values:
             if not (isinstance(value, (Span, _Array, bool)) or (_is_sequence(value) and together <= 2)):
                 raise Refused("a list of something other than images or truth values")
