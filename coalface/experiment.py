@@ -241,6 +241,7 @@ def _execute(
         provenance.keep(out, resolved, provenance.code_behind(recipe))
         _write_config(out, resolved)
     with writing(out), alone(out), _transport(recipe, setup, here, carrier) as transport:
+        (out / runs.DIGESTS).unlink(missing_ok=True)
         following.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         trainers = [one for one in transport.members.values() if plays(one.role, "trainer")]
         readable = planning.what_can_be_read(method, planned, [(one.images, one.identities) for one in trainers])
@@ -269,7 +270,9 @@ def _execute(
         already, sent, passed_over = server.resumes_after()
         for why in passed_over:
             view.warn(f"{recipe.name}: {why}: it goes on from the one before")
-        whole, before = sum(s.rounds for s in method.stages()), runs.read(out).metrics[:already] if already else ()
+        whole, before = sum(s.rounds for s in method.stages()), runs.read_metrics(out)[:already] if already else ()
+        for line in runs.read_events(out)[1]:
+            view.warn(f"{recipe.name}: {line}: it is left out")
         view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:
             view.doing(f"starting {recipe.engine.workers} worker processes, then training")
@@ -321,6 +324,7 @@ def _execute(
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
     write_text(out / "summary.json", strict_json(summary, indent=1) + "\n")
+    runs.keep_digests(out)
     if report:
         page.build(out)
     if share := server.checkpoint_share():

@@ -5,6 +5,7 @@ They follow from `metrics.jsonl` and `events.jsonl`, and are written anew from t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -140,8 +141,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         with open(path, encoding="utf-8") as file:
             for text in file:
-                if text.endswith("\n"):  # a kill may have cut the last one off
-                    yield json.loads(text)
+                with contextlib.suppress(ValueError):  # a kill may have cut the last one off
+                    yield dict(json.loads(text))
 
 
 def _write(path: Path, events: Iterable[tuple[float, int | None, Mapping[str, float]]]) -> None:

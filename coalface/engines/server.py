@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -60,6 +61,10 @@ class Server(Asking):
         """Of the lines of the metrics so far."""
         self._advanced = False
         """Whether a round was accepted since the last checkpoint."""
+        self._held: dict[str, str] | None = None
+        """Accepted commits that were found whole at their parties."""
+        self._first_faults: dict[str, str] = {}
+        """What was wrong at parties by the last checkpoint; a look by an earlier one drops commits that are damaged."""
         self._late: dict[str, int] = {}
         """What the transport has counted by the last line of the events."""
 
@@ -221,6 +226,7 @@ class Server(Asking):
         unless nobody is left.
         """
         faults = self.check_ledgers()
+        faults |= {party: why for party, why in self._first_faults.items() if party in faults}
         if self.rules.on_error == "exclude" and len(faults) < len(self.at.tallies):
             self._left_out |= faults
             for party, why in faults.items():
@@ -231,7 +237,24 @@ class Server(Asking):
             raise RunFailed(f"{next(iter(faults.values()))}{more}")
 
     def _last_checkpoint(self) -> checkpoint.Checkpoint | None:
-        return checkpoint.load(self.folder / "checkpoints", self._read_metrics)
+        """The last checkpoint whose private states are whole at their parties too, if there is one; else the last."""
+        folder = self.folder / "checkpoints"
+        if self.rules.on_error == "stop":  # else the party is left out
+            with contextlib.suppress(checkpoint.CheckpointError):  # `_refuse_faults` says what is wrong
+                return checkpoint.load(folder, self._read_parties)
+        return checkpoint.load(folder, self._read_metrics)
+
+    def _read_parties(self, record: Mapping[str, Any]) -> None:
+        """As `_read_metrics`; and raises ValueError where a party does not hold what was accepted of it."""
+        self._read_metrics(record)
+        accepted = record["accepted"]
+        if accepted == self._held:
+            return
+        faults = self.transport.check({party: accepted.get(party) for party in self.at.tallies}, READ)
+        if faults:
+            self._first_faults = self._first_faults or faults
+            raise ValueError(next(iter(faults.values())))
+        self._held = accepted
 
     def _read_metrics(self, record: Mapping[str, Any]) -> None:
         """Begin the digest with the lines of a checkpoint. Raises ValueError where these are not in the file."""

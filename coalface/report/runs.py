@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from coalface.yamltext import parse_yaml
 
 LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
 """Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
+
+DIGESTS = "digests.json"
+"""In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
 
 ENROLLED_BY = ("features", "codewords")
 """What clients are verified by, as the summary names it below `enrolled`."""
@@ -39,6 +44,8 @@ class Run:
     metrics: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     summary: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    """Lines of the events that are damaged, and left out."""
 
     @property
     def name(self) -> str:
@@ -121,6 +128,7 @@ def read(path: Path, label: str | None = None) -> Run:
             f"{path} is no run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
             "give the folder that a run has written"
         )
+    check(path)
     config_text = _text(path / "config.yaml")
     try:
         config = parse_yaml(config_text) or {}
@@ -133,14 +141,16 @@ def read(path: Path, label: str | None = None) -> Run:
     for name, found in (("config.yaml", config), ("summary.json", summary)):
         if not isinstance(found, dict):
             raise ValueError(f"{path / name} holds a {type(found).__name__}, not keys and values; is it a run's file?")
+    events, skipped = read_events(path)
     return Run(
         path=path,
         label=label or path.resolve().name,
         config=config,
         config_text=config_text,
-        metrics=_lines(path / "metrics.jsonl"),
-        events=_lines(path / "events.jsonl"),
+        metrics=read_metrics(path),
+        events=events,
         summary=summary,
+        skipped=skipped,
     )
 
 
@@ -282,15 +292,51 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    lines = [line for line in _text(path).split("\n") if line.strip()]
-    found = []
-    for index, line in enumerate(lines):
+def keep_digests(path: Path) -> None:
+    """Write the digests of a finished run's files."""
+    files = [path / name for name in ("metrics.jsonl", "summary.json", "evidence.json")]
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
+    (path / DIGESTS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def check(path: Path) -> None:
+    """Raise ValueError where a file of a finished run is not as it was written; an older version kept no digests."""
+    if not (path / DIGESTS).is_file():
+        return
+    again = f"`coalface resume {shlex.quote(str(path))}` writes it anew"
+    try:
+        digests = mapping(json.loads(_text(path / DIGESTS)))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path / DIGESTS} is not JSON ({error}); {again}") from None
+    for name, digest in digests.items():
+        file = path / name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            mend = f"put it back from a copy, or if there is none, {again} as far as a checkpoint allows it"
+            raise ValueError(
+                f"{file} is not as it was written, its SHA-256 is another: {mend if name == 'metrics.jsonl' else again}"
+            )
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
+    """The lines of a run's metrics. Raises ValueError for one that is damaged, but for a last one that was cut off."""
+    lines, broken = _lines(path / "metrics.jsonl")
+    if broken:
+        raise ValueError(f"{broken[0]}; resume the run to repair it")
+    return lines
+
+
+def read_events(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """The lines of a run's events, which are a diary; and which of them are damaged, and left out."""
+    return _lines(path / "events.jsonl")
+
+
+def _lines(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    lines = [(place, line) for place, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
+    found, broken = [], []
+    for place, line in lines:
         try:
             found.append(mapping(json.loads(line)))
         except (ValueError, RecursionError) as error:
-            if index < len(lines) - 1:
-                raise ValueError(
-                    f"{path}, line {index + 1} is not JSON ({error}); resume the run to repair it"
-                ) from error
-    return tuple(found)
+            if place < lines[-1][0]:
+                broken.append(f"{path}, line {place} is not JSON ({error})")
+    return tuple(found), tuple(broken)

@@ -307,10 +307,21 @@ def test_a_ledger_that_was_written_anew_is_told_from_the_one_that_the_commit_spe
         run(Moves(rounds=3), tmp_path)
 
 
-def test_a_resume_names_the_accepted_commit_that_was_torn(tmp_path: Path) -> None:
-    name = stopped(tmp_path)
-    path = tmp_path / "parties" / PARTY / f"{name}.commit"
+def test_a_resume_goes_on_from_before_an_accepted_commit_that_was_torn(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    folder = tmp_path / "torn"
+    name = stopped(folder)
+    path = folder / "parties" / PARTY / f"{name}.commit"
     path.write_bytes(bytes(path.stat().st_size))
+    ran = run(Moves(rounds=3), folder).bytes()
+    assert [key for key in unbroken if ran.get(key) != unbroken[key] and "ledger" not in key] == []
+    assert f"{name}.commit is damaged" in (folder / "events.jsonl").read_text()
+
+
+def test_a_resume_names_the_accepted_commit_that_was_torn_where_none_before_it_is_whole(tmp_path: Path) -> None:
+    name = stopped(tmp_path)
+    for path in (tmp_path / "parties" / PARTY).glob("*.commit"):
+        path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(RunFailed, match=rf"{name}.commit is damaged .*Restore the party's folder"):
         run(Moves(rounds=3), tmp_path)
 

@@ -25,6 +25,30 @@ def test_a_line_cut_off_by_a_kill_is_left_out_but_a_broken_line_inside_is_named(
         runs.read(folder)
 
 
+def test_a_damaged_line_of_the_events_is_left_out_and_named(write_run):
+    folder = write_run()
+    events = folder / "events.jsonl"
+    events.write_text('{"event": "begins"}\n{broken\n{"event": "round"}\n')
+    run = runs.read(folder)
+    assert [event["event"] for event in run.events] == ["begins", "round"]
+    assert len(run.skipped) == 1 and f"{events}, line 2" in run.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "evidence.json", runs.DIGESTS])
+def test_a_damaged_file_of_a_finished_run_is_named_with_what_to_do(write_run, name):
+    folder = write_run()
+    (folder / "evidence.json").write_text('{"unseen": []}')
+    before = runs.read(folder)  # of a version that wrote no digests
+    runs.keep_digests(folder)
+    assert runs.read(folder).metrics == before.metrics
+    data = bytearray((folder / name).read_bytes())
+    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalnum())
+    data[place] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=r"is not as it was written.*coalface resume"):
+        runs.read(folder)
+
+
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} is no run folder.*give the folder that a run has written"):
         runs.read(tmp_path)
