@@ -11,6 +11,7 @@ from coalface.core import generator
 from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
 from coalface.evaluate.paired import PairedDifference, Resampled, compare, resample, same_pairs
 from coalface.judging import read_lists
+from coalface.report.runs import check
 
 DRAWS = 2000
 
@@ -86,4 +87,5 @@ def paired(
 
 def _evidence(run: Path) -> dict[str, Any]:
     path = run / "evidence.json"
+    check(run)
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -10,7 +10,7 @@ import tinyruns
 
 from coalface import comparing
 from coalface.judging import read_lists
-from coalface.report import table
+from coalface.report import runs, table
 
 
 def accuracy(run: Path) -> float:
@@ -67,6 +67,7 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
     assert comparing.left_out([fedavg_run, solo_run]) == []
     early = tmp_path / "early"
     shutil.copytree(solo_run, early)
+    (early / runs.DIGESTS).unlink()  # as of a version that wrote none
     evidence = json.loads((early / "evidence.json").read_text())
     for model in evidence["unseen"]:
         del model["fars"]
@@ -83,6 +84,25 @@ def test_runs_without_evidence_have_no_interval(fedavg_run: Path, solo_run: Path
     shutil.copytree(solo_run, bare)
     (bare / "evidence.json").unlink()
     assert comparing.intervals([fedavg_run, bare]) == {}
+
+
+def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "summary.json"):
+        shutil.copyfile(solo_run / name, old / name)
+    for those in ([fedavg_run, old], [old, fedavg_run]):
+        found = table.compare(those, comparing.intervals(those), comparing.left_out(those))
+        assert "old" in table.as_json(found) and table.notes(found) is not None
+
+
+def test_a_damaged_file_of_a_run_is_not_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(solo_run, copy)
+    text = (copy / "summary.json").read_text()
+    (copy / "summary.json").write_text(text.replace('"rounds": 2', '"rounds": 3'))
+    with pytest.raises(ValueError, match=r"summary\.json is not as it was written.*coalface resume"):
+        table.compare([fedavg_run, copy], {}, [])
 
 
 def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:

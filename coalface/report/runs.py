@@ -310,7 +310,7 @@ def check(path: Path) -> None:
         raise ValueError(f"{path / DIGESTS} is not JSON ({error}); {again}") from None
     for name, digest in digests.items():
         file = path / name
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             mend = f"put it back from a copy, or if there is none, {again} as far as a checkpoint allows it"
             raise ValueError(
                 f"{file} is not as it was written, its SHA-256 is another: {mend if name == 'metrics.jsonl' else again}"
