@@ -138,3 +138,14 @@ def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, mon
                 bad.append((str(path), damage, repr(error)))
         torch.set_num_threads(1)
     assert not bad
+
+
+def test_a_resume_leaves_out_a_damaged_line_of_the_events_and_writes_a_damaged_summary_anew(tmp_path: Path) -> None:
+    run = tinyruns.run(tmp_path / "run")
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    (run / "events.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
+    (run / "summary.json").write_text("{broken")
+    view = tinyruns.Silent()
+    experiment.resume(run, view)
+    assert any("events.jsonl, line 2 is not JSON" in note for note in view.notes)
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 2
