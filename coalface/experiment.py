@@ -57,8 +57,8 @@ RULES = ("max_update_norm", "oversized", "max_share", "retries")
 
 RETRIES = 1
 """Where three in ten of eight parties drop out each time, half of them answer in all but one round of 3,800."""
-MAX_SHARE = 0.5
-"""Of a mean by images, where each party says itself how many it has."""
+MAX_SHARE, MAX_UPDATE_NORM = 0.5, 5.0
+"""Where each party brings its own images, and says itself how many: of a mean by images, and of an update's size."""
 
 
 _FIRST = {"checkpoints", *(f"{name}{end}" for name in (provenance.BEGUN, "config.yaml") for end in ("", ".new"))}
@@ -362,6 +362,7 @@ def rules(recipe: Recipe) -> Rules:
     given |= {key: value for key in RULES if (value := getattr(engine, key)) is not None}
     if recipe.data.source.kind == OWN:
         given.setdefault("max_share", MAX_SHARE)
+        given.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return Rules(
         run=recipe.name,
         seed=recipe.seed,

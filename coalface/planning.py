@@ -159,6 +159,8 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
                 f"embeddings of single images, since as few as {min(used)} make an update (local.batch={work.batch}, "
                 f"{said}): exactly from one, nearly from {FEW}"
             )
+        elif work.batch <= FEW:
+            found.append(f"something of single images, since each step is on {work.batch} (local.batch)")
     if planned.class_embeddings:
         found.append("class embeddings are sent, and a trained one is close to its person's mean feature")
     return f"can be read from what leaves: {'; '.join(found)}" if found else ""

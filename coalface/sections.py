@@ -257,7 +257,8 @@ class Engine(Section):
     One that is silent for `step-seconds` is waited for as long again."""
     max_update_norm: float | None = Field(None, ge=0)
     """A reply whose update is so many times as large as the median reply's, both by the root of a party's images where
-    these say how many steps it takes, does not count; None: 5; 0: no bound."""
+    these say how many steps it takes, does not count. None: 30, and 5 where parties bring their own images
+    (`data.source.kind: own`); 0: no bound."""
     max_share: float | None = Field(None, gt=0, le=1)
     """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
     0.5 where three or more are asked and each says its number itself (`data.source.kind: own`), else no bound."""

@@ -472,7 +472,9 @@ def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Pat
     path = written(tmp_path)
     local = ownfile.filled(config.load(path), ownfile.read_all(parties / "own.yaml"))
     assert experiment.rules(local).max_share == experiment.MAX_SHARE
+    assert experiment.rules(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
     assert experiment.rules(config.parse({})).max_share is None
+    assert experiment.rules(config.parse({})).max_update_norm == 30
     assert experiment.rules(config.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
     said = counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
     assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"

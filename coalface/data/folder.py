@@ -135,6 +135,8 @@ _PART_NAMES = frozenset(
 _NUMBERED = frozenset("cam camera view pose session light".split())
 """Those of them that no person is called with a number behind, as `face_001` may be."""
 _LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
+_PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
+"""What the name of a file begins with that says whom it shows."""
 _WORDS = 10
 """Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
@@ -211,10 +213,14 @@ def _is_part(name: str) -> bool:
 def _people(name: str, files: Iterable[str]) -> list[str]:
     """Who the files in the folder of this name are called after, where these are several and not the folder's own.
 
-    `Ann_Lee_0003.jpg` is called after Ann_Lee; `017_frontal_02.jpg` after 017, if others are as well.
+    `Ann_Lee_0003.jpg` is called after Ann_Lee; `017_frontal_02.jpg` after 017, if others are as well; `person01_1.jpg`
+    after person01.
     """
-    own, named, numbered, total = _words(name), collections.Counter[str](), collections.Counter[str](), 0
+    own, total = _words(name), 0
+    named, numbered, persons = (collections.Counter[str]() for _ in range(3))
     for file in files:
+        if person := _PERSON.match(file):
+            persons[person[0]] += int(person[1]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
         words = _words(os.path.splitext(file)[0])
         while len(words) > 1 and words[-1].isdecimal():
             words.pop()
@@ -223,7 +229,7 @@ def _people(name: str, files: Iterable[str]) -> list[str]:
             numbered[words[0]] += int(words[0]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
         elif all(word.isalpha() for word in words) and sum(word[0].isupper() for word in words) > 1:
             named["_".join(words)] += not {word.lower() for word in words} & {word.lower() for word in own}
-    for found, each in ((+named, 1), (+numbered, 2)):
+    for found, each in ((+persons, 2), (+named, 1), (+numbered, 2)):
         if len(found) >= _FEW and 2 * found.total() >= total and found.total() >= each * len(found):
             return list(found)
     return []

@@ -28,8 +28,8 @@ the second is at rest, as one whose single class has no gradient, and no measure
 STATISTICS = "running statistics of "
 GRADIENTS = 2.0
 """What a bound on changes is multiplied by for gradients, which differ more among honest parties of few images."""
-STEEPER = 4.0
-"""What the square of a bound on parameters is multiplied by for running statistics: see docs/architecture.md."""
+WIDER = 20.0
+"""What it is multiplied by for running statistics, which differ fifty times among honest parties of small batches."""
 VARIANCE = "running_var"
 """How the names of running variances end."""
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
@@ -184,8 +184,8 @@ class Gathering:
         It is `ratio` times the median over the parties of norm by length, times the party's own length; a gradient,
         which is a mean, does not grow with the steps, and is compared as it is. The median is the lower one, of the
         parties that are not at `REST`. Where these are fewer than `FEW` nobody is a measure for them, and the limit is
-        the norm of what was sent; it is `SMALL` times that at least. A running variance goes with the square of what it
-        is of, and not with the steps. The replies of a cohort are this machine's own work and have no norms.
+        the norm of what was sent; it is `SMALL` times that at least. Running statistics do not go with the
+        steps either. The replies of a cohort are this machine's own work and have no norms.
         """
         found: Limits = {}
         if len(self.norms) < max(len(self.arrived), FEW):
@@ -193,7 +193,7 @@ class Gathering:
         for name in sorted(self._compared):
             start = self._parts(name, self._start(None, name))
             change = counterpart(self._class, name) == name
-            bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: STEEPER * ratio**2}
+            bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: WIDER * ratio}
             for part, bound in bounds.items():
                 sent = _norm(start.get(part, {}), {})
                 norms = {party: norms[part] for party, norms in self.norms.items() if part in norms}

@@ -34,7 +34,7 @@ class Rules:
     trouble: Trouble = Trouble()
     retries: int = 0
     """How often a party is asked the same again that was not reached, or whose reply was lost, late or torn."""
-    max_update_norm: float = 5.0
+    max_update_norm: float = 30.0
     """How many times the median norm of a call's updates a reply's may be; 0: no bound."""
     equal_steps: bool = False
     """All parties take the same number of local steps; else norms are compared by the root of the party's images."""

@@ -316,6 +316,10 @@ def numbered(*names: str, each: int = 2) -> list[str]:
             ["2 folders of 2", "part1", "Ann_Lee, Bo_van_Dyk, Cy_Fox"],
         ),
         (
+            [f"{'ab'[p // 4]}/person{p:02}_{image}.png" for p in range(8) for image in (1, 2)],
+            ["2 folders of 2", "person00, person01, person02"],
+        ),
+        (
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
             ["1 folder of 1 holds", "001, 002, 003, …"],
         ),
@@ -344,7 +348,17 @@ def numbered(*names: str, each: int = 2) -> list[str]:
         ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["parts"]),
     ],
     ids=[
-        *("splits", "images", "names of people", "numbers of people", "yale", "jaffe", "cameras", "first names"),
+        *(
+            "splits",
+            "images",
+            "names of people",
+            "persons",
+            "numbers of people",
+            "yale",
+            "jaffe",
+            "cameras",
+            "first names",
+        ),
         *("london by expression", "views"),
     ],
 )
@@ -360,6 +374,7 @@ FRONTAL = ("neutral_front", "smiling_front")
     "files",
     [
         [f"{name}/{file}" for name in ("Ann_Lee", "Bo_Dyk") for file in numbered(name)],  # LFW
+        [f"s{p}/subject{p:02}_{image}.png" for p in range(4) for image in (1, 2)],
         [f"s{k}/{i}.pgm" for k in (1, 2) for i in range(1, 6)],  # ORL
         [f"{k:03}/{view}_{k:03}_{i:02}.jpg" for k in (1, 2) for view in FRONTAL for i in (3, 8)],
         [f"n{k:06}/{i:04}_{j:02}.jpg" for k in (2, 3) for i in range(1, 5) for j in (1, 2)],  # VGGFace2
@@ -383,7 +398,18 @@ FRONTAL = ("neutral_front", "smiling_front")
         [f"Ann_{last}/{file}" for last in ("Lee", "Fox", "Dyk") for file in numbered(f"Ann_{last}")],
     ],
     ids=[
-        *("lfw", "orl", "london", "vggface2", "ms-celeb", "own number", "web", "a person called Val", "odd"),
+        *(
+            "lfw",
+            "subjects",
+            "orl",
+            "london",
+            "vggface2",
+            "ms-celeb",
+            "own number",
+            "web",
+            "a person called Val",
+            "odd",
+        ),
         *("few of vggface2", "casia", "counted", "photographs", "counted and named", "called face"),
         *("counted and numbered", "photos and named", "tracks", "cfp", "expressions of ten people", "hashes"),
         "one first name",

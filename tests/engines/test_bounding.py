@@ -249,7 +249,7 @@ def test_who_takes_more_steps_may_go_further(tmp_path: Path, equal: bool, refuse
             self.members["silo-1"] = Member("trainer", 1100, 1)
 
     carrier = hostile(times(24 / 2), carrier=Large)  # its own update is 2, the median 4
-    run(Moves(rounds=1), tmp_path, FIVE, transport=carrier, equal_steps=equal)
+    run(Moves(rounds=1), tmp_path, FIVE, transport=carrier, equal_steps=equal, max_update_norm=5.0)
     assert ("silo-1" in metrics(tmp_path)[0]["failed"]) is refused
 
 
@@ -286,7 +286,7 @@ def test_running_statistics_are_measured_apart_from_parameters(tmp_path: Path) -
         ("running_var", -12.0, True),
     ):
         folder = tmp_path / f"{name} {factor}"
-        run(method, folder, build, transport=hostile(times(factor), only=name))
+        run(method, folder, build, transport=hostile(times(factor), only=name), max_update_norm=5.0)
         assert any("silo-1" in r["failed"] for r in metrics(folder)) is refused
         if refused:
             says = {"weight": "norm of its backbone", "running_mean": "running statistics", "running_var": "variance"}
