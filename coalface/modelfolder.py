@@ -81,7 +81,7 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What `model.json` says. Raises ValueError where it is damaged; of an older version it holds no digests."""
+    """What `model.json` says. Raises ValueError where it is damaged, or holds no digests."""
     path = folder / ABOUT
     try:
         about = parse_json(path.read_bytes(), longest=_LONGEST, any_number=True)
@@ -93,7 +93,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
     sha256 = about.get("sha256", {})
     others = {name: digest for name, digest in sha256.items() if name != ABOUT}
-    if sha256 and sha256.get(ABOUT) != _digest({**about, "sha256": others}):
+    if sha256.get(ABOUT) != _digest({**about, "sha256": others}):
         raise ValueError(f"{path} is not as it was written: {remedy(folder)}")
     return about
 
@@ -101,8 +101,8 @@ def read_about(folder: Path) -> dict[str, Any]:
 def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
     """The tensors of a file, whose digest `about` has. Raises ValueError where they are not those that were written."""
     path = folder / name
-    data, sha256 = path.read_bytes(), about.get("sha256")
-    if sha256 and hashlib.sha256(data).hexdigest() != sha256.get(name):
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != about["sha256"].get(name):
         raise ValueError(f"{path} is not as it was written, its SHA-256 is another: {remedy(folder)}")
     try:
         return load(data)

@@ -63,17 +63,12 @@ def test_a_damaged_model_is_told_and_a_resume_writes_it_anew(
     read_model(out, party[1] if party else None)
 
 
-@pytest.mark.parametrize("damage", [cut, emptied])
-def test_a_file_of_a_model_without_digests_is_named_where_it_cannot_be_read(
-    damage: Callable[[Path], None], fedavg_run: Path, tmp_path: Path
-) -> None:
+def test_a_model_without_digests_is_refused(fedavg_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(fedavg_run / "model", tmp_path / "model"))
     about = json.loads((folder / "model.json").read_text())
     del about["sha256"]
     (folder / "model.json").write_text(json.dumps(about))
-    read_model(folder)
-    damage(folder / "backbone.safetensors")
-    with pytest.raises(ValueError, match=r"backbone\.safetensors cannot be read .*copy the model again"):
+    with pytest.raises(ValueError, match=r"model\.json is not as it was written: copy the model again"):
         read_model(folder)
 
 
