@@ -45,9 +45,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """What types are called in the bytes."""
 
 TENSORS = 1 << 17
-"""The most tensors of one value."""
-_HEADER = 512 * TENSORS
-"""The longest header, in bytes."""
+"""The most tensors of a value that is kept: a state may hold some of each party."""
+SENT = 1 << 13
+"""The most tensors of a message. A message holds a few models, and a backbone of 200 layers has under 2,000 tensors;
+what there is of each identity or party is rows of one."""
+FREE = 1 << 30
+"""The most bytes of a `free()` field: half a million class embeddings of 512 numbers."""
+_A_TENSOR = 512
+"""The most bytes that a tensor takes of a header."""
 _VALUES = 12 * TENSORS + LONGEST
 """The most values that its JSON holds: its type, its shape, where it lies and its mention, for each tensor."""
 _DIMENSIONS = 64
@@ -62,6 +67,8 @@ _HEAD = re.compile(
 )
 """The header as `pack` writes it. Anything else is refused at its first wrong byte, before it takes memory: an empty
 list takes two bytes in the text and sixty when it has been read."""
+_OFFSETS, _MARKS = b'"data_offsets":', ('":true', '": true')
+"""One for each tensor in a header, where the quotes of a name are escaped, and in a message's plain values."""
 _NUMBER = r"-?\d[\d.eE+-]{0,320}|NaN|-?Infinity"
 _SINGLE = torch.finfo(torch.float32).max
 
@@ -201,22 +208,27 @@ def decode(
     return unpack(data, cls, change=change, longest=header)
 
 
-def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, float]:
+def _most(cls: Any) -> int:
+    """The most tensors of a value of class `cls`."""
+    return SENT if kind_of(cls) == "message" else TENSORS
+
+
+def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
     """The most bytes of a reply's header, with room for `LONGEST` of plain values, and of its tensors."""
-    header, body = LONGEST, 0.0
+    header, body = LONGEST, 0
     for field, annotation in hints(cls).items():
         inner = without_none(annotation)[0]
         if inner not in (Tensor, Tensors):
             continue
         if counterpart(cls, field) is None:  # the server does not know its form
-            header, body = header + (_HEADER if inner == Tensors else 512), math.inf
+            header, body = header + _A_TENSOR * (SENT if inner == Tensors else 1), body + FREE
             continue
         model = model_of(cls, field, sent)
         named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
         for path, tensor in named.items():
             if isinstance(tensor, Tensor):
                 scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
-                header += 4 * len(json.dumps(path)) + 512
+                header += 4 * len(json.dumps(path)) + _A_TENSOR
                 body += tensor.numel() * tensor.element_size() + scales
     return header, body
 
@@ -261,11 +273,11 @@ def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[t
         end = offset + tensor.numel() * tensor.element_size()
         head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(head, separators=(",", ":")).encode()
-    if len(ordered) > TENSORS or len(text) > _HEADER:
+    text, most = json.dumps(head, separators=(",", ":")).encode(), _most(type(value))
+    if len(ordered) > most or len(text) > most * _A_TENSOR:
         raise WireError(
             f"{type(value).__name__} holds {len(ordered):,} tensors and a header of {len(text):,} bytes: at most "
-            f"{TENSORS:,} and {_HEADER:,} are read back. Stack tensors that are alike."
+            f"{most:,} and {most * _A_TENSOR:,} are read back. Stack tensors that are alike."
         )
     text += b" " * (-len(text) % 8)
     return bytearray(len(text).to_bytes(8, "little") + text), ordered
@@ -279,10 +291,12 @@ def raw(tensor: Tensor) -> memoryview:
     return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
-def unpack(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, longest: int = _HEADER) -> T:
+def unpack(
+    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, longest: int | None = None
+) -> T:
     """A declared value from its bytes, checked against the annotations of its class. Raises WireError.
 
-    A header of more than `longest` bytes is not read.
+    A header of more than `longest` bytes is not read; without it, than the most tensors of such a value take.
     """
     tensors, skeleton = _read(data, cls, longest)
     if change is not None:
@@ -347,13 +361,17 @@ def _form(cls: type) -> re.Pattern[str]:
     return re.compile("{" + ", ?".join(fields) + "}")
 
 
-def _read(data: bytearray | memoryview, cls: type, longest: int = _HEADER) -> tuple[dict[str, Tensor], Any]:
-    what = cls.__name__
+def _read(data: bytearray | memoryview, cls: type, longest: int | None = None) -> tuple[dict[str, Tensor], Any]:
+    what, most = cls.__name__, _most(cls)
+    longest = most * _A_TENSOR if longest is None else longest
     try:
         view = memoryview(data)
         length = int.from_bytes(view[:8], "little")
         if length > min(longest, len(view) - 8):
             raise WireError(f"{what}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
+        listed = bytes(view[8 : 8 + length]).count(_OFFSETS)
+        if listed > most:
+            raise WireError(f"{what}: {listed:,} tensors; at most {most:,} are read.")
         head = _HEAD.fullmatch(view, 8, 8 + length)
         if head is None:
             raise WireError(f"{what}: the bytes are not an encoding: their header is not of its form.")
@@ -361,19 +379,21 @@ def _read(data: bytearray | memoryview, cls: type, longest: int = _HEADER) -> tu
         if kind_of(cls) == "message" and end - begin > LONGEST + 2 * (length - end + begin):
             raise WireError(f"{what}: {end - begin:,} bytes of plain values, for {length - end + begin:,} of tensors.")
         plain = json.loads(str(view[begin:end], "ascii"))
+        if listed > 2 * plain.count("true"):  # one that is narrowed has scales beside it
+            raise WireError(f"{what}: {listed:,} tensors, more than its plain values speak of.")
         if kind_of(cls) != "message":  # floats of files may be infinite, and `validate` names the others
             skeleton = parse_json(plain, longest=longest, values=_VALUES, any_number=True)
+        elif sum(map(plain.count, _MARKS)) > 2 * listed + LONGEST // 8:  # a name, or a text, may hold one too
+            raise WireError(f"{what}: {listed:,} tensors, fewer than its plain values speak of.")
         elif _form(cls).fullmatch(plain):
             skeleton = json.loads(plain)
         else:
             raise WireError(f"{what}: the bytes do not hold its fields; sender and receiver must run one version.")
         tensors: dict[str, Tensor] = {}
-        expected, most = 0, min(TENSORS, 2 * plain.count("true"))  # one that is narrowed has scales beside it
+        expected = 0
         for found in _TENSOR.finditer(view, end, 8 + length):
             name, (dtype, shape) = json.loads(found[1]), (DTYPES[found[2].decode()], _numbers(found[3]))
             begin, end = _numbers(found[4])
-            if len(tensors) == most:
-                raise WireError(f"{what}: more tensors than the {most:,} that its plain values speak of.")
             count = math.prod(shape)
             if name in tensors or begin != expected or end - begin != count * dtype.itemsize:
                 raise WireError(f"{what}: tensor {name!r} does not lie where its header says, or is there twice.")

@@ -288,6 +288,13 @@ def bare(header: bytes) -> bytearray:
     return bytearray(struct.pack("<Q", len(header)) + header)
 
 
+def empty(count: int) -> bytearray:
+    marks = b",".join(b'\\"%d\\":true' % i for i in range(count))
+    entries = b"".join(b',"w/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(count))
+    plain = b'{\\"w\\":{' + marks + b'},\\"images\\":1,\\"loss\\":0.0}'
+    return bare(b'{"__metadata__":{"coalface":"' + plain + b'"}' + entries + b"}")
+
+
 OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
     "lists": lambda: bare(b"[" + b"[]," * 1_000_000 + b"[]]"),
     "lists in the plain values": lambda: bare(b'{"__metadata__":{"coalface":"' + b"[" + b"[]," * 1_000_000 + b'[]]"}}'),
@@ -309,6 +316,15 @@ OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
         b'{"__metadata__":{"coalface":"{\\"w\\":{},\\"images\\":1,\\"loss\\":0.0}"}'
         + b"".join(b',"w/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(20_000))
         + b"}"
+    ),
+    "empty tensors that the plain values name": lambda: empty(300_000),
+    "empty tensors in a header that is not too long": lambda: empty(40_000),
+    "one tensor, and marks": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{'
+        + b",".join(b'\\"%d\\":true' % i for i in range(180_000))
+        + b'},\\"images\\":1,\\"loss\\":0.0}"},"'
+        + b"w" * 1_500_000
+        + b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     ),
     "keys": lambda: bare(b"{" + b'"a":1,' * 1_700_000 + b'"a":1}'),
 }
@@ -338,9 +354,36 @@ def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
         wire.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
 
 
-def test_a_reply_whose_form_is_free_may_be_of_any_size() -> None:
+def test_a_reply_whose_form_is_free_may_be_of_any_size_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     free_form = reply(shape_free=torch.zeros(1 << 16))
     assert same(wire.decode(wire.encode(free_form).data, Reply, sent=SENT), free_form)
+    monkeypatch.setattr(wire, "FREE", 1 << 16)
+    with pytest.raises(WireError, match="what was asked for takes"):
+        wire.decode(wire.encode(free_form).data, Reply, sent=SENT)
+
+
+def test_a_header_that_is_longer_than_any_message_has_is_not_looked_at() -> None:
+    with pytest.raises(WireError, match="with a header of"):
+        wire.decode(bare(b'{"__metadata__":{"coalface":"' + b'\\"' * 3_000_000 + b'"}}'), Small)
+
+
+@message
+class AnyTensors:
+    w: Tensors = free()
+    images: int
+    loss: float
+
+
+@pytest.mark.parametrize("count", [300_000, 40_000])
+def test_tensors_of_a_free_field_are_counted_before_one_is_read(count: int) -> None:
+    data = empty(count)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            wire.decode(data, AnyTensors, sent=SENT)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.slow
@@ -350,7 +393,7 @@ def test_a_hundred_thousand_tensors_come_back() -> None:
 
 
 def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "TENSORS", 10)
+    monkeypatch.setattr(wire, "SENT", 10)
     wire.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
     with pytest.raises(WireError, match=r"holds 11 tensors .*Stack tensors that are alike"):
         wire.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
