@@ -94,6 +94,11 @@ def is_elsewhere(out: Path) -> bool:
     return bool(_begins(out).get("elsewhere"))
 
 
+def is_here(out: Path) -> bool:
+    """Whether the parties of a run are played beside its server, so that their ledgers lie in its folder."""
+    return _begins(out).get("elsewhere") is False
+
+
 def brought_up(out: Path) -> tuple[Path, dict[str, Any]] | None:
     """(the kits, the run-config) of a run that `coalface up` has started from kits which are on this machine."""
     begins = _begins(out)

@@ -114,7 +114,7 @@ def show(
             typer.echo(f"… and {len(read.ledgers) - MOST:,} more: --json has them, or name one's file")
         if head is None and read.ledgers:
             typer.echo("Write the head down elsewhere: `--head` tells whether what was before it is still as it was")
-    wrong = [one.fault for one in read.ledgers if one.fault]
+    wrong = [one.fault for one in read.ledgers if one.fault] + outgoing.missing(path)
     if head is not None:
         for one in read.ledgers:
             if one.found is not None and not as_json:

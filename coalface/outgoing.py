@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coalface import following
 from coalface.checking import RecipeError
-from coalface.engines import receipts
+from coalface.data.words import several
+from coalface.engines import checkpoint, receipts
 from coalface.engines.cohorts import COHORTS
 from coalface.engines.commits import Commit
 from coalface.privacy import ledger
+from coalface.report import runs
 
 
 class Rounds:
@@ -181,14 +184,15 @@ class Compared:
     parties: tuple[str, ...]
     """Whose ledgers were at hand."""
     absent: tuple[str, ...]
-    """Those that have replies in the receipts, and no ledger at hand."""
+    """Those elsewhere that have replies in the receipts, and no ledger at hand."""
     faults: tuple[str, ...]
 
 
 def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
-    """Hold each accepted reply against its party's ledger, and what the parties were told against the receipts.
+    """Hold each accepted reply against its party's ledger, and the receipts against what else speaks of them.
 
-    Ledgers are those of the run's folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
+    That is what the parties were told, the last checkpoint, and the rounds that count. Ledgers are those of the run's
+    folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
     """
     path = run / receipts.FILE
     if not path.exists() or not path.stat().st_size:
@@ -198,6 +202,7 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
         )
     accepted: dict[str, list[dict[str, Any]]] = {}
     chain, faults, name = [ledger.START], list[str](), ""
+    last, metrics = _last_head(run, faults), _metrics(run, faults)  # first: a run may go on meanwhile
     try:
         for head, line in ledger.lines(path):
             chain.append(head.chain)
@@ -215,14 +220,91 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
                     f"{path}: {commit.parent.name} was told that line {told[0]:,} ends with {told[1]} ({commit.name}), "
                     "and it does not: lines were changed or removed at the server"
                 )
+    if last is not None and (last.lines >= len(chain) or chain[last.lines] != last.chain):
+        faults.append(
+            f"{path} does not hold the {last.lines:,} lines that it had at the last checkpoint, of which the last ends "
+            f"with {last.chain}: lines were changed or removed at the server"
+        )
+    faults += _uncounted(run, metrics, [line for lines in accepted.values() for line in lines])
     replies = 0
     for party, lines in accepted.items():
         if party in at_hand:
             replies += len(lines)
             if fault := _differs(at_hand[party][1], lines):
                 faults.append(fault)
+    gone = [party for party in _gone(run, accepted) if party not in at_hand]
+    faults += map(_said_gone, [run] * len(gone), gone)
     there = tuple(party for party in accepted if party in at_hand)
-    return Compared(replies, there, tuple(party for party in accepted if party not in at_hand), tuple(faults))
+    absent = tuple(party for party in accepted if party not in at_hand and party not in gone)
+    return Compared(replies, there, absent, tuple(faults))
+
+
+def missing(path: Path) -> list[str]:
+    """Which ledgers are gone from a run's folder, each as a fault: of parties that are played beside the server."""
+    kept = path / receipts.FILE
+    try:
+        accepted = dict.fromkeys(str(line["party"]) for _, line in ledger.lines(kept)) if kept.exists() else {}
+    except (ValueError, KeyError) as error:
+        return [str(error)]
+    return [_said_gone(path, party) for party in _gone(path, accepted)]
+
+
+def _gone(run: Path, accepted: Iterable[str]) -> list[str]:
+    here = following.is_here(run)
+    away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
+    return [party for party in away if here or (run / "parties" / party).exists()]
+
+
+def _said_gone(run: Path, party: str) -> str:
+    return (
+        f"{run / 'ledger' / party}.jsonl is not there, and the server has accepted replies of {party}, which was "
+        "played here: the file was removed. Restore it, or name the home that it was moved to with verify --party-home"
+    )
+
+
+def _last_head(run: Path, faults: list[str]) -> ledger.Head | None:
+    """The head of the receipts at the last checkpoint, if there is one."""
+    try:
+        found = checkpoint.load(run / "checkpoints")
+    except checkpoint.CheckpointError as error:
+        faults.append(f"{error}")
+        return None
+    kept = None if found is None else found.record.get("receipts")
+    return None if kept is None else ledger.Head(**kept)
+
+
+def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
+    try:
+        return runs.read_metrics(run) if (run / "metrics.jsonl").exists() else ()
+    except ValueError as error:
+        faults.append(f"{error}")
+        return ()
+
+
+def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Of rounds that count, those with fewer receipts than parties whose replies arrived.
+
+    A cohort has no receipts, and posted work has those of the round that posted it: such runs are not looked at, nor
+    rounds before the first receipt, which a version without receipts may have begun.
+    """
+    posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
+    if posted or (run / f"{COHORTS}.jsonl").exists():
+        return
+    listed: dict[tuple[Any, Any], set[str]] = {}
+    for line in accepted:
+        listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
+    begun = False
+    for record in metrics:
+        when = record.get("stage"), record.get("round")
+        who = listed.get(when, set())
+        begun |= bool(who)
+        count, arrived = len(who - set(runs.mapping(record.get("failed")))), runs.number(record.get("arrived")) or 0
+        if begun and not record.get("abandoned") and count < arrived:
+            yield (
+                f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
+                f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "
+                "at the server"
+            )
 
 
 def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:

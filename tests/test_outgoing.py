@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from coalface import outgoing
 from coalface.checking import RecipeError
 from coalface.cli import app
+from coalface.engines.trouble import Trouble
 from coalface.privacy import ledger
 from coalface.wire import Entry
 
@@ -224,3 +226,49 @@ def test_receipts_that_are_cut_or_written_anew_are_told_by_the_parties(both: tup
     assert code == 1 and "receipts.jsonl, line 1: the hash chain breaks here" in said
     path.write_text("")
     assert told("verify", folder, "--party-home", home)[0] != 0
+
+
+@pytest.mark.parametrize("left", [3, 6, 8])
+def test_receipts_that_are_cut_after_what_the_parties_were_told_are_told_by_the_checkpoint_and_the_rounds(
+    both: tuple[Path, Path], left: int
+) -> None:
+    folder, home = both
+    path = folder / "receipts.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "the 9 lines that it had at the last checkpoint" in said
+    assert f"train round 3 has receipts of {max(0, left - 6)} parties, and metrics.jsonl counts 3" in said
+    assert ("round 2" in said.replace("silo", "")) == (left < 6)
+    shutil.rmtree(folder / "checkpoints")
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "checkpoint" not in said and "train round 3 has receipts of" in said
+
+
+def test_a_damaged_checkpoint_is_told_and_replies_that_did_not_come_are_not_missed(
+    tmp_path: Path, toy_steps: None
+) -> None:
+    trouble = Trouble(dropout=0.4)
+    worlds.run(Moves(rounds=4), tmp_path, trouble=trouble, quorum=0.1, patience=4)
+    records = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert any(0 < record["arrived"] < record["asked"] for record in records)
+    assert told("verify", tmp_path)[0] == 0
+    (last,) = sorted(tmp_path.glob("checkpoints/*/checkpoint.json"))[-1:]
+    last.write_text(last.read_text().replace('"round":4', '"round":3'))
+    code, said = told("verify", tmp_path)
+    assert code == 1 and "checkpoint.json is not what was written" in said
+
+
+def test_a_ledger_that_was_removed_where_the_parties_are_played_is_told(both: tuple[Path, Path]) -> None:
+    folder, home = both
+    (folder / "ledger" / "silo-0.jsonl").unlink()
+    for words in ((folder,), ("verify", folder, "--party-home", home)):
+        code, said = told(*words)
+        assert code == 1 and "silo-0.jsonl is not there" in said and "silo-1.jsonl" not in said
+    shutil.rmtree(folder / "parties" / "silo-0")
+    assert told(folder)[0] == 0  # it may be elsewhere
+    for elsewhere, faulty in ((True, 0), (False, 1)):
+        with open(folder / "events.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": "begins", "elsewhere": elsewhere}) + "\n")
+        assert told(folder)[0] == told("verify", folder)[0] == faulty
+    code, said = told("verify", folder, "--party-home", home)
+    assert code == 1 and "silo-0.jsonl is not there" in said and "silo-1.jsonl" not in said
