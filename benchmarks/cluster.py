@@ -65,8 +65,8 @@ def work(case: str) -> Callable[[np.ndarray], Any]:
         return package
     import torch
 
-    from coalface.learn.cluster import cfinch
-    from coalface.learn.neighbours import first_neighbours
+    from coalface.training.clustering.finch import cfinch
+    from coalface.training.clustering.neighbours import first_neighbours
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

@@ -31,14 +31,14 @@ import torch
 from engine import make_world, network_like, resident
 
 from coalface.data.augment import Augment, to_tensor
-from coalface.engines.local import InProcess, Setup, World, keep_freed_memory
-from coalface.engines.rounds import Rules
-from coalface.engines.server import Server
-from coalface.engines.standing import Numerics
-from coalface.learn.compute import Compute
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.work import LocalWork
+from coalface.engine.local import InProcess, Setup, World, keep_freed_memory
+from coalface.engine.rounds import Rules
+from coalface.engine.run_state import Numerics
+from coalface.engine.server import Server
 from coalface.methods.fedface import FedFace
+from coalface.training.compute import Compute
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.hinge import PositiveHinge
 
 BATCHES = (16, 30, 64, 128, 256, 512)
 SOME = 1024

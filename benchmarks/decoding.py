@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.source import decode, in_order
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
 
 try:
     import PIL

@@ -32,21 +32,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from coalface.core import Federation, Party, generator, step
+from coalface.core.method import Federation, Party, generator, step
 from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
-from coalface.data.faces import FaceSet
-from coalface.engines import desk
-from coalface.engines.local import InProcess, Setup, Workers, World, keep_freed_memory
-from coalface.engines.rounds import Rules
-from coalface.engines.server import Server
-from coalface.engines.standing import Numerics
-from coalface.learn.compute import Compute
-from coalface.learn.margins import CosFace
-from coalface.learn.sgd import Learner
-from coalface.learn.work import LocalWork
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import InProcess, Setup, Workers, World, keep_freed_memory
+from coalface.engine.party import executor
+from coalface.engine.rounds import Rules
+from coalface.engine.run_state import Numerics
+from coalface.engine.server import Server
 from coalface.methods.fedavg import FedAvg, Global, State, Update
 from coalface.models import Backbone, build
+from coalface.training.compute import Compute
+from coalface.training.local_training import Learner
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace
 
 LOSS = CosFace(scale=30.0, margin=0.35)
 
@@ -244,9 +244,9 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
         spent.append((1e3 * before / clients, 1e3 * after / clients))
         marks.clear()
 
-    plain_answer, train = desk.Desk.answer, method.own_steps["train"]
+    plain_answer, train = executor.Desk.answer, method.own_steps["train"]
     plain_step = train.function
-    desk.Desk.answer = marked(plain_answer)  # type: ignore[method-assign]
+    executor.Desk.answer = marked(plain_answer)  # type: ignore[method-assign]
     object.__setattr__(train, "function", marked(plain_step))
     try:
         with tempfile.TemporaryDirectory() as place:
@@ -255,7 +255,7 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
                             backbone=world.backbone, report=report)  # fmt: skip
             server.run()
     finally:
-        desk.Desk.answer = plain_answer  # type: ignore[method-assign]
+        executor.Desk.answer = plain_answer  # type: ignore[method-assign]
         object.__setattr__(train, "function", plain_step)
     later = np.array(spent[2:])  # the first rounds write files that later ones write over
     return float(np.median(later[:, 0])), float(np.median(later[:, 1]))

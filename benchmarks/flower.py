@@ -31,13 +31,16 @@ from typing import Any
 
 import yaml
 
-from coalface import config, experiment, loopback, marked, provisioning
-from coalface.loopback import Loopback
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.flower.poc import launcher, processes
+from coalface.flower.poc.launcher import Loopback
+from coalface.flower.provision import kits as provisioning
 
 ALONE = """from pathlib import Path
 
-from coalface import partyprocess
-from coalface.engines.flower.node import client_app
+from coalface.flower.party import process as partyprocess
+from coalface.flower.app.client_app import client_app
 
 recipe = Path(__file__).with_name("recipe.yaml")
 app = client_app(lambda context: partyprocess.answers(recipe, context.node_config, context.run_config))
@@ -46,7 +49,7 @@ TRACED = """import os
 import time
 from pathlib import Path
 
-from coalface import flowerclient
+from coalface.flower.party import client as flowerclient
 
 NOW = time.time()
 ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -71,7 +74,7 @@ KINDS = {
     "flower-superlink": "the SuperLink",
     "flwr-serverapp": "the server",
     "flower-supernode": "both SuperNodes",
-    "coalface.partyprocess": "both parties' processes",
+    "coalface.flower.party.process": "both parties' processes",
     "flwr-clientapp": "Flower's processes for messages",
 }
 """In the command of a process -> what it is."""
@@ -126,10 +129,10 @@ class Spent:
     """Seconds of processors by the kinds of a federation's processes, as they are seen from time to time."""
 
     def __init__(self) -> None:
-        self._seen: dict[marked.Process, float] = {}
+        self._seen: dict[processes.Process, float] = {}
 
     def look(self, kits: Path) -> None:
-        for one in marked.found(kits):
+        for one in processes.found(kits):
             try:
                 words = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended meanwhile
@@ -206,8 +209,8 @@ def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, R
         if state != "finished:completed":
             raise SystemExit(f"the run ended as {state}: {here.state_of(number)[1]}; see {kits / 'logs'}")
     finally:
-        marked.end(kits)
-    return loopback.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"], spent
+        processes.end(kits)
+    return launcher.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"], spent
 
 
 def median(rounds: list[tuple[float, float]]) -> float:
@@ -232,13 +235,13 @@ def main() -> int:
         "--updates", choices=["float16", "bfloat16", "int8"], help="the type of updates: engine.updates"
     )
     given = parser.parse_args()
-    light, heavy = began("import coalface.flowerclient"), began("import coalface.partyprocess")
+    light, heavy = began("import coalface.flower.party.client"), began("import coalface.flower.party.process")
     print(f"a process for a message: {light:.2f} s until it can hand it on, {heavy:.2f} s where it plays the party\n")
     for network in given.networks:
         tree = recipe(network, given.rounds, given.updates)
         with tempfile.TemporaryDirectory() as kept:
             place = Path(kept)
-            experiment.run(config.parse(tree), place / "local", Silent(), report=False)
+            experiment.run(schema.parse(tree), place / "local", Silent(), report=False)
             here = median(exchanges(place / "local"))
             before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
             log, relay, run, spent = over_flower(place / "stays", tree, TRACED)

@@ -25,14 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalface import config, experiment, wire
-from coalface.config import Recipe
-from coalface.declarations import counterpart
-from coalface.engines.desk import Request, StepFailed
-from coalface.engines.gathering import Gathering
-from coalface.engines.local import InProcess, Setup, World
-from coalface.engines.transport import Member, Reply, RunFailed
-from coalface.report.progress import Progress
+from coalface.core import codec
+from coalface.core.declarations import counterpart
+from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.replies import Gathering
+from coalface.engine.transport import Member, Reply, RunFailed
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
 
 ROUNDS = 20
 MANY = 10**15
@@ -69,7 +71,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "5, clip": {"max_update_norm": 5.0, "max_share": 0.5, "oversized": "clip"},
 }
 """Settings of `engine`. The world of these runs is the recipe's, so that shares are bounded only where it says so."""
-EIGHT = config.merged(CLIENTS, {"data": {"private": {"identities": 8}}})
+EIGHT = schema.merged(CLIENTS, {"data": {"private": {"identities": 8}}})
 COMPARED = {"fedavg": SILOS, "scaffold": SILOS, "fedface": EIGHT}
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -115,12 +117,12 @@ def rewritten(message: Any, sent: Sequence[Any], attack: str) -> Any:
     """A reply after an attack on every field of tensors; the update is the difference to the field of the same name."""
     change, changes = ATTACKS[attack], dict[str, Any]()
     assert change is not None
-    for name in wire.hints(type(message)):
+    for name in codec.hints(type(message)):
         value = getattr(message, name)
         if not isinstance(value, Tensor | dict):
             continue
         same = counterpart(type(message), name) == name
-        before = wire.model_of(type(message), name, list(sent)) if same else None
+        before = codec.model_of(type(message), name, list(sent)) if same else None
         alone = isinstance(value, Tensor)
         tensors, start = ({"": value}, {"": before}) if alone else (value, before or {})
         floats = [n for n, t in tensors.items() if t.is_floating_point()][: 1 if attack in ONE_ONLY else None]
@@ -156,9 +158,9 @@ class Hostile(InProcess):
             if request.party in self._liars and not isinstance(reply, StepFailed) and declared.reply is not None:
                 pairs = ((request.each, declared.each), (request.common, declared.common))
                 sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
-                data = reply.data if isinstance(reply, wire.Encoded) else reply
-                message = wire.decode(bytearray(data), declared.reply)
-                reply = wire.encode(rewritten(message, sent, self._attack))
+                data = reply.data if isinstance(reply, codec.Encoded) else reply
+                message = codec.decode(bytearray(data), declared.reply)
+                reply = codec.encode(rewritten(message, sent, self._attack))
             yield request, reply
 
 
@@ -209,10 +211,10 @@ def outcome(recipe: Recipe, attack: str) -> Outcome:
 
 def recipe_of(world: dict[str, Any], *changes: dict[str, Any]) -> Recipe:
     """The recipe of a world, changed."""
-    tree = config.merged(BASE, world)
+    tree = schema.merged(BASE, world)
     for change in changes:
-        tree = config.merged(tree, change)
-    return config.parse(tree)
+        tree = schema.merged(tree, change)
+    return schema.parse(tree)
 
 
 # --- what honest updates are ------------------------------------------------------------------------------------------
@@ -252,11 +254,11 @@ BATCHNORM: dict[str, Any] = {"model": {"name": "mobilefacenet"}}
 UNEVEN: dict[str, Any] = {"data": {"partition": {"kind": "shares", "shares": SIZES}}}
 HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("silos", SILOS, ("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm")),
-    ("silos, validators", config.merged(SILOS, VALIDATED), ("fedavg-fv", "pfm-fv")),
-    ("dirichlet 0.3", config.merged(SILOS, DIRICHLET), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
-    ("dirichlet 0.3, equal steps", config.merged(STEPS, DIRICHLET), ("fedavg", "mime")),
-    ("dirichlet 0.3, BatchNorm", config.merged(config.merged(SILOS, DIRICHLET), BATCHNORM), ("fedavg", "scaffold")),
-    ("sizes 1 to 20", config.merged(SILOS, UNEVEN), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
+    ("silos, validators", schema.merged(SILOS, VALIDATED), ("fedavg-fv", "pfm-fv")),
+    ("dirichlet 0.3", schema.merged(SILOS, DIRICHLET), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
+    ("dirichlet 0.3, equal steps", schema.merged(STEPS, DIRICHLET), ("fedavg", "mime")),
+    ("dirichlet 0.3, BatchNorm", schema.merged(schema.merged(SILOS, DIRICHLET), BATCHNORM), ("fedavg", "scaffold")),
+    ("sizes 1 to 20", schema.merged(SILOS, UNEVEN), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
     ("clients", CLIENTS, ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init", "fedavg")),
     ("joint", JOINT, ("fedfr-joint", "finetune", "kd", "fedface-multi")),
     ("two domains", DOMAINS, ("fedfr-uda", "finetune-pseudo", "merge")),
@@ -309,7 +311,7 @@ def tell_honest(seeds: Sequence[int], chosen: Sequence[str], tell: Callable[[str
         for name in (n for n in methods if not chosen or n in chosen):
             steps: dict[str, list[tuple[float, str]]] = {}
             for seed in seeds:
-                for bound, field, step in honest(recipe_of(config.merged(FEW, world), {"method": name, "seed": seed})):
+                for bound, field, step in honest(recipe_of(schema.merged(FEW, world), {"method": name, "seed": seed})):
                     steps.setdefault(step, []).append((bound, field))
             for step, calls in steps.items():
                 most, field = max(calls)

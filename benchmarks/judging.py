@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluate import paired
-from coalface.evaluate.bootstrap import PairIdentities, draw_identities
-from coalface.evaluate.evidence import accuracy_evidence, tar_evidence
-from coalface.evaluate.verification import judge, score_pairs
+from coalface.evaluation.metrics import paired
+from coalface.evaluation.metrics.bootstrap import PairIdentities, draw_identities
+from coalface.evaluation.metrics.evidence import accuracy_evidence, tar_evidence
+from coalface.evaluation.metrics.verification import judge, score_pairs
 
 PEOPLE, IMAGES, IMPOSTORS, D = 963, 2741, 200_000, 512
 

@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coalface.core import generator
+from coalface.core.method import generator
 from coalface.data.augment import Augment
-from coalface.data.faces import FaceSet
-from coalface.data.folder import read_folder
-from coalface.data.pack import read_pack, write_pack
+from coalface.data.faceset import FaceSet
+from coalface.data.readers.folders import read_folder
+from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.source import Source
-from coalface.data.synthetic import SyntheticFaces
-from coalface.engines.local import keep_freed_memory
-from coalface.learn.compute import Compute
-from coalface.learn.margins import CosFace
-from coalface.learn.sgd import sgd_step
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.engine.local import keep_freed_memory
 from coalface.models import build
+from coalface.training.compute import Compute
+from coalface.training.local_training import sgd_step
+from coalface.training.losses.margins import CosFace
 
 
 def packed(source: Source, place: Path, size: int, grey: bool) -> FaceSet:

@@ -25,18 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from coalface.core import generator
+from coalface.core.method import generator
 from coalface.data import partition
-from coalface.data.faces import FaceSet
-from coalface.engines.local import InProcess, Setup, World
-from coalface.engines.rounds import Rules
-from coalface.engines.server import Server
-from coalface.engines.standing import Numerics
-from coalface.learn.compute import Compute
-from coalface.learn.margins import CosFace
-from coalface.learn.work import LocalWork
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.rounds import Rules
+from coalface.engine.run_state import Numerics
+from coalface.engine.server import Server
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
+from coalface.training.compute import Compute
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace
 
 SILOS, IDENTITIES, EACH = 3, 32, 20
 CHOSEN = ("fedavg", "pfm", "slowmo", "scaffold", "mimelite", "mime")

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from coalface.learn.margins import CosFace
 from coalface.models import build
+from coalface.training.losses.margins import CosFace
 
 IDENTITIES = 650
 

@@ -38,8 +38,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     """One case, in this process."""
     import numpy as np
 
-    from coalface.evaluate.personalised import FARS, gallery_of, judge_client
-    from coalface.evaluate.streaming import BLOCK, Pairs
+    from coalface.evaluation.metrics.personalised import FARS, gallery_of, judge_client
+    from coalface.evaluation.metrics.streaming import BLOCK, Pairs
 
     rng = np.random.default_rng(0)
     count, d = args.clients * args.identities, args.dimensions

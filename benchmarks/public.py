@@ -19,9 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coalface import config, experiment
-from coalface.core import anew
-from coalface.engines import local
+from coalface.core.method import anew
+from coalface.engine import local
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
 
 MEMORY = {"each alone": lambda: anew, "once": local.Remembered}
 
@@ -49,7 +50,7 @@ class Clock:
         self._before = now
 
 
-def measure(recipe: config.Recipe, case: str, out: Path) -> tuple[list[float], str]:
+def measure(recipe: schema.Recipe, case: str, out: Path) -> tuple[list[float], str]:
     """(processor seconds of every round but the first, the hash of the model that the run leaves)."""
     vars(local)["Remembered"] = MEMORY[case]
     clock = Clock()
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint={10**6}"]
-    recipe = config.load(options.recipe, changes)
+    recipe = schema.load(options.recipe, changes)
     seconds: dict[str, list[float]] = {"each alone": [], "once": []}
     ratios, models = [], set()
     with tempfile.TemporaryDirectory() as place:

@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.rec import read_rec, write_rec
-from coalface.data.recordio import MAGIC, RecordFile, open_records, read_index
+from coalface.data.readers.recordio import MAGIC, RecordFile, open_records, read_index
+from coalface.data.readers.records import read_rec, write_rec
 
 INDICES, LINES = 100_000, 5_000_000
 

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from coalface.core import Party, generator
+from coalface.core.method import Party, generator
 from coalface.data.augment import Augment
-from coalface.data.faces import FaceSet
-from coalface.engines.local import keep_freed_memory
-from coalface.learn.compute import Compute
-from coalface.learn.margins import CosFace
-from coalface.learn.sgd import learn
-from coalface.learn.sharded import Shards
-from coalface.learn.work import LocalWork
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import keep_freed_memory
 from coalface.models import Backbone, build
+from coalface.training.compute import Compute
+from coalface.training.distributed.classifier import Shards
+from coalface.training.local_training import learn
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace
 
 STEPS = 2
 """The first draws the class embeddings, the second starts from what the first kept, as every later round does."""

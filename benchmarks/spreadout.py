@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from coalface.learn.spreadout import BLOCK, cosine_histogram, spread_out
+from coalface.training.losses.spreadout import BLOCK, cosine_histogram, spread_out
 
 CASES: dict[str, tuple[int, dict[str, Any] | None]] = {
     "limit": (100, None),

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from coalface.data.augment import Augment, to_tensor
-from coalface.data.faces import FaceSet
-from coalface.data.looks import DOMAINS
-from coalface.data.synthetic import SyntheticFaces
-from coalface.evaluate.features import embed
-from coalface.evaluate.verification import ten_fold_accuracy
-from coalface.learn.margins import CosFace
+from coalface.data.faceset import FaceSet
+from coalface.data.synthetic.appearance import DOMAINS
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation.metrics.verification import ten_fold_accuracy
 from coalface.models import build
+from coalface.models.embedding import embed
+from coalface.training.losses.margins import CosFace
 
 IDENTITIES, UNSEEN, IMAGES = 400, 200, 20
 BATCH = 30

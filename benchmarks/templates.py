@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data import ijb
-from coalface.evaluate import megaface
-from coalface.evaluate.open_set import mean_figures, search
-from coalface.evaluate.templates import template_features, verify_pairs
+from coalface.data.readers import ijb
+from coalface.evaluation.metrics import megaface
+from coalface.evaluation.metrics.open_set import mean_figures, search
+from coalface.evaluation.metrics.templates import template_features, verify_pairs
 
 D, GALLERY, PROBES, PAIRS, GENUINE, IMAGES = 512, 3531, 19593, 15_658_489, 19_557, 469_375
 

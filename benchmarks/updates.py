@@ -22,16 +22,17 @@ from typing import Any
 
 import torch
 
-from coalface import config, experiment, wire
-from coalface.core import generator, message
-from coalface.declarations import Tensors, counterpart
-from coalface.engines import narrowing
-from coalface.engines.desk import Request
-from coalface.engines.local import InProcess, Setup, World
-from coalface.engines.narrowing import TYPES, Updates
-from coalface.engines.transport import Reply
+from coalface.core import codec, compression
+from coalface.core.compression import TYPES, Updates
+from coalface.core.declarations import Tensors, counterpart
+from coalface.core.method import generator, message
+from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.party.executor import Request
+from coalface.engine.transport import Reply
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.recipe import schema
 from coalface.models import build
-from coalface.report.progress import Progress
 
 Errors = dict[tuple[str, str], list[tuple[int, float]]]
 """(field, how it is sent) -> round and relative error of every reply."""
@@ -47,23 +48,23 @@ def matrices(sent: Any, field: str) -> torch.Tensor:
 
 def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
     """Note the errors of one reply."""
-    for field, hint in wire.hints(type(reply)).items():
-        model = wire.model_of(type(reply), field, sent)
+    for field, hint in codec.hints(type(reply)).items():
+        model = codec.model_of(type(reply), field, sent)
         if hint not in (torch.Tensor, Tensors) or model is None or not len(exact := matrices(reply, field)):
             continue
         same = counterpart(type(reply), field) == field
         before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if same else 0 * exact
         size = torch.linalg.norm(exact - before).item()
         for name, dtype in TYPES.items():
-            data = narrowing.encode(reply, sent, name).data
-            back = matrices(narrowing.decode(data, type(reply), sent, name), field)
+            data = compression.encode(reply, sent, name).data
+            back = matrices(compression.decode(data, type(reply), sent, name), field)
             errors.setdefault((field, name), []).append((when, torch.linalg.norm(back - exact).item() / size))
             if same and name != "int8":
                 off = torch.linalg.norm(exact.to(dtype).double() - exact).item() / size
                 errors.setdefault((field, f"weights as {name}"), []).append((when, off))
 
 
-def errors_of(recipe: config.Recipe) -> Errors:
+def errors_of(recipe: schema.Recipe) -> Errors:
     """Run a recipe, and narrow every reply of it beside the run."""
     errors: Errors = {}
 
@@ -73,8 +74,8 @@ def errors_of(recipe: config.Recipe) -> Errors:
                 declared = self._site.method.steps[request.step][1]
                 pairs = ((request.each, declared.each), (request.common, declared.common))
                 sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
-                if isinstance(reply, wire.Encoded) and declared.reply is not None:
-                    measure(wire.decode(reply.data, declared.reply), sent, request.ordinal, errors)
+                if isinstance(reply, codec.Encoded) and declared.reply is not None:
+                    measure(codec.decode(reply.data, declared.reply), sent, request.ordinal, errors)
                 yield request, reply
 
     class Carrying:
@@ -108,9 +109,9 @@ def speed(name: str) -> dict[str, dict[str, float]]:
         times = []
         for _ in range(7):
             begun = time.perf_counter()
-            data = narrowing.encode(reply, sent, kind).data
+            data = compression.encode(reply, sent, kind).data
             middle = time.perf_counter()
-            narrowing.decode(data, Backbone, sent, kind)
+            compression.decode(data, Backbone, sent, kind)
             times.append((middle - begun, time.perf_counter() - middle))
         encoding, decoding = (1000 * statistics.median(column) for column in zip(*times, strict=True))
         found[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}
@@ -129,7 +130,7 @@ def main() -> None:
         found = speed(asked.speed)
     else:
         found = {}
-        for (field, how), all_of_it in errors_of(config.load(asked.recipe, asked.changes)).items():
+        for (field, how), all_of_it in errors_of(schema.load(asked.recipe, asked.changes)).items():
             last = max(when for when, _ in all_of_it)
             medians = [statistics.median(e for w, e in all_of_it if w >= since) for since in (0, last)]
             found[f"{field}, {how}"] = dict(

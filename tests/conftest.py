@@ -67,5 +67,5 @@ def toy_steps() -> Iterator[None]:
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes fork off a server that has imported torch already: 0.1 s each instead of 3 s."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coalface.engines.local", "coalface.methods", "coalface.data.synthetic"])
+    context.set_forkserver_preload(["coalface.engine.local", "coalface.methods", "coalface.data.synthetic.generator"])
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)

@@ -19,7 +19,10 @@ from typing import Any
 
 import yaml
 
-from coalface import flowerproject, marked, network, operating, provisioning
+from coalface.flower.app import project as flowerproject
+from coalface.flower.poc import flwr_cli, network
+from coalface.flower.poc import processes as marked
+from coalface.flower.provision import kits as provisioning
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -116,7 +119,7 @@ class Standing:
     def coalface(self, *words: str) -> subprocess.Popen[str]:
         """A command of its own, that hears Ctrl-C: tests in the background ignore it, and so would what they start."""
         heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        command = [sys.executable, "-c", f"{heard}; from coalface.cli import main; main()", *words]
+        command = [sys.executable, "-c", f"{heard}; from coalface.cli.main import main; main()", *words]
         begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.begun.append(begun)
         return begun
@@ -138,7 +141,7 @@ class Standing:
 
     def operators(self, *words: str) -> list[str]:
         """A command of the operator's: one of Flower's, or a script of the kit."""
-        program = str(self.kits / "operator" / words[0]) if words[0].endswith(".sh") else operating.program(words[0])
+        program = str(self.kits / "operator" / words[0]) if words[0].endswith(".sh") else flwr_cli.program(words[0])
         return self.inside([program, *words[1:]])
 
     def ended(self, process: subprocess.Popen[str], within: float = 300) -> tuple[int, str]:

@@ -14,11 +14,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from coalface import partyprocess
-from coalface.engines import seat
-from coalface.engines.flower.link import Link, Patience
-from coalface.engines.flower.node import client_app
-from coalface.engines.local import Setup, World
+from coalface.engine.local import Setup, World
+from coalface.engine.party import service
+from coalface.flower.app.client_app import client_app
+from coalface.flower.app.transport import Link, Patience
+from coalface.flower.party import process
 
 
 class InProcessGrid(Grid):
@@ -82,14 +82,14 @@ class InProcessGrid(Grid):
         raise NotImplementedError
 
 
-def seated(one: seat.Seat) -> Any:
+def seated(one: service.Seat) -> Any:
     """The ClientApp of a party that is played in this process."""
-    return client_app(lambda context: functools.partial(seat.answer, lambda: one))
+    return client_app(lambda context: functools.partial(service.answer, lambda: one))
 
 
 def played_here(recipe: Path) -> Any:
     """The ClientApp, whose messages are answered in this process and not in one that stays beside it."""
-    return client_app(lambda context: partyprocess.answers(recipe, context.node_config, context.run_config))
+    return client_app(lambda context: process.answers(recipe, context.node_config, context.run_config))
 
 
 def roles(world: World) -> dict[str, str]:
@@ -105,7 +105,7 @@ def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | N
 
         def app(name: str) -> Any:
             own = made.build()
-            return seated(seat.Seat(name, own.members()[name], made.site(own)))
+            return seated(service.Seat(name, own.members()[name], made.site(own)))
 
         grid = InProcessGrid([app(name) for name in world.members()])
         if grids is not None:

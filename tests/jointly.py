@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from worlds import Ran, Tiny, run
 
-from coalface.core import Tensors, generator
+from coalface.core.method import Tensors, generator
 from coalface.data.augment import to_tensor
-from coalface.data.faces import FaceSet
-from coalface.learn.joint import untrained
-from coalface.learn.margins import CosFace
-from coalface.learn.sgd import fresh_head
-from coalface.learn.work import LocalWork
+from coalface.data.faceset import FaceSet
 from coalface.methods.fedfr_joint import FedFRJoint, Own
+from coalface.training.fedfr import untrained
+from coalface.training.local_training import fresh_head
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace
 
 EXACT = Tiny(flip=False, double=True, public=3)
 """Three clients of two identities each and three public ones, of which nothing is drawn."""

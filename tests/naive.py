@@ -19,19 +19,19 @@ import worlds
 from torch import Tensor, nn
 from worlds import LOSS, Tiny
 
-from coalface import wire
-from coalface.core import Party, Tensors
+from coalface.core import codec
+from coalface.core.method import Party, Tensors
 from coalface.data.augment import Augment
-from coalface.data.faces import FaceSet
-from coalface.engines.commits import Commit
-from coalface.engines.desk import Request
-from coalface.engines.local import World
-from coalface.learn.compute import Compute
-from coalface.learn.cosines import CosineLoss
-from coalface.learn.sgd import fresh_head
-from coalface.learn.work import Cursor, LocalWork
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import World
+from coalface.engine.party.commits import Commit
+from coalface.engine.party.executor import Request
 from coalface.methods.fedavg import FedAvg
 from coalface.models.groups import Backbone
+from coalface.training.compute import Compute
+from coalface.training.local_training import fresh_head
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.base import CosineLoss
 
 
 def party(name: str, build: Tiny, round_: int = 1, rounds: int = 2) -> Party:
@@ -113,7 +113,7 @@ def kept(folder: Path, party: str, cls: type) -> Any:
     paths = list((folder / "parties" / party).glob("*.commit"))
     assert len(paths) <= 1  # the accepted one: the others are forgotten at the end of a stage
     states = Commit.open(paths[0]).states() if paths else {}
-    return wire.unpack(states[cls.__name__], cls) if cls.__name__ in states else None
+    return codec.unpack(states[cls.__name__], cls) if cls.__name__ in states else None
 
 
 def watched(method: type, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

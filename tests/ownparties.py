@@ -11,8 +11,9 @@ from flwr.app import Context, Message, RecordDict
 from grids import InProcessGrid, played_here
 from tinyruns import picture_folders
 
-from coalface import config, flowerserver
-from coalface.config import Recipe
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
+from coalface.flower.app import server
 
 UNSEEN = {"kind": "synthetic", "identities": 6, "images": 4, "first": 900}
 TREE: dict[str, Any] = {
@@ -33,11 +34,11 @@ PEOPLE = {
 
 
 def recipe(**changes: Any) -> Recipe:
-    return config.parse(config.merged(TREE, changes))
+    return schema.parse(schema.merged(TREE, changes))
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(config.merged(TREE, changes)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(schema.merged(TREE, changes)))
     return folder / "recipe.yaml"
 
 
@@ -77,7 +78,5 @@ def over_flower(
         told = {"party": party, "home": str(home / party), "data": str(file)}
         grid.contexts[node] = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})
     run_config = {"out": str(out), "join-seconds": 0.01}
-    flowerserver.server(path)(
-        grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
-    )
+    server.server(path)(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
     return grid

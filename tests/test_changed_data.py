@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tinyruns import Silent, picture_folders, tiny
 
-from coalface import config, experiment
-from coalface.config import Recipe, RecipeError
-from coalface.engines.transport import RunFailed
-from coalface.export import export
+from coalface.engine.transport import RunFailed
+from coalface.experiments import run as experiment
+from coalface.experiments.export import export
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
 
 NAMES = [f"person_{n:02d}" for n in range(10)]
 
@@ -35,9 +36,9 @@ def recipe(root: Path) -> Recipe:
         "private": {"identities": 6},
         "partition": {"parties": 2},
     }
-    tree = config.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
+    tree = schema.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
     tree["data"]["source"], tree["judge"]["lists"] = data["source"], {}
-    return config.parse(tree)
+    return schema.parse(tree)
 
 
 @pytest.fixture

@@ -12,9 +12,12 @@ import pytest
 import tinyruns
 from typer.testing import CliRunner
 
-from coalface import charting, cli, config, sweeping
-from coalface.gridding import Cell, grid
-from coalface.report import sweeps
+from coalface.cli import main
+from coalface.experiments.recipe import schema
+from coalface.experiments.report import sweeps
+from coalface.experiments.sweep import page as charting
+from coalface.experiments.sweep import run as sweeping
+from coalface.experiments.sweep.grid import Cell, grid
 
 GRIDS = """recipe: tiny.yaml
 grids:
@@ -27,7 +30,7 @@ EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
 def swept(folder: Path, *arguments: object) -> str:
     """The page that the command writes."""
     command = ["sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments]
-    result = CliRunner().invoke(cli.app, [str(a) for a in command], catch_exceptions=False)
+    result = CliRunner().invoke(main.app, [str(a) for a in command], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert f"page: {folder / 'out' / 'sweep.html'}" in result.stdout.splitlines()[-1]
     return (folder / "out" / "sweep.html").read_text(encoding="utf-8")
@@ -140,7 +143,7 @@ def test_an_axis_can_be_chosen_and_a_mistake_in_it_shows_before_anything_runs(
         words = ["coalface", "sweep", str(folder / "grids.yaml"), "--out", str(tmp_path / "none"), "--axis", wrong]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit):
-            cli.main()
+            main.main()
         said = f"--axis {wrong}: the sweep has no two numbers of it; keys with several numbers: local.iterations"
         assert said in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
@@ -187,7 +190,7 @@ def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(fi
     assert found.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in found.figures
     moved = [
         cells[0],
-        Cell(cells[1].chosen, config.parse(config.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
+        Cell(cells[1].chosen, schema.parse(schema.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
     ]
     (one, _) = charting.points(moved, done)
     assert charting.SHARE in one.figures and "clients by branch/eer" not in one.figures  # of two sweeps' clients

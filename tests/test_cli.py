@@ -16,9 +16,11 @@ import pytest
 import tinyruns
 from typer.testing import CliRunner
 
-from coalface import cli, config, experiment
-from coalface.data.pack import read_pack
-from coalface.engines.processes import wait_for_workers
+from coalface.cli import main
+from coalface.data.readers.pack import read_pack
+from coalface.engine.processes import wait_for_workers
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
 
 COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
 COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
@@ -26,7 +28,7 @@ COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data
 
 def said(*arguments: object) -> str:
     """What a command that comes to its end prints."""
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -35,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     """What a command that cannot be carried out prints, as the shell would see it."""
     monkeypatch.setattr(sys, "argv", ["coalface", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 1
     text = capsys.readouterr().err
     assert text.count("\n") == 1 and text.startswith("coalface: ") and "Traceback" not in text
@@ -93,7 +95,7 @@ def test_run_then_resume(tmp_path: Path) -> None:
     path, out = tinyruns.write(tmp_path / "tiny.yaml"), tmp_path / "out"
     text = said("run", path, "rounds=1", "--out", out)
     assert "round 1/1" in text and f"report: {out / 'report.html'}" in text
-    assert config.load(out / "config.yaml").rounds == 1
+    assert schema.load(out / "config.yaml").rounds == 1
     assert "resumed after 1" in said("resume", out)
     assert said("resume", out, "--quiet") == f"report: {out / 'report.html'}\n"
 
@@ -200,12 +202,12 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(experiment, "run", broken)
     monkeypatch.setattr(sys, "argv", ["coalface", "run", str(tinyruns.write(tmp_path / "tiny.yaml")), "--quiet"])
     with pytest.raises(KeyError, match="a defect"):
-        cli.main()
+        main.main()
 
 
 def test_the_help_of_resume_names_every_key_that_may_change() -> None:
     text = " ".join(said("resume", "--help").split())
-    assert ", ".join(config.FREE + config.ADJUSTABLE) in text
+    assert ", ".join(schema.FREE + schema.ADJUSTABLE) in text
 
 
 def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
@@ -223,7 +225,7 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
 def test_every_command_that_is_printed_quotes_what_stands_in_it() -> None:
     """In the package's text: within backticks, after a command, stands a value in quotes, or one that needs none."""
     loose = []
-    for path in sorted(Path(cli.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(main.__file__).parent.rglob("*.py")):
         for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(text, ast.JoinedStr):
                 continue
@@ -241,7 +243,7 @@ def test_every_command_that_is_printed_quotes_what_stands_in_it() -> None:
 def begun(path: Path, out: Path, workers: int) -> subprocess.Popen[str]:
     """A run that hears Ctrl-C: a job in the background, as tests may be, ignores it, and what it starts would too."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{heard}; from coalface.cli import main; main()"
+    code = f"{heard}; from coalface.cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "run", str(path), "--out", str(out), "--workers", str(workers)],
         stdout=subprocess.PIPE,
@@ -309,7 +311,7 @@ def say():
     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
 
 if __name__ == "__main__":
-    from coalface.engines import processes
+    from coalface.engine import processes
     for _ in range(2):
         with processes.starting():
             started = multiprocessing.get_context("spawn").Process(target=say)
@@ -347,7 +349,7 @@ def test_too_little_memory_is_said_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("coalface.data.stores.open_store", greedy)
     monkeypatch.setattr(sys, "argv", ["coalface", "data", "inspect", "faces"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("coalface: there is too little memory for this (Unable to allocate 20.0 GiB): take smaller")

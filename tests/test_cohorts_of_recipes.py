@@ -1,4 +1,4 @@
-"""`engine.cohorts` of a recipe; what cohorts do is in engines/test_cohorts.py."""
+"""`engine.cohorts` of a recipe; what cohorts do is in engine/test_cohorts.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import tinyruns
 from safetensors.torch import load_file
 
-from coalface import config, dry, world
-from coalface.config import Recipe, RecipeError
+from coalface.experiments import preflight
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import world
 
 CLIENTS = 8
 """Of four images each."""
@@ -21,7 +23,7 @@ def recipe(method: str = "fedface", **changes: Any) -> Recipe:
     """The tiny recipe with one identity a client, each of whom takes one step on all of its images."""
     own = {"fedfv": {"sample": 3, "equivalents": 4}, "feduv": {"length": 127}}
     common = {"method": method, "methods": own, "data": {"partition": {"kind": "one-identity"}}}
-    return tinyruns.tiny(**config.merged(common, changes))
+    return tinyruns.tiny(**schema.merged(common, changes))
 
 
 def images(method: str = "fedface", **changes: Any) -> int:
@@ -62,10 +64,10 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
 def test_where_it_cannot_be_auto_does_without_and_a_number_is_refused_with_the_reason(
     method: str, changes: dict[str, Any], why: str
 ) -> None:
-    assert images(method, **config.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
+    assert images(method, **schema.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
     assert images(method, **changes) == 0
     with pytest.raises(RecipeError, match=f"engine.cohorts: .*{why}.*set engine.cohorts=0, or auto to do without"):
-        images(method, **config.merged(changes, {"engine": {"cohorts": 64}}))
+        images(method, **schema.merged(changes, {"engine": {"cohorts": 64}}))
 
 
 def test_settings_that_change_nothing_are_no_reason() -> None:
@@ -74,7 +76,7 @@ def test_settings_that_change_nothing_are_no_reason() -> None:
         {"engine": {"shards": {"device-00": 1}}},
         {"local": {"momentum": 0.5, "weight_decay": 0.01}},
     ):
-        assert images("fedface", **config.merged(changes, {"engine": {"cohorts": 40}})) == 40
+        assert images("fedface", **schema.merged(changes, {"engine": {"cohorts": 40}})) == 40
 
 
 @pytest.mark.parametrize("wrong", ["all", -1, 2.5])
@@ -84,13 +86,13 @@ def test_what_is_no_number_of_images_is_refused_at_the_door(wrong: Any) -> None:
 
 
 def test_the_dry_run_says_what_is_computed_together_and_refuses_as_a_run_does() -> None:
-    assert "parties are computed together, 256 images at a time (engine.cohorts)" in dry.describe(
+    assert "parties are computed together, 256 images at a time (engine.cohorts)" in preflight.describe(
         recipe(engine={"cohorts": "auto"})
     )
-    assert "computed together" not in dry.describe(recipe())
-    assert "computed together" not in dry.describe(recipe(engine={"cohorts": "auto"}, local={"epochs": 2}))
+    assert "computed together" not in preflight.describe(recipe())
+    assert "computed together" not in preflight.describe(recipe(engine={"cohorts": "auto"}, local={"epochs": 2}))
     with pytest.raises(RecipeError, match="engine.cohorts: a party of 4 images takes 2 local steps"):
-        dry.describe(recipe(engine={"cohorts": 64}, local={"epochs": 2}))
+        preflight.describe(recipe(engine={"cohorts": 64}, local={"epochs": 2}))
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:

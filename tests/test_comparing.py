@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tinyruns
 
-from coalface import comparing
-from coalface.judging import read_lists
-from coalface.report import runs, table
+from coalface.evaluation.verification import read_lists
+from coalface.experiments import compare
+from coalface.experiments.report import runs, table
 
 
 def accuracy(run: Path) -> float:
@@ -18,7 +18,7 @@ def accuracy(run: Path) -> float:
 
 
 def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_run: Path, solo_run: Path) -> None:
-    found = comparing.intervals([fedavg_run, solo_run])
+    found = compare.intervals([fedavg_run, solo_run])
     assert set(found) == {(solo_run, "unseen/accuracy"), (solo_run, "unseen/eer")}  # 20 impostors carry no FAR of 0.01
     difference, low, high = found[solo_run, "unseen/accuracy"]
     # The paired figure takes one threshold over all pairs, the judge one a fold: with 40 pairs they are points apart.
@@ -27,8 +27,8 @@ def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_r
 
 
 def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Path) -> None:
-    there = comparing.intervals([fedavg_run, solo_run])
-    back = comparing.intervals([solo_run, fedavg_run])
+    there = compare.intervals([fedavg_run, solo_run])
+    back = compare.intervals([solo_run, fedavg_run])
     assert there.keys() == {(solo_run, figure) for _, figure in back}
     for (_, figure), (difference, low, high) in back.items():
         assert there[solo_run, figure] == pytest.approx((-difference, -high, -low))
@@ -36,27 +36,27 @@ def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Pa
 
 def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_path: Path) -> None:
     shutil.copytree(fedavg_run, tmp_path / "copy")
-    assert set(comparing.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
+    assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
 
 
 def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run: Path) -> None:
     ((_, here),) = read_lists(fedavg_run / "judged")
     ((_, there),) = read_lists(solo_run / "judged")
-    one, other = comparing.bootstrap_of(here), comparing.bootstrap_of(there)
+    one, other = compare.bootstrap_of(here), compare.bootstrap_of(there)
     assert np.array_equal(one.counts, other.counts)
-    assert one.counts.shape[1] == comparing.DRAWS == 2000
+    assert one.counts.shape[1] == compare.DRAWS == 2000
 
 
 def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
     other = tinyruns.run(tmp_path / "other", judge={"lists": lists}, rounds=1)
-    assert comparing.intervals([fedavg_run, other]) == {}
+    assert compare.intervals([fedavg_run, other]) == {}
     (_, row) = table.compare([fedavg_run, other], {}).rows
     assert row.differences["unseen/accuracy"].verdict is None  # the plain difference, and no word on chance
 
 
 def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Path, solo_run: Path) -> None:
-    difference, low, high = comparing.intervals([fedavg_run, solo_run])[solo_run, "unseen/eer"]
+    difference, low, high = compare.intervals([fedavg_run, solo_run])[solo_run, "unseen/eer"]
     eers = [
         json.loads((run / "summary.json").read_text())["figures"]["unseen"]["eer"] for run in (fedavg_run, solo_run)
     ]
@@ -64,7 +64,7 @@ def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Pa
 
 
 def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
-    assert comparing.left_out([fedavg_run, solo_run]) == []
+    assert compare.left_out([fedavg_run, solo_run]) == []
     early = tmp_path / "early"
     shutil.copytree(solo_run, early)
     (early / runs.DIGESTS).unlink()  # as of a version that wrote none
@@ -72,9 +72,9 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
     for model in evidence["unseen"]:
         del model["fars"]
     (early / "evidence.json").write_text(json.dumps(evidence | {"large": [{"form": "tail-1", "fars": [0.01]}]}))
-    assert set(comparing.intervals([fedavg_run, early])) == {(early, "unseen/accuracy")}
-    said = comparing.left_out([fedavg_run, early])
-    assert said == [f"unseen: {comparing.EARLY.format(run=early)}", f"large: {comparing.TAIL}"]
+    assert set(compare.intervals([fedavg_run, early])) == {(early, "unseen/accuracy")}
+    said = compare.left_out([fedavg_run, early])
+    assert said == [f"unseen: {compare.EARLY.format(run=early)}", f"large: {compare.TAIL}"]
     compared = table.compare([fedavg_run, early], {}, said)
     assert f"{said[1]}." in table.notes(compared) and json.loads(table.as_json(compared))["left_out"] == said
 
@@ -83,7 +83,7 @@ def test_runs_without_evidence_have_no_interval(fedavg_run: Path, solo_run: Path
     bare = tmp_path / "bare"
     shutil.copytree(solo_run, bare)
     (bare / "evidence.json").unlink()
-    assert comparing.intervals([fedavg_run, bare]) == {}
+    assert compare.intervals([fedavg_run, bare]) == {}
 
 
 def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_r
     for name in ("config.yaml", "metrics.jsonl", "summary.json"):
         shutil.copyfile(solo_run / name, old / name)
     for those in ([fedavg_run, old], [old, fedavg_run]):
-        found = table.compare(those, comparing.intervals(those), comparing.left_out(those))
+        found = table.compare(those, compare.intervals(those), compare.left_out(those))
         assert "old" in table.as_json(found) and table.notes(found) is not None
 
 
@@ -107,11 +107,11 @@ def test_a_damaged_file_of_a_run_is_not_compared(fedavg_run: Path, solo_run: Pat
 
 def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
     ((_, identities),) = read_lists(fedavg_run / "judged")
-    bootstrap = comparing.bootstrap_of(identities)
+    bootstrap = compare.bootstrap_of(identities)
     fed, solo = (json.loads((run / "evidence.json").read_text())["unseen"] for run in (fedavg_run, solo_run))
-    single = comparing.paired([fed], [solo], bootstrap)["accuracy"]
-    twice = comparing.paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
+    single = compare.paired([fed], [solo], bootstrap)["accuracy"]
+    twice = compare.paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
     assert (twice.difference, twice.low, twice.high) == pytest.approx((single.difference, single.low, single.high))
-    mixed = comparing.paired([fed, solo], [solo], bootstrap)["accuracy"]
+    mixed = compare.paired([fed, solo], [solo], bootstrap)["accuracy"]
     points = (single.first[0] + sum(single.second)) / 3 - sum(single.second) / 2
     assert mixed.difference == pytest.approx(points)

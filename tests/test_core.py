@@ -9,8 +9,9 @@ import pytest
 from torch import Tensor
 from toys import Lagged, Moves, State, Validation
 
-from coalface import core, declarations
-from coalface.core import (
+from coalface.core import declarations
+from coalface.core import method as core
+from coalface.core.method import (
     Answer,
     DeclarationError,
     Federation,

@@ -15,7 +15,8 @@ import worlds
 from toys import Moves
 from worlds import Stop, Tiny, stopping
 
-from coalface import evaluation, experiment, membership
+from coalface.evaluation import finished_model, membership
+from coalface.experiments import run as experiment
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -100,7 +101,7 @@ def results(run: Path) -> dict[str, Any]:
 
 def judged(run: Path) -> Any:
     """What an evaluation reads of a run: its model, and who it was trained on."""
-    backbone, about = evaluation.read_model(run)
+    backbone, about = finished_model.read_model(run)
     members = membership.read(run)
     known = None if members is None else [members.names.tolist(), members.images.tolist()]
     return worlds.raw(backbone.module.state_dict()), about, known

@@ -9,8 +9,9 @@ import pytest
 import tinyruns
 from tinyruns import TINY, Silent
 
-from coalface import config, demo
-from coalface.config import RecipeError
+from coalface.experiments import demo
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
 
 
 @pytest.fixture
@@ -130,5 +131,5 @@ def test_nothing_that_is_not_its_own_is_deleted(small: None, tmp_path: Path) -> 
 
 
 def test_its_recipe_is_that_of_the_silos() -> None:
-    shipped = config.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
+    shipped = schema.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
     assert shipped.digest() == demo.recipe("fedavg").digest()

@@ -16,18 +16,24 @@ import tinyruns
 import torch
 from federations import NOW, written
 
-from coalface import cli, disk, experiment, judging, modelfolder, provisioning
-from coalface.core import generator
-from coalface.data.bins import write_bin
-from coalface.data.convert import Pairs, convert
-from coalface.data.pack import write_pack
-from coalface.data.rec import write_rec
+from coalface.cli import main
+from coalface.core import disk
+from coalface.core.method import generator
+from coalface.data.readers.bin import write_bin
+from coalface.data.readers.pack import write_pack
+from coalface.data.readers.records import write_rec
 from coalface.data.stores import Kind, open_store
-from coalface.data.synthetic import SyntheticFaces, sheet
-from coalface.engines import checkpoint, commits
-from coalface.engines.checkpoint import Checkpoint
+from coalface.data.synthetic.generator import SyntheticFaces, sheet
+from coalface.data.tools.convert import Pairs, convert
+from coalface.engine import checkpoint
+from coalface.engine.checkpoint import Checkpoint
+from coalface.engine.party import commits
+from coalface.evaluation import verification
+from coalface.experiments import model_folder
+from coalface.experiments import run as experiment
+from coalface.experiments.report import page
+from coalface.flower.provision import kits
 from coalface.privacy import ledger
-from coalface.report import page
 
 SMALL = 4096
 
@@ -56,7 +62,7 @@ def state(place: Path) -> None:
 
 
 def model(place: Path) -> None:
-    modelfolder.save({"a": torch.zeros(SMALL)}, place / "a.safetensors")
+    model_folder.save({"a": torch.zeros(SMALL)}, place / "a.safetensors")
 
 
 def pack(place: Path) -> None:
@@ -88,10 +94,10 @@ WRITERS: list[tuple[Callable[[Path], object], str]] = [
     (converted("rec", "of"), "of/train.rec"),
     (converted("bin", "of.bin"), "of.bin"),
     (converted("pack", "packed"), "packed/pixels.u8"),
-    (lambda place: provisioning.make(place / "federation.yaml", place / "kits", NOW), "kits/ca/ca.crt"),
+    (lambda place: kits.make(place / "federation.yaml", place / "kits", NOW), "kits/ca/ca.crt"),
     (lambda place: sheet(place / "sheet.png", images=1), "sheet.png"),
     (lambda place: write_bin(place / "a.bin", [b"1" * SMALL] * 2, [True]), "a.bin"),
-    (lambda place: judging.write_json(place / "a.json", "1" * SMALL), "a.json"),
+    (lambda place: verification.write_json(place / "a.json", "1" * SMALL), "a.json"),
 ]
 
 
@@ -120,7 +126,7 @@ LONG = "n" * 250
         lambda place: write_pack(SyntheticFaces(2, 2, 1, size=32), place / LONG, size=32, grey=True),
         lambda place: write_rec([(0, b"1")], place / LONG, size=(32, 32)),
         lambda place: write_bin(place / LONG, [b"1"] * 2, [True]),
-        lambda place: provisioning.make(written(place), place / LONG, NOW),
+        lambda place: kits.make(written(place), place / LONG, NOW),
     ],
     ids=["pack", "rec", "bin", "kits"],
 )
@@ -162,7 +168,7 @@ def test_a_run_that_a_disk_stopped_says_where_and_goes_on_to_the_same_bytes(
     recipe, out = tinyruns.write(tmp_path / "tiny.yaml", name="tiny-fedavg"), tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["coalface", "run", str(recipe), "--out", str(out), "--quiet"])
     with pytest.raises(SystemExit) as ended, no_file_larger_than(size):
-        cli.main()
+        main.main()
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 1 and line.startswith(f"coalface: {out}{os.sep}"), line
     assert "`ulimit -f`" in line and "`coalface resume RUN`" in line and "Errno" not in line

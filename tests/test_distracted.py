@@ -15,9 +15,10 @@ import torch
 from tinyruns import centred_model
 from typer.testing import CliRunner
 
-from coalface import cli, evaluation, streamed
-from coalface.data.synthetic import SyntheticFaces
-from coalface.distracted import judge_megaface
+from coalface.cli import main
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation import feature_file, finished_model
+from coalface.evaluation.megaface import judge_megaface
 
 NOISY = ("Ann Lee/Ann Lee_2.png", "1/12@N00/3_0.jpg")
 """A probe and a distractor that insightface's lists have, in the kit's words."""
@@ -65,7 +66,7 @@ def judged(run: Path, kit: Path, **more: Any) -> dict[str, Any]:
 
 def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str, float]:
     """The figures from cosines of embeddings of single images."""
-    module = evaluation.read_model(run)[0].module.eval()
+    module = finished_model.read_model(run)[0].module.eval()
 
     def unit(file: Path) -> np.ndarray:
         face = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
@@ -127,8 +128,8 @@ def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
     arguments += ["--distractors", str(kit / "megaface"), "--set", "2", "--flip"]
     arguments += ["--facescrub-noises", str(kit / "facescrub_noises.txt")]
     arguments += ["--megaface-noises", str(kit / "megaface_noises.txt")]
-    assert json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"], catch_exceptions=False).stdout) == expected
-    printed = CliRunner().invoke(cli.app, arguments, catch_exceptions=False).stdout
+    assert json.loads(CliRunner().invoke(main.app, [*arguments, "--json"], catch_exceptions=False).stdout) == expected
+    printed = CliRunner().invoke(main.app, arguments, catch_exceptions=False).stdout
     lines = [line.split() for line in printed.splitlines()]
     assert ["rank-1", f"{expected['rank-1']:.2f}", "%"] in lines and ["distractors", "29"] in lines
 
@@ -136,9 +137,9 @@ def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
 def test_pixels_are_held_a_batch_at_a_time_and_a_stopped_run_goes_on(
     model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "BATCH", 8)
-    monkeypatch.setattr(streamed, "KEPT", 1)
-    expected, unit = judged(model, kit), streamed.unit_features
+    monkeypatch.setattr(feature_file, "BATCH", 8)
+    monkeypatch.setattr(feature_file, "KEPT", 1)
+    expected, unit = judged(model, kit), feature_file.unit_features
     batches: list[int] = []
 
     def limited(module: Any, faces: np.ndarray, **more: Any) -> np.ndarray:
@@ -147,7 +148,7 @@ def test_pixels_are_held_a_batch_at_a_time_and_a_stopped_run_goes_on(
         batches.append(len(faces))
         return unit(module, faces, **more)
 
-    monkeypatch.setattr(streamed, "unit_features", limited)
+    monkeypatch.setattr(feature_file, "unit_features", limited)
     with pytest.raises(KeyboardInterrupt):
         judged(model, kit, features=tmp_path)
     assert batches == [8, 4, 8, 8]  # the probes, and 16 of 50 distractors
@@ -172,7 +173,7 @@ def test_images_that_are_missing_or_damaged_are_named_before_any_is_embedded(
     def none(*arguments: Any, **more: Any) -> None:
         raise AssertionError("an image was embedded")
 
-    monkeypatch.setattr(streamed, "unit_features", none)
+    monkeypatch.setattr(feature_file, "unit_features", none)
     shutil.copytree(kit, tmp_path / "kit")
     place = tmp_path / "kit"
     (place / "megaface" / "1/12@N00/5_0.jpg").write_bytes(b"")

@@ -10,12 +10,13 @@ import pytest
 import tinyruns
 from tinydomains import METHODS, TREE, domains, two_domains
 
-from coalface import config, pairlists, sources, splits, world
-from coalface import domains as dealing
-from coalface.config import Recipe, RecipeError
-from coalface.core import generator
-from coalface.data.faces import FaceSet
-from coalface.engines.local import World
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import World
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import domains as dealing
+from coalface.experiments.setup import pair_lists, sources, splits, world
 from coalface.methods import METHODS as REGISTERED
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -72,7 +73,7 @@ def test_a_split_judges_and_calibrates_on_the_same_people_whatever_the_method(me
     for clients in (1, 3):
         recipe = two_domains({"method": method}, domains(split=split, clients=clients))
         assert judged(recipe) == judged(two_domains(domains(split=split)))
-        lists = pairlists.judged(recipe, *splits.training_faces(recipe))
+        lists = pair_lists.judged(recipe, *splits.training_faces(recipe))
         assert people(lists[0].faces) == judged(recipe)
 
 
@@ -156,7 +157,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
     tree = {key: value for key, value in TREE.items() if key not in ("data", "judge")}
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
-    recipe = config.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
+    recipe = schema.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
     train, _ = splits.training_faces(recipe)
     assert train.files is not None and train.domains is not None
     here = built(recipe).data
@@ -337,7 +338,7 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
     same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)
     with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
-        pairlists.judged(recipe, *splits.training_faces(recipe))
+        pair_lists.judged(recipe, *splits.training_faces(recipe))
 
 
 @pytest.mark.parametrize("method", ["dan", "dann"])

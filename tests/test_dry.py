@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tinyruns import Silent, tiny
 
-from coalface import config, dry, experiment
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
 
 FV: dict[str, Any] = {
     "method": "pfm-fv",
@@ -18,7 +20,7 @@ FV: dict[str, Any] = {
 
 def lines(fv: str = "kept", **changes: Any) -> list[str]:
     settings = {"validation": {"fv": fv, "candidates": 3}, **changes}
-    return dry.describe(tiny(**FV, methods={"pfm-fv": settings})).splitlines()
+    return preflight.describe(tiny(**FV, methods={"pfm-fv": settings})).splitlines()
 
 
 def test_validators_are_counted_beside_the_trainers() -> None:
@@ -26,12 +28,14 @@ def test_validators_are_counted_beside_the_trainers() -> None:
     assert (
         lines(sample=3, fv="kept")[0] == "tiny: pfm-fv over 4 trainers (3 a round) and 2 validators, 2 rounds, seed 0"
     )
-    assert dry.describe(tiny(method="pfm", validators=FV["validators"])).startswith("tiny: pfm over 2 parties, 2 ")
+    assert preflight.describe(tiny(method="pfm", validators=FV["validators"])).startswith(
+        "tiny: pfm over 2 parties, 2 "
+    )
 
 
 def test_what_stays_at_a_validator_is_said() -> None:
     said = "stays at a validator: its images and its pairs; their scores are all that leaves it"
-    assert said in lines() and "stays at a validator" not in dry.describe(tiny())
+    assert said in lines() and "stays at a validator" not in preflight.describe(tiny())
 
 
 def test_the_columns_are_as_wide_as_what_stands_in_them() -> None:
@@ -47,7 +51,7 @@ def test_each_role_has_its_own_sum() -> None:
     text = "\n".join(lines())
     assert "one trainer, one round, both ways: 3.15 MB" in text  # Θ and M down, θ up, of 1.05 MB each
     assert "one validator, one round, both ways: 3.14 MB" in text  # three candidates
-    assert "one party, one round, both ways" in dry.describe(tiny())
+    assert "one party, one round, both ways" in preflight.describe(tiny())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_the_memory_of_the_server_counts_the_candidates(fv: str, sums: str, vali
 
 def test_validators_do_not_widen_the_window() -> None:
     many = {f"v{n}": {"identities": 2, "pairs": 10} for n in range(5)}
-    text = dry.describe(
+    text = preflight.describe(
         tiny(method="pfm-fv", validators=many, data={"source": {"identities": 24}}, engine={"window": 9, "workers": 2})
     )
     assert "over 2 trainers and 5 validators" in text and "a window of 2 replies" in text
@@ -101,7 +105,7 @@ def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(
     with pytest.raises(ValueError, match=re.escape(said)) as run:
         experiment.run(recipe, tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()
-    for dryly in (dry.check, dry.describe):
+    for dryly in (preflight.check, preflight.describe):
         with pytest.raises(ValueError) as refused:
             dryly(recipe)
         assert (str(refused.value), refused.type) == (str(run.value), run.type)
@@ -109,14 +113,14 @@ def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(
 
 def test_a_pre_training_that_cannot_begin_is_refused_with_where_it_stands() -> None:
     recipe = tiny(pretrain={"method": "pfm-fv", "rounds": 1})
-    with pytest.raises(config.RecipeError, match="^pretrain: there is no validator: give the recipe `validators`"):
-        dry.check(recipe)
+    with pytest.raises(schema.RecipeError, match="^pretrain: there is no validator: give the recipe `validators`"):
+        preflight.check(recipe)
 
 
 def test_who_sends_what_is_shown_of_a_recipe_that_names_no_validator() -> None:
-    steps = {sent.step for sent in dry.plan(tiny(method="pfm-fv")).sent}
+    steps = {sent.step for sent in preflight.plan(tiny(method="pfm-fv")).sent}
     assert steps == {"train", "validation.grade"}
 
 
 def test_the_check_gives_the_trainers_alone() -> None:
-    assert sorted(dry.check(tiny(**FV))) == [f"silo-0{i}" for i in range(4)]
+    assert sorted(preflight.check(tiny(**FV))) == [f"silo-0{i}" for i in range(4)]

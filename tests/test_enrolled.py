@@ -16,19 +16,25 @@ from test_cli import said
 from torch import Tensor
 from worlds import Tiny
 
-from coalface import config, enrolled, experiment, planning, splits, sweeping, wire, world
-from coalface.config import Recipe, RecipeError
-from coalface.core import DeclarationError, Federation, Models, Party, Probes, Tensors, step
+from coalface.core import codec
+from coalface.core.method import DeclarationError, Federation, Models, Party, Probes, Tensors, step
 from coalface.data.augment import to_tensor
-from coalface.data.faces import FaceSet
-from coalface.data.testing import by_party
-from coalface.engines import checkpoint
-from coalface.engines.commits import REPLY, Commit
-from coalface.evaluate.enrolled import verify
-from coalface.learn.compute import Compute
+from coalface.data.faceset import FaceSet
+from coalface.data.test_images import by_party
+from coalface.engine import checkpoint
+from coalface.engine.party.commits import REPLY, Commit
+from coalface.evaluation import enrolled
+from coalface.evaluation.metrics.enrolled import verify
+from coalface.experiments import plan
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.report import page, runs
+from coalface.experiments.setup import splits, world
+from coalface.experiments.sweep import run as sweeping
 from coalface.methods import METHODS
 from coalface.methods.feduv import Code, FedUV, Global, Projection, State
-from coalface.report import page, runs
+from coalface.training.compute import Compute
 
 ALL = sorted(name for name, cls in METHODS.items() if not cls.domains)
 DEVICES: dict[str, Any] = {
@@ -41,7 +47,7 @@ DEVICES: dict[str, Any] = {
 
 def recipe(**changes: Any) -> Recipe:
     """Eight people of five images, two of them to test on; a device each unless it is said otherwise."""
-    return config.parse(config.merged(config.merged(tinyruns.TINY, DEVICES), changes))
+    return schema.parse(schema.merged(schema.merged(tinyruns.TINY, DEVICES), changes))
 
 
 def rows(faces: FaceSet | None) -> set[int]:
@@ -158,16 +164,16 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """A run in which three people never enrol."""
     place, encoded = tmp_path_factory.mktemp("enrolled"), list[bytes]()
-    encode = wire.encode
+    encode = codec.encode
 
-    def noted(*given: Any, **more: Any) -> wire.Encoded:
+    def noted(*given: Any, **more: Any) -> codec.Encoded:
         made = encode(*given, **more)
         encoded.append(bytes(made.data))
         return made
 
     tinyruns.write(place / "tiny.yaml", **DEVICES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "encode", noted)
+        patch.setattr(codec, "encode", noted)
         printed = said("run", place / "tiny.yaml", "--out", place / "run")
     yield Seen(place / "run", encoded, printed)
 
@@ -184,7 +190,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
     """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
-    made = config.load(folder / "config.yaml")
+    made = schema.load(folder / "config.yaml")
     network, (train, _), test = world.backbone(made), splits.training_faces(made), splits.testing(made)
     network.load(load_file(folder / "model" / "backbone.safetensors"))
     last = checkpoint.load(folder / "checkpoints")
@@ -358,9 +364,9 @@ def test_a_step_that_cannot_verify_is_refused_before_anybody_trains(
     method: type[FedUV], error: type[Exception], words: str
 ) -> None:
     backbone, names = Tiny(one_identity=True)().backbone, {"trainer": ["a", "b"]}
-    planning.plan(FedUV(sample=None, length=127), names, backbone)
+    plan.plan(FedUV(sample=None, length=127), names, backbone)
     with pytest.raises(error, match=words):
-        planning.plan(method(sample=None, length=127), names, backbone)
+        plan.plan(method(sample=None, length=127), names, backbone)
 
 
 def test_probes_need_a_shared_model() -> None:

@@ -11,13 +11,15 @@ import pytest
 from tinyruns import picture_folders
 from typer.testing import CliRunner
 
-from coalface import cli, evaluation, splits
-from coalface.data.folder import read_folder
-from coalface.data.pack import write_pack
+from coalface.cli import main
 from coalface.data.pairs import read_pairs
-from coalface.data.synthetic import SyntheticFaces
-from coalface.evaluate.features import embed
-from coalface.evaluate.verification import best_threshold, tar_at_far
+from coalface.data.readers.folders import read_folder
+from coalface.data.readers.pack import write_pack
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation import finished_model
+from coalface.evaluation.metrics.verification import best_threshold, tar_at_far
+from coalface.experiments.setup import splits
+from coalface.models.embedding import embed
 
 PEOPLE = [f"P{i:02d}" for i in range(12)]
 
@@ -36,8 +38,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scores(run: Path, pictures: Path, pairs: Path, flip: bool = False) -> tuple[Any, Any]:
     """Cosines pair by pair, from embeddings of single images."""
-    backbone, about = evaluation.read_model(run)
-    faces = evaluation.read_faces(pictures, about)
+    backbone, about = finished_model.read_model(run)
+    faces = finished_model.read_faces(pictures, about)
     listed = read_pairs(pairs, faces)
     one = [embed(backbone.module, faces, np.array([i]), flip=flip)[0].astype(float) for i in range(len(faces))]
     return np.array([one[a] @ one[b] for a, b in zip(listed.left, listed.right, strict=True)]), listed.same
@@ -45,7 +47,7 @@ def scores(run: Path, pictures: Path, pairs: Path, flip: bool = False) -> tuple[
 
 def test_figures_of_a_pair_list_are_those_of_its_cosines(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     path = pair_list(tmp_path / "pairs.txt", 20)
-    found = evaluation.judge_model(fedavg_run, path, images=pictures)
+    found = finished_model.judge_model(fedavg_run, path, images=pictures)
     assert found["pairs"] == 40 and found["on"] == str(path)
     cosines, same = scores(fedavg_run, pictures, path)
     (tar,) = tar_at_far(cosines, same, (0.1,))
@@ -65,30 +67,33 @@ def test_each_image_is_embedded_once(
         seen.extend(index.tolist())
         return embed(module, faces, index, **more)
 
-    monkeypatch.setattr(evaluation, "embed", counting)
-    evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures)
+    monkeypatch.setattr(finished_model, "embed", counting)
+    finished_model.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures)
     assert len(seen) == len(set(seen)) > 0
 
 
 def test_the_threshold_of_a_second_list_decides_the_first(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, 3, second=4)
-    found = evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
+    found = finished_model.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
     threshold = best_threshold(*scores(fedavg_run, pictures, train))
     cosines, same = scores(fedavg_run, pictures, test)
     assert found["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
     assert found["threshold_two_lists"] == pytest.approx(threshold, abs=1e-6)
-    assert not [n for n in evaluation.judge_model(fedavg_run, test, images=pictures) if n.endswith("two_lists")]
+    assert not [n for n in finished_model.judge_model(fedavg_run, test, images=pictures) if n.endswith("two_lists")]
 
 
 def test_a_threshold_is_not_chosen_on_pairs_that_are_judged(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, 3, second=4)
-    assert evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)["people_in_both_lists"] == 12
+    assert (
+        finished_model.judge_model(fedavg_run, test, images=pictures, threshold_from=train)["people_in_both_lists"]
+        == 12
+    )
     lines = train.read_text().splitlines()
     train.write_text("\n".join([*lines[:3], "P05\t2\t1", *lines[4:]]))  # P05's images 1 and 2, in the other order
     with pytest.raises(
         ValueError, match=r"train.txt and .*test.txt share 1 pair, such as P05/P05_0001.png with P05/P05_0002.png"
     ):
-        evaluation.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
+        finished_model.judge_model(fedavg_run, test, images=pictures, threshold_from=train)
 
 
 def test_lists_of_other_people_share_none(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -97,13 +102,13 @@ def test_lists_of_other_people_share_none(fedavg_run: Path, pictures: Path, tmp_
         genuine = [f"{who}\t1\t{k}" for who in people for k in (2, 3)]
         impostor = [f"{who}\t1\t{people[i - 1]}\t{k}" for i, who in enumerate(people) for k in (1, 2)]
         (tmp_path / name).write_text("\n".join(["12", *genuine, *impostor]))
-    found = evaluation.judge_model(fedavg_run, tmp_path / "a", images=pictures, threshold_from=tmp_path / "b")
+    found = finished_model.judge_model(fedavg_run, tmp_path / "a", images=pictures, threshold_from=tmp_path / "b")
     assert found["people_in_both_lists"] == 0
 
 
 def test_points_of_the_curve_come_along(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     path = pair_list(tmp_path / "pairs.txt", 20)
-    curve = evaluation.judge_model(fedavg_run, path, images=pictures)["roc"]
+    curve = finished_model.judge_model(fedavg_run, path, images=pictures)["roc"]
     cosines, same = scores(fedavg_run, pictures, path)
     assert curve["far"][0] == 1 / 20 and curve["far"][-1] == curve["tar"][-1] == 1
     for far, tar in zip(curve["far"], curve["tar"], strict=True):
@@ -113,43 +118,46 @@ def test_points_of_the_curve_come_along(fedavg_run: Path, pictures: Path, tmp_pa
 
 def test_a_global_model_is_no_partys_own(fedavg_run: Path, pictures: Path) -> None:
     with pytest.raises(ValueError, match=r"this run left one global model, and none of silo-00's own: leave --party"):
-        evaluation.judge_model(fedavg_run, pictures, party="silo-00")
+        finished_model.judge_model(fedavg_run, pictures, party="silo-00")
 
 
 def test_flip_changes_the_features(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     path = pair_list(tmp_path / "pairs.txt", 20)
-    found = evaluation.judge_model(fedavg_run, path, images=pictures, flip=True)
+    found = finished_model.judge_model(fedavg_run, path, images=pictures, flip=True)
     (tar,) = tar_at_far(*scores(fedavg_run, pictures, path, flip=True), (0.1,))
     assert found["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
-    assert found["threshold@far=0.1"] != evaluation.judge_model(fedavg_run, path, images=pictures)["threshold@far=0.1"]
+    assert (
+        found["threshold@far=0.1"] != finished_model.judge_model(fedavg_run, path, images=pictures)["threshold@far=0.1"]
+    )
 
 
 def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     write_pack(read_folder(pictures), tmp_path / "pack", size=32, grey=True)
-    from_folders = evaluation.judge_model(fedavg_run, pictures, pairs=30)
-    from_pack = evaluation.judge_model(fedavg_run, tmp_path / "pack", pairs=30)
+    from_folders = finished_model.judge_model(fedavg_run, pictures, pairs=30)
+    from_pack = finished_model.judge_model(fedavg_run, tmp_path / "pack", pairs=30)
     assert from_folders["pairs"] == from_pack["pairs"] == 60
     assert {k: v for k, v in from_folders.items() if k != "on"} == {k: v for k, v in from_pack.items() if k != "on"}
 
 
 def test_a_run_judged_again_on_its_own_held_out_people_agrees(fedavg_run: Path, tmp_path: Path) -> None:
     """The figures of `summary.json` come out of the model file as well, on the same pairs."""
-    from coalface import config, pairlists
-    from coalface.judging import Judge
+    from coalface.evaluation.verification import Judge
+    from coalface.experiments.recipe import schema
+    from coalface.experiments.setup import pair_lists
 
-    recipe = config.load(fedavg_run / "config.yaml")
-    lists = pairlists.judged(recipe, *splits.training_faces(recipe))
-    backbone, _ = evaluation.read_model(fedavg_run / "model")
+    recipe = schema.load(fedavg_run / "config.yaml")
+    lists = pair_lists.judged(recipe, *splits.training_faces(recipe))
+    backbone, _ = finished_model.read_model(fedavg_run / "model")
     figures = Judge(lists, backbone).models([backbone.shared()])
     assert figures == json.loads((fedavg_run / "summary.json").read_text())["figures"]
 
 
 def test_own_models_need_a_party(solo_run: Path, pictures: Path) -> None:
     with pytest.raises(FileNotFoundError, match="each party has its own: add --party with one of silo-00, silo-01"):
-        evaluation.judge_model(solo_run, pictures)
+        finished_model.judge_model(solo_run, pictures)
     with pytest.raises(FileNotFoundError, match="add --party with one of silo-00, silo-01"):
-        evaluation.judge_model(solo_run, pictures, party="silo-7")
-    each = [evaluation.judge_model(solo_run, pictures, party=f"silo-0{i}", pairs=30) for i in (0, 1)]
+        finished_model.judge_model(solo_run, pictures, party="silo-7")
+    each = [finished_model.judge_model(solo_run, pictures, party=f"silo-0{i}", pairs=30) for i in (0, 1)]
     assert each[0]["eer"] != each[1]["eer"] or each[0]["accuracy"] != each[1]["accuracy"]
 
 
@@ -162,36 +170,36 @@ def test_own_models_need_a_party(solo_run: Path, pictures: Path) -> None:
 )
 def test_there_must_be_a_model(tmp_path: Path, pictures: Path, place: str, said: str) -> None:
     with pytest.raises(FileNotFoundError, match=said):
-        evaluation.judge_model(tmp_path / place, pictures)
+        finished_model.judge_model(tmp_path / place, pictures)
 
 
 def test_there_must_be_pairs_and_their_images(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none.txt is not there: give a pair list, a .bin"):
-        evaluation.judge_model(fedavg_run, tmp_path / "none.txt")
+        finished_model.judge_model(fedavg_run, tmp_path / "none.txt")
     with pytest.raises(ValueError, match="say where these lie with --images FOLDER"):
-        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20))
+        finished_model.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20))
 
 
 def test_a_pack_of_another_size_says_how_to_make_one_that_fits(fedavg_run: Path, tmp_path: Path) -> None:
     write_pack(SyntheticFaces(4, 3, 0), tmp_path / "pack", size=40, grey=True)
     with pytest.raises(ValueError, match="`coalface data pack FOLDER PACK --size 32 --grey` makes a pack that fits"):
-        evaluation.judge_model(fedavg_run, tmp_path / "pack")
+        finished_model.judge_model(fedavg_run, tmp_path / "pack")
 
 
 def test_what_would_not_be_looked_at_is_refused(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     write_pack(read_folder(pictures), tmp_path / "pack", size=32, grey=True)
     for on in (pictures, tmp_path / "pack"):
         with pytest.raises(ValueError, match=rf"{on.name} holds images, and those are judged: leave --images out"):
-            evaluation.judge_model(fedavg_run, on, images=pictures, pairs=20)
+            finished_model.judge_model(fedavg_run, on, images=pictures, pairs=20)
     with pytest.raises(ValueError, match=r"pairs\.txt says which pairs are judged, so none are drawn: leave --pairs"):
-        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, pairs=20)
+        finished_model.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, pairs=20)
 
 
 def test_all_genuine_pairs_are_drawn_where_there_are_fewer_than_usual(fedavg_run: Path, pictures: Path) -> None:
-    found = evaluation.judge_model(fedavg_run, pictures)
+    found = finished_model.judge_model(fedavg_run, pictures)
     assert (found["drawn"], found["pairs"]) == (12 * 6, 2 * 12 * 6)  # of twelve people with four pictures each
     with pytest.raises(ValueError, match="the images make 72 genuine pairs, and 73 are wanted"):
-        evaluation.judge_model(fedavg_run, pictures, pairs=73)
+        finished_model.judge_model(fedavg_run, pictures, pairs=73)
     for arguments, noted in (([], True), (["--pairs", "30"], False)):
         assert ("drew 72 genuine pairs" in command(fedavg_run, "--on", pictures, *arguments)[1]) == noted
 
@@ -205,13 +213,13 @@ def test_lists_of_paths_are_judged_as_lists_of_names(fedavg_run: Path, pictures:
             f"{pictures}/{one}/{one}_{int(fields[1]):04d}.png,{other}/{other}_{int(fields[-1]):04d}.png,{same}"
         )
     (tmp_path / "paths.csv").write_text("\n".join(lines))
-    found = [evaluation.judge_model(fedavg_run, path, images=pictures) for path in (names, tmp_path / "paths.csv")]
+    found = [finished_model.judge_model(fedavg_run, path, images=pictures) for path in (names, tmp_path / "paths.csv")]
     assert found[0] | {"on": ""} == found[1] | {"on": ""}
 
 
 def command(*arguments: object) -> tuple[str, str]:
     """What `coalface evaluate` prints and says beside it."""
-    done = CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    done = CliRunner().invoke(main.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
     return done.stdout, done.stderr
 
 
@@ -224,7 +232,7 @@ def test_progress_is_shown_to_people_alone(fedavg_run: Path, tmp_path: Path, mon
         done[what] = [total]
         yield done[what].append
 
-    evaluation.judge_model(fedavg_run, pictures, pairs=72, show=show)
+    finished_model.judge_model(fedavg_run, pictures, pairs=72, show=show)
     assert done["decoding"] == [48, *range(1, 49)] and done["embedding"][-1] == done["embedding"][0] == 48
     assert "embedding" not in command(fedavg_run, "--on", pictures)[1]
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to what draws the bar
@@ -251,50 +259,51 @@ def rfw(root: Path) -> Path:
 
 
 def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path, tmp_path: Path) -> None:
-    from coalface import config, pairlists
-    from coalface.judging import Judge
+    from coalface.evaluation.verification import Judge
+    from coalface.experiments.recipe import schema
+    from coalface.experiments.setup import pair_lists
 
     on = rfw(tmp_path / "rfw")
-    found = evaluation.judge_model(fedavg_run, on, flip=True)
+    found = finished_model.judge_model(fedavg_run, on, flip=True)
     assert list(found) == ["model", "on", "lists"] and list(found["lists"]) == ["rfw-african", "rfw-asian"]
     wanted = {name: {"kind": "layout", "path": str(on), "list": name} for name in found["lists"]}
-    recipe = config.load(fedavg_run / "config.yaml")
-    recipe = config.parse(config.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
-    backbone, _ = evaluation.read_model(fedavg_run / "model")
-    lists = [one for one in pairlists.judged(recipe, *splits.training_faces(recipe)) if one.name in wanted]
-    figures = Judge(lists, backbone, flip=True, fars=evaluation.FARS).models([backbone.shared()])
+    recipe = schema.load(fedavg_run / "config.yaml")
+    recipe = schema.parse(schema.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
+    backbone, _ = finished_model.read_model(fedavg_run / "model")
+    lists = [one for one in pair_lists.judged(recipe, *splits.training_faces(recipe)) if one.name in wanted]
+    figures = Judge(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])
     for name, expected in figures.items():
         mine = found["lists"][name]
         assert mine["pairs"] == 20 and "tar@far=0.1" in expected
         assert {key: mine[key] for key in expected} == expected
-        assert evaluation.judge_model(fedavg_run, on, flip=True, own=name) == found | {"lists": {name: mine}}
+        assert finished_model.judge_model(fedavg_run, on, flip=True, own=name) == found | {"lists": {name: mine}}
     assert figures["rfw-african"] != figures["rfw-asian"]
 
 
 def test_pairs_are_drawn_where_a_data_set_has_no_list_or_where_they_are_asked_for(
     fedavg_run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "PAIRS", 24)
+    monkeypatch.setattr(finished_model, "PAIRS", 24)
     bupt, on = tmp_path / "bupt", rfw(tmp_path / "rfw")
     (on / "data").rename(bupt)
-    assert evaluation.judge_model(fedavg_run, bupt)["pairs"] == 48
+    assert finished_model.judge_model(fedavg_run, bupt)["pairs"] == 48
     with pytest.raises(ValueError, match="has no pair list of its own"):
-        evaluation.judge_model(fedavg_run, bupt, own="rfw-asian")
+        finished_model.judge_model(fedavg_run, bupt, own="rfw-asian")
     bupt.rename(on / "data")
-    assert evaluation.judge_model(fedavg_run, on, pairs=20)["pairs"] == 40
+    assert finished_model.judge_model(fedavg_run, on, pairs=20)["pairs"] == 40
     with pytest.raises(ValueError, match="has no pair list 'lfw': choose one by --list rfw-african, --list rfw-asian"):
-        evaluation.judge_model(fedavg_run, on, own="lfw")
+        finished_model.judge_model(fedavg_run, on, own="lfw")
     with pytest.raises(ValueError, match="--pairs draws pairs: leave one of them out"):
-        evaluation.judge_model(fedavg_run, on, own="rfw-asian", pairs=20)
+        finished_model.judge_model(fedavg_run, on, own="rfw-asian", pairs=20)
     with pytest.raises(ValueError, match="is no data set with pair lists of its own: leave --list out"):
-        evaluation.judge_model(fedavg_run, pictures, own="rfw-asian")
+        finished_model.judge_model(fedavg_run, pictures, own="rfw-asian")
     with pytest.raises(ValueError, match=r"pairs\.txt is no data set with pair lists of its own"):
-        evaluation.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, own="rfw-asian")
+        finished_model.judge_model(fedavg_run, pair_list(tmp_path / "pairs.txt", 20), images=pictures, own="rfw-asian")
 
 
 def test_the_command_prints_a_block_for_each_list(fedavg_run: Path, tmp_path: Path) -> None:
     on = rfw(tmp_path / "rfw")
-    found = evaluation.judge_model(fedavg_run, on)
+    found = finished_model.judge_model(fedavg_run, on)
     for arguments, names in (([], list(found["lists"])), (["--list", "rfw-asian"], ["rfw-asian"])):
         printed, _ = command(fedavg_run, "--on", on, *arguments)
         head, *blocks = printed.split("\n\n")

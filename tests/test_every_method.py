@@ -20,20 +20,20 @@ import worlds
 from torch import Tensor
 from worlds import Ran, Stop, Tiny, run, stopping, workers
 
-from coalface import wire
-from coalface.core import Federation, Mean, Method, Party, Tensors, free, message, step
+from coalface.core import codec
+from coalface.core.method import Federation, Mean, Method, Party, Tensors, free, message, step
 from coalface.data.augment import to_tensor
-from coalface.engines.commits import Commit
-from coalface.engines.desk import Request
-from coalface.engines.local import InProcess
-from coalface.engines.standing import Numerics
-from coalface.engines.transport import Reply, RunFailed
-from coalface.engines.trouble import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
-from coalface.learn.sgd import Learner, learn
-from coalface.learn.work import LocalWork
+from coalface.engine.faults import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
+from coalface.engine.local import InProcess
+from coalface.engine.party.commits import Commit
+from coalface.engine.party.executor import Request
+from coalface.engine.run_state import Numerics
+from coalface.engine.transport import Reply, RunFailed
 from coalface.methods import METHODS, fedfr_joint, feduv
 from coalface.methods.fedavg import FedAvg, Global, State
-from coalface.methods.labelling import Labelling
+from coalface.training.clustering.pseudo_labels import Labelling
+from coalface.training.local_training import Learner, learn
+from coalface.training.local_work import LocalWork
 
 STILL = LocalWork(epochs=2, batch=4, lr=0.005)
 """For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""
@@ -109,7 +109,7 @@ def listening(heard: Heard) -> type[InProcess]:
                 if now != (common, each):
                     heard.changed.append(f"{request.party}, step {request.step}, round {request.round}")
                 assert not isinstance(reply, Exception), reply
-                heard.replies.append((request, bytes(reply.data if isinstance(reply, wire.Encoded) else reply)))
+                heard.replies.append((request, bytes(reply.data if isinstance(reply, codec.Encoded) else reply)))
                 yield request, reply
 
     return Listening
@@ -170,11 +170,11 @@ def test_every_message_round_trips(name: str, unbroken: Any) -> None:
         for data, cls in ((common, declared.common), (each, declared.each)):
             if data:
                 assert cls is not None
-                assert bytes(wire.encode(wire.decode(bytearray(data), cls)).data) == data
+                assert bytes(codec.encode(codec.decode(bytearray(data), cls)).data) == data
     for request, data in heard.replies:
         cls = method.steps[request.step][1].reply
         assert cls is not None
-        assert bytes(wire.encode(wire.decode(bytearray(data), cls)).data) == data
+        assert bytes(codec.encode(codec.decode(bytearray(data), cls)).data) == data
 
 
 @every_method
@@ -276,7 +276,7 @@ def private_pieces(method: Method, folder: Path) -> set[bytes]:
     found: set[bytes] = set()
     for path in (folder / "parties").rglob("*.commit"):
         for name, stored in Commit.open(path).states().items():
-            kept = vars(wire.unpack(stored, classes[name]))
+            kept = vars(codec.unpack(stored, classes[name]))
             found |= pieces(all_tensors({field: v for field, v in kept.items() if (classes[name], field) not in SENT}))
     return found
 
@@ -350,7 +350,7 @@ def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, unbro
     for request, data in sorted(heard.replies, key=lambda pair: pair[0].party):
         cls = method.steps[request.step][1].reply
         assert cls is not None
-        sent = wire.encode(wire.decode(bytearray(data), cls))
+        sent = codec.encode(codec.decode(bytearray(data), cls))
         pieces = zip(sent.entries, sent.sums, strict=True)
         expected += [(request.step, request.round, entry.name, digest) for entry, digest in pieces]
     assert [(e["step"], e["round"], e["name"], e["sha256"]) for e in lines] == expected
@@ -451,7 +451,7 @@ def test_cohorts_are_the_same_with_workers(name: str, tmp_path: Path) -> None:
 def can_be(reply: type | None, what: str) -> bool:
     """Whether a reply has a field that this trouble can spoil."""
     kinds: set[Any] = {int} if what in COUNT_TROUBLE else {Tensors} if what == "name" else {Tensor, Tensors}
-    return reply is not None and any(annotation in kinds for annotation in wire.hints(reply).values())
+    return reply is not None and any(annotation in kinds for annotation in codec.hints(reply).values())
 
 
 def finite(state: Any) -> bool:

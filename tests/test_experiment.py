@@ -18,14 +18,17 @@ from safetensors.torch import load_file
 from tinyruns import Silent, model_bytes, tiny
 from torch import nn
 
-from coalface import config, dry, experiment, models
-from coalface.config import RecipeError
+from coalface import models
 from coalface.data.cache import default_cache
-from coalface.engines.processes import wait_for_workers
-from coalface.engines.transport import RunFailed
+from coalface.engine.processes import wait_for_workers
+from coalface.engine.transport import RunFailed
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.report import runs
 from coalface.models.groups import Backbone
-from coalface.report import runs
-from coalface.report.progress import Progress
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -62,18 +65,18 @@ def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
 
 def test_its_config_makes_the_same_model_again_bit_for_bit(fedavg_run: Path, tmp_path: Path) -> None:
     kept = fedavg_run / "config.yaml"
-    again = experiment.run(config.load(kept), tmp_path / "again", Silent())
+    again = experiment.run(schema.load(kept), tmp_path / "again", Silent())
     assert model_bytes(again) == model_bytes(fedavg_run)
     for name in ("config.yaml", "metrics.jsonl", "ledger/silo-00.jsonl", "evidence.json"):
         assert (again / name).read_bytes() == (fedavg_run / name).read_bytes(), name
-    other = experiment.run(config.load(kept, ["seed=1"]), tmp_path / "other", Silent())
+    other = experiment.run(schema.load(kept, ["seed=1"]), tmp_path / "other", Silent())
     assert model_bytes(other) != model_bytes(fedavg_run)
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_workers_change_no_bit(fedavg_run: Path, tmp_path: Path) -> None:
-    out = experiment.run(config.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
+    out = experiment.run(schema.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
     assert model_bytes(out) == model_bytes(fedavg_run)
     assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
 
@@ -260,7 +263,7 @@ STARTS_FROM_PRETRAINING = """
 import sys, time
 from pathlib import Path
 from tinyruns import Silent, tiny
-from coalface import experiment
+from coalface.experiments import run as experiment
 
 said, out = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -323,7 +326,7 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
         with pytest.raises(RecipeError, match=says):
             experiment.run(recipe, tmp_path / "run", view)
         with pytest.raises(RecipeError, match=says):
-            dry.check(recipe)
+            preflight.check(recipe)
         assert view.started == view.notes == []  # nobody trained, and nothing was begun
     assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
@@ -331,7 +334,7 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
 def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:
     view = Silent()
     tree = {**tiny(rounds=1).model_dump(mode="json"), "judge": {}}
-    out = experiment.run(config.parse(tree), tmp_path / "run", view)
+    out = experiment.run(schema.parse(tree), tmp_path / "run", view)
     assert "tiny: judge.lists is empty, so nothing will be judged" in view.notes
     assert summary(out)["figures"] == {}
     assert "This run has not been judged yet." in (out / "report.html").read_text(encoding="utf-8")
@@ -402,7 +405,15 @@ def test_workers_end_with_a_killed_run_and_a_resume_with_workers_gives_the_same_
     changes: dict[str, Any] = {"rounds": 40, "engine": {"threads": 1, "workers": 2, "checkpoint": 3}}
     unbroken = tinyruns.run(tmp_path / "unbroken", **changes)
     recipe, out = tinyruns.write(tmp_path / "tiny.yaml", **changes), tmp_path / "broken"
-    command = [sys.executable, "-c", "from coalface.cli import main; main()", "run", str(recipe), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-c",
+        "from coalface.cli.main import main; main()",
+        "run",
+        str(recipe),
+        "--out",
+        str(out),
+    ]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     metrics = out / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:

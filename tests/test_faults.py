@@ -16,8 +16,11 @@ import pytest
 from federations import DAY, NOW, SILOS, Standing, left
 from tinyruns import Silent
 
-from coalface import certificates, config, experiment, operating
-from coalface.engines.commits import Commit
+from coalface.engine.party.commits import Commit
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.flower.poc import flwr_cli
+from coalface.flower.provision import certificates
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +93,7 @@ def test_a_superlink_killed_and_started_again_goes_on_to_the_same_bytes(standing
     code, said = standing.ended(standing.coalface("resume", str(standing.run("again"))))
     assert code == 0 and "silo-00 is there already" in said, said
     changes = ["engine.on_error=exclude", "name=again", "rounds=5"]
-    made = config.load(standing.kits / "operator/project/recipe.yaml", changes)
+    made = schema.load(standing.kits / "operator/project/recipe.yaml", changes)
     whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
     there = left(standing.run("again"), {party: standing.home(party, "again") for party in SILOS})
     assert there == left(whole, dict.fromkeys(SILOS, whole))
@@ -113,7 +116,7 @@ def test_a_straggler_is_left_out_and_its_late_answer_is_discarded_and_counted(st
 
 
 DOUBLING = """
-from coalface.engines.flower import link
+from coalface.flower.app import transport as link
 from flwr.app import Message
 
 push = link.Link._push
@@ -148,7 +151,7 @@ def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_p
     for party in SILOS:  # with the last reply the run ends, and what was asked again then may not be delivered
         assert answered(standing, party) - before[party] >= 2 * 3 - 1
     changes = ["engine.on_error=exclude", "name=twice", "rounds=3"]
-    made = config.load(standing.kits / "operator/project/recipe.yaml", changes)
+    made = schema.load(standing.kits / "operator/project/recipe.yaml", changes)
     whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
     there = left(standing.run("twice"), {party: standing.home(party, "twice") for party in SILOS})
     assert there == left(whole, dict.fromkeys(SILOS, whole))
@@ -160,7 +163,7 @@ def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_p
 def nodes(standing: Standing) -> list[dict[str, Any]]:
     """What the SuperLink says of all nodes that were ever registered."""
     words = standing.operators("flwr", "supernode", "list", "here", "--format", "json")
-    return list(operating.told(words, standing.kits, 60)["nodes"])
+    return list(flwr_cli.told(words, standing.kits, 60)["nodes"])
 
 
 def turned_away(standing: Standing, party: str = "silo-02") -> str:
@@ -207,15 +210,15 @@ def test_a_node_that_dials_without_tls_is_never_admitted(standing: Standing, wit
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
     assert own.count("Connection attempt failed, retrying") > 2  # it dials; neither end's log says what is amiss
     words = standing.operators("run.sh", "--format", "json", "--run-config")
-    number = operating.told([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
+    number = flwr_cli.told([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
 
     def state() -> str:
-        runs = operating.told(standing.operators("flwr", "list", "here", "--format", "json"), standing.kits, 60)["runs"]
+        runs = flwr_cli.told(standing.operators("flwr", "list", "here", "--format", "json"), standing.kits, 60)["runs"]
         return next(str(run["status"]) for run in runs if int(run["run-id"]) == int(number))
 
     standing.wait(lambda: state().startswith("finished"), 120)
     assert state() == "finished:failed"
-    shown = operating.output(standing.operators("flwr", "log", number, "here", "--show"), standing.kits, 60)
+    shown = flwr_cli.output(standing.operators("flwr", "log", number, "here", "--show"), standing.kits, 60)
     assert "silo-02 did not join within 5 s" in shown
     assert any("flower-supernode" in one.command for one in standing.processes("silo-02"))  # all the while it dialled
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
@@ -243,7 +246,7 @@ def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standin
 def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:
     ours = re.findall(r"SuperNode ID: (\d+)", standing.log("silo-02"))[-1]
     assert ours in [node["node-id"] for node in nodes(standing)]
-    operating.output(standing.operators("flwr", "supernode", "unregister", ours, "here"), standing.kits, 60)
+    flwr_cli.output(standing.operators("flwr", "supernode", "unregister", ours, "here"), standing.kits, 60)
     said = turned_away(standing)
     assert "it was withdrawn by `flwr supernode unregister`" in said
     (status,) = [node["status"] for node in nodes(standing) if node["node-id"] == ours]

@@ -16,10 +16,11 @@ from grids import InProcessGrid, played_here
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import config, experiment, flowerproject, flowerserver
-from coalface.cli import app
-from coalface.config import RecipeError
-from coalface.engines.flower import records
+from coalface.cli.main import app
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.app import project, records, server
 
 TREE: dict[str, Any] = {
     "name": "faces",
@@ -52,13 +53,13 @@ def run(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InPr
     grid = InProcessGrid([played_here(recipe) for _ in parties])
     for (node, _), party in zip(grid.apps.items(), parties, strict=True):
         grid.contexts[node] = context(node, {"party": party, "home": str(home / party)}, run_config)
-    flowerserver.server(recipe)(grid, context(1, {}, run_config))
+    server.server(recipe)(grid, context(1, {}, run_config))
     return grid
 
 
 def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path: Path) -> None:
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))
-    experiment.run(config.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    experiment.run(schema.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
     there, here = tmp_path / "there", tmp_path / "here"
     assert (there / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
     homes = {party: tmp_path / "homes" / party / "faces" for party in ("silo-00", "silo-01")}
@@ -72,7 +73,7 @@ def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path:
 def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
-    made = config.load(tmp_path / "run" / "config.yaml")
+    made = schema.load(tmp_path / "run" / "config.yaml")
     assert (made.rounds, made.build_local().lr, made.engine.on_error) == (1, 0.05, "exclude")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
@@ -141,10 +142,10 @@ def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tm
     import tomllib
 
     keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    values = {key: value for key, value in keys.items() if key not in flowerserver.OWN}
-    assert values == dict(flowerproject.leaves(TREE)) and values["local.lr"] == 0.02
-    same = flowerserver.read(place / "recipe.yaml", keys)
-    assert same.digest() == config.load(recipe, ["engine.on_error=exclude"]).digest()
+    values = {key: value for key, value in keys.items() if key not in server.OWN}
+    assert values == dict(project.leaves(TREE)) and values["local.lr"] == 0.02
+    same = server.read(place / "recipe.yaml", keys)
+    assert same.digest() == schema.load(recipe, ["engine.on_error=exclude"]).digest()
     assert "ca.crt \\\n" in (place / "README.md").read_text()
 
 
@@ -152,5 +153,5 @@ def test_a_project_is_not_written_over_anything(recipe: Path, tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(RecipeError, match="is there and not empty: name a new folder"):
-        flowerproject.new(tmp_path / "mine", recipe)
+        project.new(tmp_path / "mine", recipe)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

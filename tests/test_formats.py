@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from tinyruns import Silent
 
-from coalface import config, dry, experiment, pairlists, splits, world
-from coalface.core import generator
-from coalface.data.convert import Pairs, convert
+from coalface.core.method import generator
+from coalface.core.text import shown
 from coalface.data.stores import open_store
-from coalface.data.synthetic import SyntheticFaces
-from coalface.data.words import shown
-from coalface.evaluation import judge_model
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.data.tools.convert import Pairs, convert
+from coalface.evaluation.finished_model import judge_model
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.setup import pair_lists, splits, world
 
 
 @pytest.fixture
@@ -38,10 +41,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe(root: Path, source: dict[str, Any], **more: Any) -> config.Recipe:
+def recipe(root: Path, source: dict[str, Any], **more: Any) -> schema.Recipe:
     data = {"root": str(root), "source": source, "size": 32, "partition": {"kind": "equal", "parties": 2}}
     tree = {"rounds": 1, "local": {"batch": 8}, "loss": {"name": "softmax", "scale": 16.0}, "data": data, **more}
-    return config.parse(tree)
+    return schema.parse(tree)
 
 
 def test_records_train_as_the_folders_that_they_were_made_of(root: Path) -> None:
@@ -66,7 +69,7 @@ def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path)
         },
         **words,
     }
-    made = config.parse(tree)
+    made = schema.parse(tree)
     out = experiment.run(made, root / "run", Silent(), report=False)
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["figures"]) == {"other"}
@@ -80,7 +83,7 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
     made = recipe(root, {"kind": "rec", "path": "records"}, **lists)
     train, held = splits.training_faces(made)
-    (found,) = pairlists.judged(made, train, held)
+    (found,) = pair_lists.judged(made, train, held)
     assert len(found.pairs) == 40 and all(name.startswith("x/") for name in found.faces.names)
     assert found.pairs.fold is not None and np.array_equal(found.pairs.fold, np.repeat(np.arange(10), 4))
 
@@ -88,8 +91,8 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
 def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "faces"}}}}
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    with pytest.raises(config.RecipeError, match="no .bin of pairs"):
-        pairlists.judged(made, *splits.training_faces(made))
+    with pytest.raises(schema.RecipeError, match="no .bin of pairs"):
+        pair_lists.judged(made, *splits.training_faces(made))
 
 
 def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
@@ -107,20 +110,20 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
         path.write_text("\n".join(lines) + "\n")
     made = recipe(root, {"kind": "folder", "path": "rfw"})
     deal = world.deal(
-        config.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
+        schema.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
         splits.training_faces(made)[0],
     )
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
     lists = {"judge": {"lists": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
     judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    (found,) = pairlists.judged(judging, *splits.training_faces(judging))
+    (found,) = pair_lists.judged(judging, *splits.training_faces(judging))
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
-    with pytest.raises(config.RecipeError, match="would be trained on as well"):
-        pairlists.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *splits.training_faces(made))
+    with pytest.raises(schema.RecipeError, match="would be trained on as well"):
+        pair_lists.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *splits.training_faces(made))
     lists["judge"]["lists"]["x"].pop("list")
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    with pytest.raises(config.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
-        pairlists.judged(unnamed, *splits.training_faces(unnamed))
+    with pytest.raises(schema.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
+        pair_lists.judged(unnamed, *splits.training_faces(unnamed))
 
 
 @pytest.mark.parametrize("name", ["b\udcff", "a\tb"])
@@ -129,7 +132,7 @@ def test_a_folder_without_a_plain_name_stops_a_run_before_anything_is_written(ro
     (root / "faces" / "odd").rename(root / "faces" / name)
     shutil.copy(next((root / "faces").glob("*/*_0001.png")), root / "faces" / name / "1.png")
     made = recipe(root, {"kind": "folder", "path": "faces"})
-    for start in (lambda: experiment.run(made, root / "run", Silent()), lambda: dry.check(made)):
+    for start in (lambda: experiment.run(made, root / "run", Silent()), lambda: preflight.check(made)):
         with pytest.raises(ValueError, match=f"{re.escape(shown(root / 'faces' / name))}: .*rename it"):
             start()
     assert not (root / "run").exists()

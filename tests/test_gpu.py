@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from tinydomains import two_domains
 from tinyruns import Silent, tiny
 
-from coalface import config, dry, experiment
-from coalface.config import Recipe
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS
 
 
@@ -27,12 +29,12 @@ def fitting(name: str, **engine: Any) -> Recipe:
     own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
     validators = {"judge": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
     changes = {"method": name, "data": data, "methods": {name: own}, "validators": validators, "engine": engine}
-    return config.parse(config.merged(tiny().model_dump(mode="json"), changes))
+    return schema.parse(schema.merged(tiny().model_dump(mode="json"), changes))
 
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_there_is_a_recipe_for_every_method(name: str) -> None:
-    assert dry.check(fitting(name))
+    assert preflight.check(fitting(name))
 
 
 @pytest.mark.gpu

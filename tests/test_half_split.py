@@ -13,19 +13,20 @@ import tinyruns
 from test_judging import naive_accuracy
 from tinyruns import Silent, tiny
 
-from coalface import config, pairlists, splits, world
-from coalface.comparing import intervals, paired
-from coalface.config import RecipeError
-from coalface.core import Tensors
+from coalface.core.method import Tensors
 from coalface.data.pairs import all_pairs
-from coalface.evaluate.bootstrap import Bootstrap, PairIdentities, draw_identities
-from coalface.evaluate.evidence import accuracy_evidence
-from coalface.evaluate.features import embed
-from coalface.evaluate.paired import compare, resample
-from coalface.evaluate.verification import eer, judge, score_pairs, tar_at_far, tenths
-from coalface.judging import Judge
-from coalface.pairlists import Lists
-from coalface.sweeping import grid, read_cells, sweep, table
+from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluation.metrics.evidence import accuracy_evidence
+from coalface.evaluation.metrics.paired import compare, resample
+from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
+from coalface.evaluation.verification import Judge
+from coalface.experiments.compare import intervals, paired
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.pair_lists import Lists
+from coalface.experiments.sweep.run import grid, read_cells, sweep, table
+from coalface.models.embedding import embed
 
 SPLIT: dict[str, Any] = {
     "method": "fedavg-fv",
@@ -36,14 +37,14 @@ SPLIT: dict[str, Any] = {
 }
 
 
-def recipe(half: str, **changes: Any) -> config.Recipe:
-    return tiny(**config.merged(SPLIT | {"half_split": half}, changes))
+def recipe(half: str, **changes: Any) -> schema.Recipe:
+    return tiny(**schema.merged(SPLIT | {"half_split": half}, changes))
 
 
-def parts(made: config.Recipe) -> tuple[Any, Lists]:
+def parts(made: schema.Recipe) -> tuple[Any, Lists]:
     """(the validator's images and pairs, the list as it is judged)."""
     train, held = splits.training_faces(made)
-    (chosen,) = pairlists.judged(made, train, held)
+    (chosen,) = pair_lists.judged(made, train, held)
     return world.validating(made, train, held)["v"], chosen
 
 
@@ -307,7 +308,7 @@ def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
 
 
 def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
-    changes = config.merged(SPLIT, {"rounds": 1})
+    changes = schema.merged(SPLIT, {"rounds": 1})
     runs = [tinyruns.run(tmp_path / half, **changes, half_split=half) for half in ("first", "second")]
     runs.append(tinyruns.run(tmp_path / "again", **changes, half_split="first", seed=1))
     found = intervals(runs)
@@ -338,18 +339,18 @@ def test_a_recipe_that_is_not_clear_is_refused(changes: dict[str, Any], said: st
 
 def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = functools.partial(all_pairs, impostors=10, per_identity=6, rng=np.random.default_rng(0), title="few")
-    monkeypatch.setattr(pairlists, "devtest_all", lambda faces, names: few(faces, names=names))  # 200,000 are too many
+    monkeypatch.setattr(pair_lists, "devtest_all", lambda faces, names: few(faces, names=names))  # 200,000 are too many
     people = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
     tinyruns.picture_folders(tmp_path / "people", people)
     blocks = "".join(f"{a}\t1\t2\n{a}\t1\t{b}\t1\n" for a, b in [("Ann", "Bob"), ("Bob", "Ann")])
     (tmp_path / "two.txt").write_text(f"2\t1\n{blocks}")
     (tmp_path / "few.txt").write_text("2\nAnn\t1\t2\nBob\t1\t2\nAnn\t1\tBob\t2\nAnn\t2\tBob\t2\n")
 
-    def with_list(**wanted: Any) -> config.Recipe:
+    def with_list(**wanted: Any) -> schema.Recipe:
         source = {"kind": "folder", "path": "people"}
         data = {"root": str(tmp_path), "source": source, "size": 32, "exclude": [wanted["path"]]}
         tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": {"unseen": wanted}}}
-        return config.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
+        return schema.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
 
     for path, kind, said in (
         ("two.txt", "lfw", ".* so a half needs two or more, and the list has 2 folds in all: split a list of ten"),
@@ -358,7 +359,7 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
     ):
         made = with_list(path=path, kind=kind)
         with pytest.raises(RecipeError, match=f"judge.lists.unseen: {said}"):
-            pairlists.judged(made, *splits.training_faces(made))
+            pair_lists.judged(made, *splits.training_faces(made))
 
 
 def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:

@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coalface import config, insightface
-from coalface.checking import RecipeError
+from coalface.core.checks import RecipeError
+from coalface.experiments.recipe import import_insightface, schema
 from coalface.models import BACKBONES
 
 CONFIG = '''"""A configuration as the field writes them."""
@@ -55,8 +55,8 @@ def written(folder: Path, text: str) -> Path:
     ],
 )
 def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[str, Any]) -> None:
-    assert insightface.loss_of(margins) == loss
-    config.parse({"loss": loss})
+    assert import_insightface.loss_of(margins) == loss
+    schema.parse({"loss": loss})
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[st
 )
 def test_a_margin_list_that_is_no_loss_here_is_refused(margins: Any) -> None:
     with pytest.raises(RecipeError, match="margin_list"):
-        insightface.loss_of(margins)
+        import_insightface.loss_of(margins)
 
 
 def test_the_words_stand_for_keys_of_a_recipe() -> None:
-    recipe = config.parse({"margin_list": [1.0, 0.5, 0.0], "embedding_size": 64, "sample_rate": 0.5})
+    recipe = schema.parse({"margin_list": [1.0, 0.5, 0.0], "embedding_size": 64, "sample_rate": 0.5})
     plain = {
         "loss": {"name": "arcface", "scale": 64.0, "margin": 0.5},
         "model": {"embedding_size": 64},
         "local": {"sample_rate": 0.5},
     }
-    assert recipe.digest() == config.parse(plain).digest()
+    assert recipe.digest() == schema.parse(plain).digest()
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_the_words_stand_for_keys_of_a_recipe() -> None:
 )
 def test_a_word_and_its_key_at_once_are_refused(word: dict[str, Any], key: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=f"{next(iter(word))}: it stands for"):
-        config.parse({**key, **word})
+        schema.parse({**key, **word})
 
 
 def test_targets_without_a_folder_say_what_to_give() -> None:
     with pytest.raises(RecipeError, match="data.source"):
-        config.parse({"val_targets": ["lfw"]})
+        schema.parse({"val_targets": ["lfw"]})
     with pytest.raises(RecipeError, match="val_targets"):
-        config.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
+        schema.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
 
 
 def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
-    found = insightface.read_config(written(tmp_path, CONFIG))
+    found = import_insightface.read_config(written(tmp_path, CONFIG))
     assert found["margin_list"] == (1.0, 0.0, 0.4) and found["val_targets"] == ["lfw", "cfp_fp"]
     assert found["lr"] == 0.1 * 128 / 256 and found["output"] is None and found["fp16"] is True
 
@@ -126,7 +126,7 @@ def test_what_is_not_a_plain_value_is_refused_with_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match=said) as caught:
-        insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
+        import_insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
     assert "line " in str(caught.value)
     assert not (tmp_path / "canary").exists()
 
@@ -134,9 +134,9 @@ def test_what_is_not_a_plain_value_is_refused_with_its_line(
 @pytest.mark.parametrize("text", ["", "x = (", "\0", "config = edict()\n", "import os\n"])
 def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError, match="ms1mv3_r50"):
-        insightface.read_config(written(tmp_path, text))
+        import_insightface.read_config(written(tmp_path, text))
     with pytest.raises(RecipeError, match="no such file"):
-        insightface.read_config(tmp_path / "missing.py")
+        import_insightface.read_config(tmp_path / "missing.py")
 
 
 @given(st.text(max_size=60))
@@ -144,13 +144,13 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
     path = tmp_path_factory.mktemp("any") / "c.py"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        assert insightface.read_config(path)
+        assert import_insightface.read_config(path)
     except RecipeError as error:
         assert "c.py" in str(error)
 
 
 def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path: Path) -> None:
-    made = insightface.translate(insightface.read_config(written(tmp_path, CONFIG)))
+    made = import_insightface.translate(import_insightface.read_config(written(tmp_path, CONFIG)))
     recipe = made.recipe
     assert (recipe["method"], recipe["rounds"], recipe["model"]) == ("centralized", 20, {"name": "ir50"})
     assert recipe["local"] == {"epochs": 1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "lr": 0.05} | {
@@ -166,22 +166,22 @@ def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path:
 
 
 def test_another_network_under_the_same_name_is_said() -> None:
-    made = insightface.translate({"network": "mbf"})
+    made = import_insightface.translate({"network": "mbf"})
     assert made.recipe["model"] == {"name": "mobilefacenet"} and "wider there" in made.remarks[0]
 
 
-@pytest.mark.parametrize("network", insightface.NETWORKS.values())
+@pytest.mark.parametrize("network", import_insightface.NETWORKS.values())
 def test_every_network_that_is_named_is_here(network: str) -> None:
     assert network in BACKBONES
 
 
 def test_a_network_that_is_not_here_offers_the_nearest() -> None:
     with pytest.raises(RecipeError, match="'r100'"):
-        insightface.translate({"network": "r1000"})
+        import_insightface.translate({"network": "r1000"})
 
 
 def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> None:
-    text = insightface.as_recipe(written(tmp_path, CONFIG))
+    text = import_insightface.as_recipe(written(tmp_path, CONFIG))
     tree = yaml.safe_load(text)
     assert tree["name"] == "ms1mv3_r50" and tree["sample_rate"] == 0.2
     assert text.startswith("# From insightface's ms1mv3_r50.py") and "# - warmup_epoch" in text
@@ -189,15 +189,15 @@ def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> No
 
 def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
-        config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
-    assert config.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
+        schema.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
+    assert schema.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
 
 
 def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="ms1mv3_r50.py: a value is not of the kind"):
-        insightface.as_recipe(written(tmp_path, "config.lr = 'a'\n"))
+        import_insightface.as_recipe(written(tmp_path, "config.lr = 'a'\n"))
     with pytest.raises(RecipeError, match="^network: 'r1000' is not here"):
-        insightface.as_recipe(written(tmp_path, "config.network = 'r1000'\n"))
+        import_insightface.as_recipe(written(tmp_path, "config.network = 'r1000'\n"))
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
 )
 def test_numbers_that_a_recipe_cannot_hold_are_refused_with_their_line(tmp_path: Path, lines: str) -> None:
     with pytest.raises(RecipeError, match=r"line \d: .*(too large|has no place in a recipe)"):
-        insightface.as_recipe(written(tmp_path, f"{lines}\n"))
+        import_insightface.as_recipe(written(tmp_path, f"{lines}\n"))
 
 
 def test_products_of_products_do_not_grow(tmp_path: Path) -> None:
     lines = ["config.x0 = 9", *(f"config.x{i + 1} = config.x{i} * config.x{i}" for i in range(40))]
     with pytest.raises(RecipeError, match="line 6: .*too large"):  # 9 to the 2⁴ is below 2⁶³, to the 2⁵ it is not
-        insightface.read_config(written(tmp_path, "\n".join(lines)))
+        import_insightface.read_config(written(tmp_path, "\n".join(lines)))
 
 
 def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="ms1mv3_r50"):
-        insightface.read_config(written(tmp_path, f"config.a = {'+'.join(['config.b'] * 3000)}\n"))
+        import_insightface.read_config(written(tmp_path, f"config.a = {'+'.join(['config.b'] * 3000)}\n"))
 
 
 def test_secrets_are_neither_kept_nor_shown(tmp_path: Path) -> None:
@@ -236,23 +236,23 @@ config.Password = open("S3CRET")
 config.wandb = {"project": "faces", "api": [{"secret": "S3CRET"}]}
 config.suffix = "shown"
 """
-    found = insightface.read_config(written(tmp_path, CONFIG + secrets))
+    found = import_insightface.read_config(written(tmp_path, CONFIG + secrets))
     assert found["wandb_key"] is found["hub_token"] is found["Password"] is None
-    text = insightface.as_recipe(written(tmp_path, CONFIG + secrets))
+    text = import_insightface.as_recipe(written(tmp_path, CONFIG + secrets))
     assert "S3CRET" not in text and "# - suffix = 'shown' has no counterpart here." in text
     for word in ("wandb_key", "hub_token", "Password", "wandb"):
         assert f"# - {word} has no counterpart here." in text
     for line in ('config["api_key"] = "S3CRET"', 'config.key = config.b = "S3CRET"', 'config.token += "S3CRET"'):
         with pytest.raises(RecipeError, match="line ") as caught:
-            insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
+            import_insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
         assert "S3CRET" not in str(caught.value)
 
 
 def test_keys_of_something_else_do_not_become_the_configurations(tmp_path: Path) -> None:
     for lines in ("config.lr = 0.1\nother.lr = 5", "other.lr = 5\nconfig.lr = 0.1", "config.a = 1\nconfig.b = other.a"):
         with pytest.raises(RecipeError, match="other"):
-            insightface.read_config(written(tmp_path, f"{lines}\n"))
-    assert insightface.read_config(written(tmp_path, "cfg = edict()\ncfg.lr = 0.1\ncfg.b = cfg.lr\n")) == {
+            import_insightface.read_config(written(tmp_path, f"{lines}\n"))
+    assert import_insightface.read_config(written(tmp_path, "cfg = edict()\ncfg.lr = 0.1\ncfg.b = cfg.lr\n")) == {
         "lr": 0.1,
         "b": 0.1,
     }
@@ -270,7 +270,9 @@ def test_keys_of_something_else_do_not_become_the_configurations(tmp_path: Path)
 def test_a_configuration_without_images_gets_a_recipe_that_runs_and_a_remark(
     tmp_path: Path, line: str, remark: str, targets: str
 ) -> None:
-    text = insightface.as_recipe(written(tmp_path, f"config.network = 'r18'\n{line}\nconfig.val_targets = {targets}\n"))
+    text = import_insightface.as_recipe(
+        written(tmp_path, f"config.network = 'r18'\n{line}\nconfig.val_targets = {targets}\n")
+    )
     assert remark in text and ("val_targets are left out" in text) == (targets != "[]")
-    recipe = config.parse(yaml.safe_load(text))
+    recipe = schema.parse(yaml.safe_load(text))
     assert recipe.data.source.kind == "synthetic" and recipe.judge.lists == {}

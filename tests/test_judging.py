@@ -10,19 +10,19 @@ import pytest
 import torch
 from tinyruns import picture_folders, tiny
 
-from coalface import pairlists, splits, world
-from coalface.config import RecipeError
-from coalface.core import Models, Tensors
-from coalface.engines.server import Server
-from coalface.evaluate.bootstrap import Bootstrap, PairIdentities
-from coalface.evaluate.paired import resample
-from coalface.judging import Judge, keep_lists, read_lists, write_json
-from coalface.pairlists import Lists
+from coalface.core.method import Models, Tensors
+from coalface.engine.server import Server
+from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
+from coalface.evaluation.metrics.paired import resample
+from coalface.evaluation.verification import Judge, keep_lists, read_lists, write_json
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.pair_lists import Lists
 
 
 def lists(**changes: Any) -> list[Lists]:
     recipe = tiny(**changes)
-    return pairlists.judged(recipe, *splits.training_faces(recipe))
+    return pair_lists.judged(recipe, *splits.training_faces(recipe))
 
 
 def judge(**changes: Any) -> Judge:

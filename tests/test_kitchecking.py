@@ -12,9 +12,10 @@ import yaml
 from federations import DAY, FEDERATION, NOW, written
 from typer.testing import CliRunner
 
-from coalface import certificates, kitchecking, provisioning
-from coalface.cli import app
-from coalface.config import RecipeError
+from coalface.cli.main import app
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.provision import certificates, verify
+from coalface.flower.provision import kits as provisioning
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,13 @@ def kits(made: Path, tmp_path: Path) -> Path:
 
 
 def test_nothing_is_wrong_with_new_kits_and_dates_are_told(made: Path) -> None:
-    assert kitchecking.check(made, NOW) == []
-    assert kitchecking.check(made, NOW + 334 * DAY) == []
-    soon, late = kitchecking.check(made, NOW + 336 * DAY), kitchecking.check(made, NOW + 366 * DAY)
+    assert verify.check(made, NOW) == []
+    assert verify.check(made, NOW + 334 * DAY) == []
+    soon, late = verify.check(made, NOW + 336 * DAY), verify.check(made, NOW + 366 * DAY)
     assert len(soon) == len(late) == 2
     assert all("expires on" in line and "in 28 days: make new kits" in line for line in soon), soon
     assert all(f"expired on {NOW + 365 * DAY:%Y-%m-%d}: make new kits" in line for line in late), late
-    early = kitchecking.check(made, NOW - DAY)
+    early = verify.check(made, NOW - DAY)
     assert len(early) == 2 and all("holds only from" in line for line in early)
 
 
@@ -132,7 +133,7 @@ def renamed(kits: Path) -> None:
 )
 def test_each_harm_is_told_and_ends_with_status_1(kits: Path, harm: Any, said: str) -> None:
     harm(kits)
-    found = kitchecking.check(kits, NOW)
+    found = verify.check(kits, NOW)
     assert any(re.search(said, line) for line in found), found
     assert all("\n" not in line and ": " in line for line in found)
     told = CliRunner().invoke(app, ["provision", "check", str(kits)])
@@ -141,7 +142,7 @@ def test_each_harm_is_told_and_ends_with_status_1(kits: Path, harm: Any, said: s
 
 def test_what_has_been_handed_over_is_not_missed(kits: Path) -> None:
     shutil.rmtree(kits / "parties")
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
 
 
 def test_the_commands_make_and_check_and_name_a_wrong_folder(tmp_path: Path) -> None:
@@ -151,4 +152,4 @@ def test_the_commands_make_and_check_and_name_a_wrong_folder(tmp_path: Path) -> 
     told = CliRunner().invoke(app, ["provision", "check", str(tmp_path / "kits")])
     assert told.exit_code == 0 and "nothing is wrong" in told.output
     with pytest.raises(RecipeError, match="has no federation.yaml: name the folder that"):
-        kitchecking.check(tmp_path / "empty", NOW)
+        verify.check(tmp_path / "empty", NOW)

@@ -17,9 +17,13 @@ import tinyruns
 from tinydomains import two_domains
 from typer.testing import CliRunner
 
-from coalface import cli, config, evaluation, experiment, membership, splits, world
-from coalface.data.faces import FaceSet
-from coalface.data.synthetic import SyntheticFaces
+from coalface.cli import main
+from coalface.data.faceset import FaceSet
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation import finished_model, membership
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.setup import splits, world
 
 STRANGERS = SyntheticFaces(6, 4, 7, size=32, grey=True).generate()
 
@@ -29,7 +33,7 @@ def digest(content: bytes) -> int:
 
 
 def trained(run: Path) -> FaceSet:
-    return splits.training_faces(config.load(run / "config.yaml"))[0]
+    return splits.training_faces(schema.load(run / "config.yaml"))[0]
 
 
 def put(root: Path, faces: FaceSet, called: dict[str, str]) -> Path:
@@ -108,12 +112,12 @@ def test_pairs_of_people_who_were_trained_on_are_counted_and_the_others_judged_b
 ) -> None:
     known, strangers = [*trained(fedavg_run).names[:2], "Ann", "007"], list(STRANGERS.names)
     path = pair_list(tmp_path / "mixed.txt", [*strangers, *known], 30)
-    found = evaluation.judge_model(fedavg_run, path, images=mixed)
+    found = finished_model.judge_model(fedavg_run, path, images=mixed)
     lines = path.read_text().splitlines()[1:]
     touched = [bool(names_in(line) & set(known)) for line in lines]
     assert found["trained_on"] == {"people": 4, "of": 10, "by_name_alone": 0, "pairs": sum(touched)}
     rest = [line for line, with_member in zip(lines, touched, strict=True) if not with_member]
-    alone = evaluation.judge_model(fedavg_run, of_paths(tmp_path / "rest.txt", rest), images=mixed)
+    alone = finished_model.judge_model(fedavg_run, of_paths(tmp_path / "rest.txt", rest), images=mixed)
     assert alone["trained_on"] == {"people": 0, "of": 6, "by_name_alone": 0, "pairs": 0} and "others" not in alone
     assert found["others"] == {key: alone[key] for key in found["others"]} and found["others"]["pairs"] == len(rest)
     assert {"eer", "accuracy", "tar@far=0.1", "threshold@far=0.1"} <= found["others"].keys()
@@ -139,24 +143,24 @@ def test_the_list_of_a_threshold_is_looked_at_too(fedavg_run: Path, mixed: Path,
     path = pair_list(tmp_path / "judged.txt", strangers[:3])
     of_both = pair_list(tmp_path / "both.txt", [*known, *strangers[3:]], 15)
     of_strangers = pair_list(tmp_path / "strangers.txt", strangers[3:])
-    found = evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=of_both)
+    found = finished_model.judge_model(fedavg_run, path, images=mixed, threshold_from=of_both)
     assert found["trained_on"]["people"] == 0 and found["people_in_both_lists"] == 0
     lines = of_both.read_text().splitlines()[1:]
     touched = sum(bool(names_in(line) & set(known)) for line in lines)
     rest = of_paths(tmp_path / "rest.txt", [line for line in lines if not names_in(line) & set(known)])
-    by_rest = evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=rest)
+    by_rest = finished_model.judge_model(fedavg_run, path, images=mixed, threshold_from=rest)
     assert found["others"]["threshold_two_lists"] == by_rest["threshold_two_lists"] != found["threshold_two_lists"]
     assert found["threshold_trained_on"] == {"people": 2, "of": 5, "by_name_alone": 0, "pairs": touched}
     assert found["others"]["pairs"] == found["pairs"] == 24 and found["others"]["eer"] == found["eer"]
     assert found["others"].keys() >= {"accuracy_two_lists", "threshold_two_lists"}
     of_members = pair_list(tmp_path / "members.txt", known, 6)
-    alone = evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=of_members)
+    alone = finished_model.judge_model(fedavg_run, path, images=mixed, threshold_from=of_members)
     assert "accuracy_two_lists" in alone and "accuracy_two_lists" not in alone["others"]
-    assert "others" not in evaluation.judge_model(fedavg_run, path, images=mixed, threshold_from=of_strangers)
+    assert "others" not in finished_model.judge_model(fedavg_run, path, images=mixed, threshold_from=of_strangers)
 
 
 def evaluated(*arguments: object) -> tuple[str, str]:
-    done = CliRunner().invoke(cli.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    done = CliRunner().invoke(main.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
     return done.stdout, done.stderr
 
 
@@ -164,7 +168,7 @@ def test_the_command_warns_and_puts_the_figures_on_the_others_beside(
     fedavg_run: Path, mixed: Path, tmp_path: Path
 ) -> None:
     path = pair_list(tmp_path / "mixed.txt", [*STRANGERS.names, *trained(fedavg_run).names[:2]], 30)
-    found = evaluation.judge_model(fedavg_run, path, images=mixed)
+    found = finished_model.judge_model(fedavg_run, path, images=mixed)
     printed, warned = evaluated(fedavg_run, "--on", path, "--images", mixed)
     lines = [line.split() for line in printed.splitlines()]
     assert ["eer", f"{found['eer']:.2f}", "%", f"{found['others']['eer']:.2f}", "%"] in lines
@@ -181,14 +185,14 @@ def test_a_model_that_does_not_say_whom_it_knows_is_judged_with_a_note(
 ) -> None:
     path = pair_list(tmp_path / "pairs.txt", list(trained(fedavg_run).names[:2]))
     shutil.copytree(fedavg_run / "model", tmp_path / "model")
-    found = evaluation.judge_model(tmp_path / "model", path, images=mixed)
+    found = finished_model.judge_model(tmp_path / "model", path, images=mixed)
     assert found["trained_on"] is None and "others" not in found
     other = tinyruns.run(tmp_path / "other", seed=5, rounds=1)
     shutil.copytree(fedavg_run / "model", other / "copied")  # in the folder of a run, and not of that run
-    assert evaluation.judge_model(other / "copied", path, images=mixed)["trained_on"] is None
+    assert finished_model.judge_model(other / "copied", path, images=mixed)["trained_on"] is None
     linked = tmp_path / "linked"
     linked.symlink_to(fedavg_run / "model")
-    assert evaluation.judge_model(linked, path, images=mixed)["trained_on"]["people"] == 2
+    assert finished_model.judge_model(linked, path, images=mixed)["trained_on"]["people"] == 2
     printed, noted = evaluated(tmp_path / "model", "--on", path, "--images", mixed)
     assert "nothing says who the model was trained on" in noted and ["trained_on", "not", "known"] in [
         line.split() for line in printed.splitlines()
@@ -207,7 +211,7 @@ def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch:
     before = {"kind": "synthetic", "identities": 7, "images": 4, "first": 500}
     start = {"method": "centralized", "rounds": 1, "data": {"source": before}}
     out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1)
-    earlier = splits.training_faces(config.load(out / "config.yaml").pretraining())[0].names
+    earlier = splits.training_faces(schema.load(out / "config.yaml").pretraining())[0].names
     assert len(earlier) == 3 and all(name >= "s0-0000500" for name in earlier)
     found = membership.read(out)
     assert found is not None
@@ -248,12 +252,12 @@ def test_public_people_were_trained_on_by_all_parties(tmp_path: Path) -> None:
 def test_people_of_lfw_are_counted_as_by_their_names(tmp_path: Path) -> None:
     lfw = Path(os.environ["COALFACE_DATA"]) / "lfw"
     changes = ["rounds=1", "data.min_images=6", "data.exclude=[]", "judge.lists={}", "engine.workers=1"]
-    recipe = config.load(Path(__file__).parents[1] / "recipes" / "lfw" / "silos.yaml", [*changes, "data.size=32"])
+    recipe = schema.load(Path(__file__).parents[1] / "recipes" / "lfw" / "silos.yaml", [*changes, "data.size=32"])
     out = tmp_path / "run"
     experiment.run(recipe, out, tinyruns.Silent(), report=False)
     known = {path.name for path in (lfw / "images").iterdir() if len(list(path.iterdir())) >= 6}
     for images in (lfw, lfw.with_name("lfw112")):
-        found = evaluation.judge_model(out, lfw / "pairsDevTest.txt", images=images / "images")["trained_on"]
+        found = finished_model.judge_model(out, lfw / "pairsDevTest.txt", images=images / "images")["trained_on"]
         lines = (lfw / "pairsDevTest.txt").read_text().splitlines()[1:]
         people = set().union(*map(names_in, lines))
         assert (found["people"], found["of"]) == (len(people & known), len(people)) and found["people"] > 50

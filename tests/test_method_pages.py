@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import coalface
-from coalface import config, dry, yamltext
-from coalface.methods.validation import FederatedValidation
+from coalface.core import yaml_text
+from coalface.experiments import preflight
+from coalface.experiments.recipe import schema
+from coalface.training.federated_validation import FederatedValidation
 
 ROOT = Path(coalface.__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
@@ -18,7 +20,7 @@ PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_piece_of_code_stands_in_its_file(page: Path) -> None:
-    named = re.findall(r"`(methods/\w+\.py)`: `([^`]+)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:methods|training)/[\w/]+\.py)`: `([^`]+)`", page.read_text(encoding="utf-8"))
     assert named
     for file, code in named:
         assert code in (ROOT / "coalface" / file).read_text(encoding="utf-8"), f"{page.name}: {code} is not in {file}"
@@ -39,4 +41,4 @@ def test_the_recipes_it_names_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_whole_recipes_in_it_can_be_planned(page: Path) -> None:
     for block in re.findall(r"^```yaml\n(name: .+?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        assert "checked as a run does" in dry.describe(config.parse(yamltext.parse_yaml(block)))
+        assert "checked as a run does" in preflight.describe(schema.parse(yaml_text.parse_yaml(block)))

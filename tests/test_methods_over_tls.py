@@ -18,7 +18,8 @@ import yaml
 from federations import Standing, left
 from tinyruns import Silent
 
-from coalface import config, experiment
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
 from coalface.methods import METHODS
 
 ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clinic": "validator"}
@@ -47,7 +48,7 @@ PRETRAINED: dict[str, Any] = {
 }
 """The server begins with a model of public identities."""
 
-CLIENTS = config.merged(
+CLIENTS = schema.merged(
     PRETRAINED,
     {
         "name": "clients",
@@ -58,7 +59,7 @@ CLIENTS = config.merged(
 )
 """Three clients of one identity."""
 
-JOINT = config.merged(
+JOINT = schema.merged(
     PRETRAINED,
     {
         "name": "joint",
@@ -70,7 +71,7 @@ JOINT = config.merged(
 )
 """Two clients of two identities each, who hold the public identities' images as well."""
 
-DOMAINS = config.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
+DOMAINS = schema.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
@@ -118,7 +119,7 @@ def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: St
     recipe = standing.takes(tmp_path / "recipe.yaml")
     running = standing.up("--run-config", f'name="{method}" method="{method}"')
     changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
-    here = experiment.run(config.load(recipe, changes), tmp_path / "here", Silent(), report=False)
+    here = experiment.run(schema.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     code, said = standing.ended(running)
     assert code == 0, said
     there, homes = standing.run(method), {party: standing.home(party, method) for party in ROLES}

@@ -18,8 +18,9 @@ import torch
 import worlds
 from tinyruns import Silent, tiny
 
-from coalface import experiment, planning
-from coalface.core import DeclarationError, Models
+from coalface.core.method import DeclarationError, Models
+from coalface.experiments import plan
+from coalface.experiments import run as experiment
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg
 
@@ -327,7 +328,7 @@ def test_a_method_that_is_no_dataclass_is_refused_at_its_first_use(
     ):
         made.steps  # noqa: B018
     with pytest.raises(DeclarationError, match=FROZEN):
-        planning.plan(made, {"trainer": ["silo-0"]}, worlds.Tiny()().backbone)
+        plan.plan(made, {"trainer": ["silo-0"]}, worlds.Tiny()().backbone)
     with pytest.raises(DeclarationError, match=FROZEN):
         worlds.run(made, tmp_path)
     with pytest.raises(DeclarationError, match=FROZEN):

@@ -14,9 +14,10 @@ import test_public_images
 from test_cli import refused
 from tinyruns import Silent, model_bytes, picture_folders
 
-from coalface import experiment, export
-from coalface.data.pack import default_cache
-from coalface.evaluation import read_model
+from coalface.data.readers.pack import default_cache
+from coalface.evaluation.finished_model import read_model
+from coalface.experiments import export
+from coalface.experiments import run as experiment
 
 
 def overwritten(path: Path) -> None:

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from coalface import cli, config, sweeping
-from coalface.config import RecipeError
-from coalface.engines.seat import Seat, answer
-from coalface.engines.transport import Member
-from coalface.names import LONGEST, check_name, is_plain, made_plain
+from coalface.cli import main
+from coalface.core.names import LONGEST, check_name, is_plain, made_plain
+from coalface.engine.party.service import Seat, answer
+from coalface.engine.transport import Member
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.sweep import run as sweeping
 
 HOSTILE = ["", ".", "..", "../..", "../../../x", "/x", "a/b", "a\\b", ".x", "a\0b", "a\nb", "\x1b[31m", "x" * 5_000]
 HOSTILE += ["é" * 150, "\u202ex", "x" * 201, "-x"]
@@ -45,14 +47,14 @@ KEYS = {
 @pytest.mark.parametrize("key", KEYS)
 def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str, name: str) -> None:
     with pytest.raises(RecipeError) as raised:
-        config.parse(KEYS[key](name))
+        schema.parse(KEYS[key](name))
     said = str(raised.value)
     assert said.startswith(key) and said.isprintable() and len(said) < 1_000
 
 
 @pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])
 def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
-    made = config.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
+    made = schema.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
     assert (made.name, *made.judge.lists) == (name, name)
 
 
@@ -79,7 +81,7 @@ def test_of_a_name_that_is_refused_the_broken_rule_alone_is_said(name: str, brok
 @pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"judge": {"x" * 5_000: 1}}])
 def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=r"x{80}… is not a key") as caught:
-        config.parse(tree)
+        schema.parse(tree)
     assert "x" * 81 not in str(caught.value)
 
 
@@ -88,7 +90,7 @@ def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
 )
 def test_a_long_change_on_the_command_line_is_cut(change: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        config.load(None, ["seed=1", change.format("x" * 5_000)])
+        schema.load(None, ["seed=1", change.format("x" * 5_000)])
     assert "x" * 201 not in str(caught.value)
 
 
@@ -99,11 +101,11 @@ def test_a_party_on_the_command_line_is_called_as_parties_are(tmp_path: Path, na
     model.mkdir(parents=True)
     (model / "model.json").write_text("{}")
     (tmp_path / "secret.safetensors").write_bytes(b"x")
-    done = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
+    done = CliRunner().invoke(main.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
     said = done.output + str(done.exception or "")
     assert done.exit_code == 1 and "no plain name" in said and "x" * 81 not in said
     (tmp_path / "party.yaml").write_text("role: trainer\n")
-    done = CliRunner().invoke(cli.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
+    done = CliRunner().invoke(main.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
     said = done.output + str(done.exception or "")
     assert done.exit_code == 1 and "cannot be the name of a party" in said and "x" * 81 not in said
 
@@ -121,7 +123,7 @@ def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path
     tinyruns.write(path, rounds=1)
     changes = ['judge.lists.unseen.path="a/b","../c"']
     sweeping.sweep(path, changes, tmp_path / "sweep", tinyruns.Silent(), keep_runs=True)
-    names = {config.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
+    names = {schema.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
     assert names == {"tiny path=a_b", "tiny path=.._c"}
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from federations import Standing
 
-from coalface import loopback, marked, network
+from coalface.flower.poc import launcher, network, processes
 
 LISTENS = """
 import pathlib, socket, sys
-from coalface import network
+from coalface.flower.poc import network
 kits = pathlib.Path(sys.argv[1])
 assert network.enter(kits) == ""
 with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -25,13 +25,13 @@ with socket.create_server(("127.0.0.1", 0)) as listening:
 """
 DIALS = """
 import pathlib, socket, sys
-from coalface import network
+from coalface.flower.poc import network
 assert network.enter(pathlib.Path(sys.argv[1])) == ""
 socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=20)
 """
 COMMAND = """
 import os, sys
-from coalface import cli, network
+from coalface.cli import main as cli; from coalface.flower.poc import network
 def entered(kits):
     print(len(os.listdir("/proc/self/task")))
     raise SystemExit
@@ -50,7 +50,7 @@ def allowed() -> None:
 
 @pytest.mark.usefixtures("allowed")
 def test_what_listens_in_it_is_reached_from_there_and_not_from_without(tmp_path: Path) -> None:
-    environment = os.environ | marked.environment(tmp_path, "superlink")
+    environment = os.environ | processes.environment(tmp_path, "superlink")
     command, pipe = [sys.executable, "-c", LISTENS, str(tmp_path)], subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as listening:
         assert listening.stdin is not None and listening.stdout is not None
@@ -63,7 +63,7 @@ def test_what_listens_in_it_is_reached_from_there_and_not_from_without(tmp_path:
 
 
 def test_one_that_runs_in_the_machines_network_stays_there_and_is_told(tmp_path: Path) -> None:
-    environment = os.environ | marked.environment(tmp_path, "superlink")
+    environment = os.environ | processes.environment(tmp_path, "superlink")
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
         try:
             assert "it was started so; `coalface down" in network.enter(tmp_path)
@@ -133,7 +133,7 @@ def test_who_reaches_the_ports_is_given_no_task_and_no_command_line_has_a_token(
                 kinds |= {kind: True for kind in kinds if kind in one.command and "--token-file" in one.command}
         (node,) = [one.command for one in made.processes("silo-01") if "flower-supernode" in one.command]
         near = f"http://127.0.0.1:{node.split('--port ')[-1].split()[0]}"
-        for url in (near, f"https://{loopback.kept(made.kits).superlink.own_address}"):
+        for url in (near, f"https://{launcher.kept(made.kits).superlink.own_address}"):
             words = [sys.executable, "-c", ASK, url, str(made.kits / "operator" / "ca.crt")]
             told = subprocess.run(made.inside(words), capture_output=True, text=True, check=True, timeout=60)
             assert told.stdout == "401\n", (url, told.stdout, told.stderr)

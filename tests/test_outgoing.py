@@ -14,12 +14,12 @@ import worlds
 from toys import Moves
 from typer.testing import CliRunner
 
-from coalface import outgoing
-from coalface.checking import RecipeError
-from coalface.cli import app
-from coalface.engines.trouble import Trouble
+from coalface.cli.main import app
+from coalface.core.checks import RecipeError
+from coalface.core.codec import Entry
+from coalface.engine.faults import Trouble
+from coalface.experiments import ledger_summary
 from coalface.privacy import ledger
-from coalface.wire import Entry
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ def told(*words: object) -> tuple[int, str]:
 
 
 def by_name(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    return {f"{row.step} {row.name}": row.as_dict() for row in outgoing.read(outgoing.files(path), **options).rows}
+    return {
+        f"{row.step} {row.name}": row.as_dict()
+        for row in ledger_summary.read(ledger_summary.files(path), **options).rows
+    }
 
 
 ROUNDS = [(MODEL, "train", n) for n in (1, 2, 3, 5, 6, 3)] + [(CENTRE, "last", 1)]  # a resume has sent 3 again
@@ -81,7 +84,7 @@ def test_what_left_is_counted_by_step_and_field(tmp_path: Path) -> None:
     code, text = told(path)
     assert code == 0 and "backbone/* (2)" in text and "train 1–3, 5–6" in text and "3×2" not in text
     assert "3×2" in told(path, "--tensors")[1]
-    (kept,) = outgoing.read([path]).ledgers
+    (kept,) = ledger_summary.read([path]).ledgers
     assert kept.bytes == sum(row["bytes"] for row in rows.values()) == 920 and f"head {kept.head}" in text
 
 
@@ -107,17 +110,17 @@ def test_a_partys_home_has_the_ledgers_of_all_its_runs(tmp_path: Path) -> None:
     assert code == 0 and "402 bytes left, in 9 lines of 2 ledgers" in text
     assert "silo of one: 6 lines" in text and "silo of two: 3 lines" in text
     with pytest.raises(RecipeError, match="has no ledger: name a run's folder, a party's home, or a ledger's file"):
-        outgoing.files(tmp_path)
+        ledger_summary.files(tmp_path)
 
 
 def test_a_cohorts_lines_count_for_all_its_parties(tmp_path: Path) -> None:
     path = wrote(tmp_path / "cohorts.jsonl", ROUNDS[:1], parties=40)
-    assert outgoing.files(tmp_path) == [path] and by_name(path)["train backbone/*"]["times"] == 40
+    assert ledger_summary.files(tmp_path) == [path] and by_name(path)["train backbone/*"]["times"] == 40
 
 
 def test_a_head_that_was_written_down_is_found_or_not(tmp_path: Path) -> None:
     path = wrote(tmp_path / "silo.jsonl", ROUNDS[:2])
-    early = outgoing.read([path]).ledgers[0].head
+    early = ledger_summary.read([path]).ledgers[0].head
     wrote(path.with_name("longer.jsonl"), ROUNDS)
     path.write_bytes(path.with_name("longer.jsonl").read_bytes())  # it went on
     code, text = told(path, "--head", early)
@@ -162,11 +165,11 @@ def test_a_line_that_was_finished_meanwhile_is_no_break(tmp_path: Path) -> None:
 
 
 def test_many_rounds_take_little_memory_and_are_shown_short() -> None:
-    rounds = outgoing.Rounds()
+    rounds = ledger_summary.Rounds()
     for number in (*range(1, 5000), 7, *range(5000, 9000), 9500, 9400):
         rounds.add(number)
     assert rounds.spans() == [(1, 8999), (9400, 9400), (9500, 9500)]
-    every = outgoing.shown_rounds({"train": [[n, n + 1] for n in range(0, 90, 3)]})
+    every = ledger_summary.shown_rounds({"train": [[n, n + 1] for n in range(0, 90, 3)]})
     assert every == "train 0–1, 3–4, 6–7, 9–10, 12–13, … 87–88"
 
 

@@ -17,24 +17,18 @@ from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, writt
 from tinyruns import Silent, picture_folders
 from typer.testing import CliRunner
 
-from coalface import (
-    config,
-    counts,
-    dry,
-    experiment,
-    flowerproject,
-    kitchecking,
-    ownfile,
-    ownworld,
-    partychecking,
-    partyprocess,
-    provisioning,
-    sources,
-    splits,
-)
-from coalface.cli import app
-from coalface.config import RecipeError
-from coalface.engines.transport import Member, RunFailed
+from coalface.cli.main import app
+from coalface.engine.transport import Member, RunFailed
+from coalface.experiments import image_counts, preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import party_file, schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import party_world, sources, splits
+from coalface.flower.app import project
+from coalface.flower.party import preflight as partychecking
+from coalface.flower.party import process
+from coalface.flower.provision import kits as provisioning
+from coalface.flower.provision import verify
 from coalface.methods import METHODS
 
 
@@ -53,7 +47,7 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     there, here = tmp_path / "there", tmp_path / "here"
     path = written(tmp_path)
     grid = over_flower(path, parties, tmp_path / "homes", there)
-    local = ownfile.filled(config.load(path, ["engine.on_error=exclude"]), ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, here, Silent(), report=False)
     whole = left(here, dict.fromkeys(PEOPLE, here))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
@@ -104,7 +98,9 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         tree["methods"] = {method: {"sample": 1}}
     path.write_text(yaml.safe_dump(tree))
     over_flower(path, tmp_path, tmp_path / "homes", tmp_path / "there")
-    local = ownfile.filled(config.load(path, ["engine.on_error=exclude"]), ownfile.read_all(tmp_path / "own.yaml"))
+    local = party_file.filled(
+        schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml")
+    )
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
     files = [path for path in (tmp_path / "here" / "parties").rglob("*") if path.is_file()]
@@ -116,7 +112,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
 
 def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    local = ownfile.filled(recipe(), ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, whole, Silent(), report=False)
 
     class Stopped(Silent):
@@ -135,12 +131,12 @@ def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Pat
 
 @pytest.mark.parametrize("kind", ["rec", "pack", "folder"])
 def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, tmp_path: Path) -> None:
-    from coalface.data import convert
-    from coalface.data.pack import write_pack
+    from coalface.data.readers.pack import write_pack
     from coalface.data.stores import open_store
+    from coalface.data.tools import convert
 
     made = recipe(method="fedavg")
-    one = ownfile.read(parties / "silo-00" / "party.yaml")
+    one = party_file.read(parties / "silo-00" / "party.yaml")
     faces, at = open_store(parties / "silo-00" / "faces"), tmp_path / "held"
     if kind == "pack":
         write_pack(faces, at, size=32, grey=True)
@@ -149,9 +145,9 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     else:
         at = parties / "silo-00" / "faces"
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
-    alone = ownworld.party_world(made, "silo-00", tmp_path / "party.yaml")
-    others = {"silo-00": ownfile.read(tmp_path / "party.yaml"), "silo-01": one}
-    both = sources.open_source(made, ownfile.filled(made, others).data.source)
+    alone = party_world.party_world(made, "silo-00", tmp_path / "party.yaml")
+    others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
+    both = sources.open_source(made, party_file.filled(made, others).data.source)
     assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
     np.testing.assert_array_equal(both.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
 
@@ -165,13 +161,13 @@ def test_rules_of_the_recipe_hold_at_each_party_alike_here_and_there(parties: Pa
         (tmp_path / "silo-00" / "faces" / "Cydonia" / f"Cydonia_{number:04d}.png").unlink()
     rules = {"min_images": 2, "test": {"images": 1}, "exclude": [str(_pairs(tmp_path))]}
     made = recipe(method="fedavg", data=rules)
-    alone = ownworld.party_world(made, "silo-00", tmp_path / "silo-00" / "party.yaml")
+    alone = party_world.party_world(made, "silo-00", tmp_path / "silo-00" / "party.yaml")
     assert alone.members()["silo-00"].images == 3 and alone.data["silo-00"].names == (
         "silo-00/Adalind",
     )  # one is a test
-    files = {"silo-00": ownfile.read(tmp_path / "silo-00" / "party.yaml")}
-    files["silo-01"] = ownfile.read(parties / "silo-01" / "party.yaml")
-    local = ownfile.filled(made, files)
+    files = {"silo-00": party_file.read(tmp_path / "silo-00" / "party.yaml")}
+    files["silo-01"] = party_file.read(parties / "silo-01" / "party.yaml")
+    local = party_file.filled(made, files)
     train, _ = splits.training_faces(local)
     of_it = train.only([train.names.index("silo-00/Adalind")])
     np.testing.assert_array_equal(of_it.take(np.arange(3)), alone.data["silo-00"].take(np.arange(3)))
@@ -187,14 +183,14 @@ def _pairs(folder: Path) -> Path:
 
 def test_a_party_of_whom_nothing_is_left_says_so(parties: Path) -> None:
     with pytest.raises(RecipeError, match=r"no image is left|silo-00: none of its people has data.min_images=9"):
-        ownworld.party_world(recipe(data={"min_images": 9}), "silo-00", parties / "silo-00" / "party.yaml")
-    local = ownfile.filled(recipe(), ownfile.read_all(parties / "own.yaml"))
+        party_world.party_world(recipe(data={"min_images": 9}), "silo-00", parties / "silo-00" / "party.yaml")
+    local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     few = picture_folders(parties / "few", ["Solo"], images=1)
-    local = config.parse(
-        config.merged(local.model_dump(mode="json"), {"data": {"source": {"parts": {"silo-00": {"path": str(few)}}}}})
+    local = schema.parse(
+        schema.merged(local.model_dump(mode="json"), {"data": {"source": {"parts": {"silo-00": {"path": str(few)}}}}})
     )
     with pytest.raises(RecipeError, match="silo-00: none of its people has data.min_images=2 images or more"):
-        dry.check(local)
+        preflight.check(local)
 
 
 def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -> None:
@@ -204,7 +200,7 @@ def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -
     own = {"data": {"kind": "folder", "path": str(parties / "clinic" / "faces")}}
     own["pairs"] = {"kind": "lfw", "path": "pairs.txt"}
     (tmp_path / "party.yaml").write_text(yaml.safe_dump(own))
-    here = ownworld.party_world(recipe(), "clinic", tmp_path / "party.yaml")
+    here = party_world.party_world(recipe(), "clinic", tmp_path / "party.yaml")
     assert len(here.pairs["clinic"]) == 4 and here.members()["clinic"].identities == 2
     assert not here.pairs.keys() - {"clinic"} and not len(here.data["silo-00"])
 
@@ -214,18 +210,18 @@ def test_who_is_judged_is_not_trained_on_where_both_lie_in_one_folder(parties: P
     made = recipe(
         method="fedavg", validators={"clinic": {}}, judge={"lists": {"unseen": {"source": same, "pairs": 10}}}
     )
-    local = ownfile.filled(made, ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(made, party_file.read_all(parties / "own.yaml"))
     with pytest.raises(RecipeError, match=r"judge.lists.unseen: 3 identities \(silo-00/Adalind"):
-        dry.check(local)
+        preflight.check(local)
 
 
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
     before = {"method": "centralized", "rounds": 1, "data": {"source": {**UNSEEN, "first": 500}}}
     path = written(tmp_path, method="fedavg", pretrain=before, rounds=1)
-    inner = config.load(path).pretraining()
+    inner = schema.load(path).pretraining()
     assert (inner.data.size, inner.data.source.parties, inner.validators) == (32, (), {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
-    local = ownfile.filled(config.load(path, ["engine.on_error=exclude"]), ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     model = "model/backbone.safetensors"
     assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
@@ -269,14 +265,14 @@ def test_a_wrong_file_is_told_at_the_party(party: str, text: str | None, said: s
     if text is not None:
         (tmp_path / "party.yaml").write_text(text)
     with pytest.raises((RecipeError, FileNotFoundError), match=said):
-        ownworld.party_world(recipe(), party, None if text is None else tmp_path / "party.yaml")
+        party_world.party_world(recipe(), party, None if text is None else tmp_path / "party.yaml")
 
 
 def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tmp_path: Path) -> None:
     (tmp_path / "party.yaml").write_text("data: {kind: synthetic}")
-    dealt = config.parse({"data": {"size": 32, "partition": {"parties": 2}}})
+    dealt = schema.parse({"data": {"size": 32, "partition": {"parties": 2}}})
     with pytest.raises(RecipeError, match="names images of silo-00's own, and this recipe would have others used"):
-        ownworld.party_world(dealt, "silo-00", tmp_path / "party.yaml")
+        party_world.party_world(dealt, "silo-00", tmp_path / "party.yaml")
 
 
 @pytest.mark.parametrize(
@@ -311,14 +307,14 @@ def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[
 
 
 def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) -> None:
-    plain, filled = recipe(), ownfile.filled(recipe(), ownfile.read_all(parties / "own.yaml"))
+    plain, filled = recipe(), party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     assert filled.digest() == plain.digest() and filled.data.source.parts.keys() == {"silo-00", "silo-01"}
     path = tmp_path / "told.yaml"
     path.write_text(yaml.safe_dump(filled.model_dump(mode="json")))
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
-        flowerproject.new(tmp_path / "project", path)
+        project.new(tmp_path / "project", path)
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
-        ownworld.party_world(filled, "silo-00", parties / "silo-00" / "party.yaml")
+        party_world.party_world(filled, "silo-00", parties / "silo-00" / "party.yaml")
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -327,7 +323,7 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
 def test_a_plain_run_says_what_is_missing_and_a_dry_one_what_is_not_known(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(RecipeError, match=r"silo-01, silo-00, clinic: .* `coalface run … --own FILE`"):
-        experiment.run(config.load(path), tmp_path / "run", Silent())
+        experiment.run(schema.load(path), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
     unknown = CliRunner().invoke(app, ["run", str(path), "method=fedavg", "--dry-run"])
     assert unknown.exit_code == 0, unknown.output
@@ -360,7 +356,7 @@ def test_a_party_is_told_what_is_found_before_it_starts(parties: Path, tmp_path:
     assert "shorter sides of 32 to 32 pixels, of 10 images looked at" in lines
     assert "10 of those are smaller than the recipe's 48 pixels" in lines
     assert "the server is told: silo-00, trainer, 8 images, 2 identities; no name and no image" in lines
-    assert ownworld.party_world(config.load(path), "silo-00", file).members()["silo-00"].images == 8
+    assert party_world.party_world(schema.load(path), "silo-00", file).members()["silo-00"].images == 8
     (faces / "Adalind" / "Adalind_0001.png").write_bytes(b"no image")
     status, lines = told(file)
     assert status == 1 and "Adalind_0001.png" in lines and "the server is told" not in lines
@@ -374,7 +370,7 @@ def test_a_party_is_told_what_of_its_folder_is_not_read(
     file, unread = tmp_path / "silo-00" / "party.yaml", "(.heic 1): Adalind/1.heic"
     status, lines = told(file)
     assert status == 0 and unread in lines
-    partyprocess.take(written(tmp_path), {"party": "silo-00", "home": str(tmp_path / "home"), "data": str(file)}, {})
+    process.take(written(tmp_path), {"party": "silo-00", "home": str(tmp_path / "home"), "data": str(file)}, {})
     assert [unread in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -418,14 +414,14 @@ def federation(folder: Path, **changes: Any) -> Path:
         "clinic": {"role": "validator", "pairs": {"kind": "bin", "path": "/srv/pairs.bin"}},
     }
     link = {"hosts": "127.0.0.1"}
-    tree = {"name": "own", "superlink": link, "recipe": "recipe.yaml", "parties": config.merged(parties, changes)}
+    tree = {"name": "own", "superlink": link, "recipe": "recipe.yaml", "parties": schema.merged(parties, changes)}
     (folder / "federation.yaml").write_text(yaml.safe_dump(tree))
     return folder / "federation.yaml"
 
 
 def test_a_kit_says_what_its_party_is_and_where_its_images_lie(tmp_path: Path) -> None:
     kits = provisioning.make(federation(tmp_path), tmp_path / "kits", NOW)
-    files = {name: ownfile.read(kits / "parties" / name / "party.yaml") for name in PEOPLE}
+    files = {name: party_file.read(kits / "parties" / name / "party.yaml") for name in PEOPLE}
     first = files["silo-00"].data
     assert first is not None and (first.kind, first.path) == ("folder", "/srv/hospital's faces")
     assert (files["silo-01"].role, files["silo-01"].data) == ("trainer", None)
@@ -433,15 +429,15 @@ def test_a_kit_says_what_its_party_is_and_where_its_images_lie(tmp_path: Path) -
     assert clinic.role == "validator" and clinic.pairs is not None and clinic.pairs.path == "/srv/pairs.bin"
     assert "# data: {kind: folder" in (kits / "parties" / "silo-01" / "party.yaml").read_text()
     assert not [path for path in (kits / "operator").rglob("*") if path.is_file() and b"/srv" in path.read_bytes()]
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
     place = kits / "parties" / "silo-00" / "party.yaml"
     shutil.copy(kits / "parties" / "clinic" / "party.yaml", place)
-    assert kitchecking.check(kits, NOW) == [
+    assert verify.check(kits, NOW) == [
         "parties/silo-00/party.yaml is that of clinic: make new kits and hand them out",
         "parties/silo-00/party.yaml says validator, and federation.yaml trainer: mend one of them",
     ]
     place.write_text("{rol: trainer}")
-    (fault,) = kitchecking.check(kits, NOW)
+    (fault,) = verify.check(kits, NOW)
     assert "parties/silo-00/party.yaml cannot be read" in fault and "did you mean role" in fault
 
 
@@ -470,13 +466,13 @@ def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_p
 
 def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    local = ownfile.filled(config.load(path), ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(schema.load(path), party_file.read_all(parties / "own.yaml"))
     assert experiment.rules(local).max_share == experiment.MAX_SHARE
     assert experiment.rules(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
-    assert experiment.rules(config.parse({})).max_share is None
-    assert experiment.rules(config.parse({})).max_update_norm == 30
-    assert experiment.rules(config.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
-    said = counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
+    assert experiment.rules(schema.parse({})).max_share is None
+    assert experiment.rules(schema.parse({})).max_update_norm == 30
+    assert experiment.rules(schema.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
+    said = image_counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
     assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"
     assert len(said) == 4 and "c has 98 % of all" in said[3] and "engine.max_share" in said[3]
-    assert len(counts.lines({n: Member("trainer", 5, 2) for n in "abc"}, 0.5)) == 3
+    assert len(image_counts.lines({n: Member("trainer", 5, 2) for n in "abc"}, 0.5)) == 3

@@ -14,10 +14,14 @@ from ownparties import PEOPLE, TREE, over_flower, write_parties
 from safetensors.torch import load_file
 from tinyruns import Silent, picture_folders
 
-from coalface import config, dry, experiment, ownfile, ownworld, partychecking, splits, world
-from coalface.config import Recipe, RecipeError
-from coalface.core import Federation
-from coalface.engines.transport import RunFailed
+from coalface.core.method import Federation
+from coalface.engine.transport import RunFailed
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import party_file, schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import party_world, splits, world
+from coalface.flower.party import preflight as partychecking
 from coalface.methods.fedfr_joint import FedFRJoint, State
 
 PEOPLE_OF_ALL = {"kind": "synthetic", "identities": 5, "images": 4, "first": 500}
@@ -32,12 +36,12 @@ SHARED: dict[str, Any] = {
 
 
 def recipe(**changes: Any) -> Recipe:
-    return config.parse(config.merged(SHARED, changes))
+    return schema.parse(schema.merged(SHARED, changes))
 
 
 def written(folder: Path, name: str = "recipe", **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(config.merged(SHARED, changes)))
+    path.write_text(yaml.safe_dump(schema.merged(SHARED, changes)))
     return path
 
 
@@ -84,7 +88,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
     monkeypatch.setattr(FedFRJoint, "init", noted)
     path, there, here = written(tmp_path), tmp_path / "there", tmp_path / "here"
     over_flower(path, parties, tmp_path / "homes", there, clinic=parties / "silo-00" / "party.yaml")
-    local = ownfile.filled(config.load(path, ["engine.on_error=exclude"]), ownfile.read_all(parties / "own.yaml"))
+    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, here, Silent(), report=False)
     homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
     assert left(there, homes) == left(here, dict.fromkeys(TRAINERS, here))
@@ -99,7 +103,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     made = recipe(method="fedavg")
     assert made.pretraining().data.source.first == 500
-    here = ownworld.party_world(made, "silo-00", parties / "silo-00" / "party.yaml")
+    here = party_world.party_world(made, "silo-00", parties / "silo-00" / "party.yaml")
     assert here.public is None and len(here.data["silo-00"]) == 12
 
 
@@ -147,11 +151,13 @@ def test_who_is_judged_is_none_of_them_where_both_lie_in_one_folder(parties: Pat
     public = pictures(tmp_path / "public")
     same = recipe(data={"public": public}, judge={"lists": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None)
     with pytest.raises(RecipeError, match=r"judge.lists.unseen: 3 identities \(Ada"):
-        dry.check(ownfile.filled(same, ownfile.read_all(parties / "own.yaml")))
+        preflight.check(party_file.filled(same, party_file.read_all(parties / "own.yaml")))
     picture_folders(tmp_path / "others", ["Ada", "Berta", "Clara"], images=4, seed=10)
     others = {"unseen": {"source": {**public, "path": str(tmp_path / "others")}, "pairs": 10}}
     apart = recipe(data={"public": public}, judge={"lists": others}, pretrain=None)
-    dry.check(ownfile.filled(apart, ownfile.read_all(parties / "own.yaml")))  # of another folder they are other people
+    preflight.check(
+        party_file.filled(apart, party_file.read_all(parties / "own.yaml"))
+    )  # of another folder they are other people
 
 
 def test_they_are_none_of_a_partys_own_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
@@ -159,13 +165,13 @@ def test_they_are_none_of_a_partys_own_where_both_lie_in_one_folder(parties: Pat
     made = recipe(data={"public": same}, pretrain=None)
     said = r"data.public: 3 of its people are silo-00's own \(Adalind, Beatrix, Cydonia\)"
     with pytest.raises(RecipeError, match=said):
-        dry.check(ownfile.filled(made, ownfile.read_all(parties / "own.yaml")))
+        preflight.check(party_file.filled(made, party_file.read_all(parties / "own.yaml")))
     assert partychecking.check(parties / "silo-00" / "party.yaml", made).faults[0].startswith("data.public: 3 of its")
     assert not partychecking.check(parties / "silo-01" / "party.yaml", made).faults  # of another folder: other people
     apart = recipe(data={"public": same, "exclude": {"public": [listing(tmp_path, *PEOPLE["silo-00"])]}}, pretrain=None)
     assert len(PEOPLE["silo-00"]) == 3
     with pytest.raises(RecipeError, match=r"data.public: 1 of its people are silo-00's own \(Beatrix\)"):
-        dry.check(ownfile.filled(apart, ownfile.read_all(parties / "own.yaml")))
+        preflight.check(party_file.filled(apart, party_file.read_all(parties / "own.yaml")))
 
 
 def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path) -> None:
@@ -181,7 +187,7 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
     ):
         for find in (splits.public_faces, lambda recipe: splits.training_faces(recipe.pretraining())):
             with pytest.raises(RecipeError, match=said):
-                find(config.parse(config.merged(made.model_dump(mode="json"), {"data": changes})))
+                find(schema.parse(schema.merged(made.model_dump(mode="json"), {"data": changes})))
 
 
 def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
@@ -225,4 +231,4 @@ def test_what_cannot_be_is_refused_with_what_to_do(changes: dict[str, Any], said
 def test_a_pre_training_on_others_is_refused(parties: Path, tmp_path: Path) -> None:
     others = recipe(pretrain={"data": {"source": {**PEOPLE_OF_ALL, "first": 600}}})
     with pytest.raises(RecipeError, match="pretrain: fedfr-joint starts from the class embeddings of all public ident"):
-        experiment.run(ownfile.filled(others, ownfile.read_all(parties / "own.yaml")), tmp_path / "run", Silent())
+        experiment.run(party_file.filled(others, party_file.read_all(parties / "own.yaml")), tmp_path / "run", Silent())

@@ -18,16 +18,18 @@ from test_experiment import Normed
 from test_public_images import recipe
 from tinyruns import Silent
 
-from coalface import experiment, personal, splits, world
-from coalface.config import Recipe
-from coalface.core import Models, Tensors
+from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
-from coalface.data.faces import FaceSet
-from coalface.evaluate.personalised import OverClients, judge_client, over_clients
+from coalface.data.faceset import FaceSet
+from coalface.evaluation import personalised
+from coalface.evaluation.metrics.personalised import OverClients, judge_client, over_clients
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import Personalised
+from coalface.experiments.report import page
+from coalface.experiments.setup import splits, world
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.models import BACKBONES
-from coalface.report import page
-from coalface.sections import Personalised
 
 PAIRS = {"genuine": 2, "impostors": 32}
 JUDGED: dict[str, Any] = {
@@ -129,7 +131,7 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
     assert len({json.dumps(told["clients"][p]) for p in told["clients"]}) > 1
     said = page.build(tmp_path / "run").read_text()
     assert "3 clients; each has 2 genuine and 32 impostor pairs, 4 mated and 8 non-mated probes." in said
-    assert list(personal.by_kind(told)) == ["start", "shared", "own", "branch"]
+    assert list(personalised.by_kind(told)) == ["start", "shared", "own", "branch"]
 
 
 def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, T
     first = here.backbone.shared()
     wanted = Personalised(fars=(0.1, 0.5), fpirs=(0.25,))
     server: Any = SimpleNamespace(personal=lambda _: iter(models.items()))
-    return personal.judge(server, Models(shared=first), here, clients, test, wanted, first)
+    return personalised.judge(server, Models(shared=first), here, clients, test, wanted, first)
 
 
 def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() -> None:
@@ -176,7 +178,7 @@ def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() ->
     model = {name: tensor + 0.01 for name, tensor in world.backbone(made).shared().items()}
     theirs = [i for i, label in enumerate(hand.test.labels) if hand.whose[hand.test.names[label]] != "silo-01"]
     hand.test = hand.test.select(np.array(theirs))
-    assert personal.tested(hand.clients, hand.test) == ["silo-00", "silo-02"]
+    assert personalised.tested(hand.clients, hand.test) == ["silo-00", "silo-02"]
     told = judged(hand.clients, hand.test, {"silo-00": {}, "silo-01": model, "silo-02": model}, made)
     assert set(told["clients"]) == {"silo-00", "silo-02"} and set(told["clients"]["silo-00"]) == {"start", "shared"}
     assert told["own"] == pytest.approx(hand.judged({"silo-02": model}).figures())

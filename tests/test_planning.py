@@ -9,7 +9,10 @@ from tinydomains import two_domains
 from tinyruns import Silent, picture_folders, run, tiny
 from torch import nn
 
-from coalface import dry, experiment, planning, world
+from coalface.experiments import plan as planning
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.setup import world
 from coalface.methods import METHODS
 from coalface.models import Backbone
 
@@ -85,9 +88,9 @@ def test_posts_components_and_own_messages_are_followed() -> None:
 
 def test_a_sample_counts_the_parties_of_a_round() -> None:
     recipe = tiny(data={"partition": {"kind": "one-identity"}}, methods={"fedavg": {"sample": 3}})
-    assert dry.party_count(recipe) == 8
-    assert dry.plan(recipe).parties == {"train": 3}
-    text = dry.describe(recipe)
+    assert preflight.party_count(recipe) == 8
+    assert preflight.plan(recipe).parties == {"train": 3}
+    text = preflight.describe(recipe)
     assert "fedavg over 8 parties (3 a round), 2 rounds, seed 0" in text
 
 
@@ -99,7 +102,7 @@ def test_the_declared_fields_of_a_class() -> None:
 
 
 def test_the_dry_run_reads_well() -> None:
-    text = dry.describe(tiny(engine={"workers": 2, "checkpoint": 5}))
+    text = preflight.describe(tiny(engine={"workers": 2, "checkpoint": 5}))
     assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
     assert "stays at the party: Learner.head" in text
     assert "the server asks for sums only of: backbone" in text
@@ -109,7 +112,7 @@ def test_the_dry_run_reads_well() -> None:
     assert "2 processes of 1 thread; a checkpoint every 5 rounds" in text
     assert "checked as a run does before it begins: 32 training images, 16 a party, 1 list to judge on" in text
     assert "not checked: whether every image can be decoded" in text
-    assert "pooled: one party holds everybody's images" in dry.describe(tiny(method="centralized"))
+    assert "pooled: one party holds everybody's images" in preflight.describe(tiny(method="centralized"))
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ OF_FOLDER = {"data": {"source": FOLDER, "hold_out": 4}}
 def test_a_dry_run_refuses_what_a_run_refuses(changes: dict[str, object], folders: Path) -> None:
     recipe = tiny(**changes)
     with pytest.raises((ValueError, OSError)) as dryly:
-        dry.describe(recipe)
+        preflight.describe(recipe)
     assert not (folders / "cache" / "pretrained").exists()
     with pytest.raises((ValueError, OSError)) as really:
         experiment.run(recipe, folders / "run", Silent())
@@ -157,17 +160,17 @@ def test_a_dry_run_refuses_what_a_run_refuses(changes: dict[str, object], folder
 
 def test_a_dry_run_wants_the_data_root_and_decodes_nothing(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folders / "data" / "faces" / "p0" / "p0_0001.png").write_bytes(b"no image")
-    text = dry.describe(tiny(**OF_FOLDER))
+    text = preflight.describe(tiny(**OF_FOLDER))
     assert "20 training images, 8 to 12 a party" in text and not (folders / "cache").exists()
     monkeypatch.delenv("COALFACE_DATA")
     with pytest.raises(ValueError, match="COALFACE_DATA"):
-        dry.describe(tiny(**OF_FOLDER))
+        preflight.describe(tiny(**OF_FOLDER))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "solo"])
 def test_a_dry_run_deals_and_judges_as_a_run_does(method: str, folders: Path) -> None:
     recipe = tiny(method=method, **OF_FOLDER)
-    dryly = dry.check(recipe)
+    dryly = preflight.check(recipe)
     really = world.build_world(recipe.resolved()).data
     assert {n: (f.names, len(f)) for n, f in dryly.items()} == {n: (f.names, len(f)) for n, f in really.items()}
 
@@ -183,25 +186,25 @@ def test_the_versions_on_disk_are_as_many_as_a_party_comes_to_keep(checkpoint: i
 
     recipe, view = tiny(rounds=4, judge={"lists": {}}, engine={"checkpoint": checkpoint, "keep": keep}), Counts()
     experiment.run(recipe, tmp_path / "run", view)
-    assert f"up to {view.most} versions a party" in dry.describe(recipe)
+    assert f"up to {view.most} versions a party" in preflight.describe(recipe)
 
 
 def test_a_plan_of_stages_says_the_bytes_of_a_whole_run(tmp_path: Path) -> None:
     recipe = two_domains({"rounds": 3, "methods": {"fedfr-uda": {"pretrain": 2}}})
     experiment.run(recipe, tmp_path / "run", Silent(), report=False)
     sent = json.loads((tmp_path / "run" / "summary.json").read_text())["bytes"]
-    planned = dry.plan(recipe)
+    planned = preflight.plan(recipe)
     assert [(stage.name, stage.rounds) for stage in planned.stages] == [("pretrain", 2), ("label", 1), ("train", 3)]
     assert planned.rounds == 6
     for way in ("down", "up"):  # headers are padded to 8 bytes, and say numbers of some digits more or less
         assert abs(planned.in_all(way) - sent[way]) <= 8 * (2 * 1 + 1 * 3 + 3 * 3)
-    text = dry.describe(recipe)
+    text = preflight.describe(recipe)
     assert "fedfr-uda over 3 parties, 6 rounds (pretrain 2, label 1, train 3), seed 0" in text
     assert "one trainer/source, one round of pretrain, both ways" in text
 
 
 def test_a_step_is_told_to_be_of_those_whom_it_asks() -> None:
-    roles = {method: {s.role for s in dry.plan(two_domains({"method": method})).sent if s.step == "train"}
+    roles = {method: {s.role for s in preflight.plan(two_domains({"method": method})).sent if s.step == "train"}
              for method in ("fedfr-uda", "finetune-pseudo")}  # fmt: skip
     assert roles == {"fedfr-uda": {"trainer"}, "finetune-pseudo": {"trainer/target"}}
 
@@ -213,7 +216,7 @@ def test_labels_by_a_model_that_nobody_trained_are_warned_of(tmp_path: Path) -> 
     experiment.run(two_domains(), tmp_path / "run", view, report=False)
     warned = "the targets cluster their images by a model that nobody has trained"
     assert sum(warned in line for line in told) == 1
-    assert warned in dry.describe(two_domains())
+    assert warned in preflight.describe(two_domains())
     trained = two_domains({"methods": {"fedfr-uda": {"pretrain": 1}}})
-    assert warned not in dry.describe(trained)
-    assert warned not in dry.describe(two_domains({"pretrain": {"method": "centralized", "rounds": 1}}))
+    assert warned not in preflight.describe(trained)
+    assert warned not in preflight.describe(two_domains({"pretrain": {"method": "centralized", "rounds": 1}}))

@@ -17,11 +17,15 @@ from grids import InProcessGrid, played_here
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import certificates, config, experiment, flowerserver, kitchecking, provisioning, sealing
-from coalface.cli import app
-from coalface.engines import resident
-from coalface.engines.commits import LINES, Commit
-from coalface.engines.transport import RunFailed
+from coalface.cli.main import app
+from coalface.engine.party.commits import LINES, Commit
+from coalface.engine.transport import RunFailed
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.flower.app import server
+from coalface.flower.party import daemon, rekey
+from coalface.flower.provision import certificates, verify
+from coalface.flower.provision import kits as provisioning
 
 TREE: dict[str, Any] = {
     "name": "faces",
@@ -60,7 +64,7 @@ def run(recipe: Path, home: Path, out: Path, **node_config: Any) -> None:
     for node, party in zip(grid.apps, PARTIES, strict=True):
         own = {key: str(value).format(party=party) for key, value in node_config.items()}
         grid.contexts[node] = Context(1, node, {"party": party, "home": str(home / party), **own}, RecordDict(), {})
-    flowerserver.server(recipe)(grid, Context(1, 1, {}, RecordDict(), {"out": str(out), "join-seconds": 0.5}))
+    server.server(recipe)(grid, Context(1, 1, {}, RecordDict(), {"out": str(out), "join-seconds": 0.5}))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -78,13 +82,13 @@ def test_nothing_below_home_is_for_group_or_others(recipe: Path, tmp_path: Path,
 
 def test_nor_is_what_says_where_the_partys_process_is_reached(tmp_path: Path, no_umask: None) -> None:
     code = (
-        "import sys; from pathlib import Path; from coalface.engines import resident; "
+        "import sys; from pathlib import Path; from coalface.flower.party import daemon as resident; "
         "resident.serve(Path(sys.argv[1]), lambda about, said, data: (said, {}), watched=int(sys.argv[2]), idle=9)"
     )
     place = tmp_path / "home" / "processes" / "one.json"
     start = [sys.executable, "-c", code, str(place), str(os.getpid())]
-    assert resident.ask(place, start, "works", {"one": 1}, {}) == ({"one": 1}, {})
-    (process,) = resident.serving(place.parent)
+    assert daemon.ask(place, start, "works", {"one": 1}, {}) == ({"one": 1}, {})
+    (process,) = daemon.serving(place.parent)
     every = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
     assert len(every) == 4 and not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in every)
     os.kill(process, 9)
@@ -114,13 +118,13 @@ def test_a_run_with_keys_leaves_what_one_without_leaves_and_its_private_state_do
     for party in PARTIES:
         (tmp_path / f"{party}.key").write_bytes(certificates.node().private)
     run(recipe, tmp_path / "homes", tmp_path / "run", key=tmp_path / "{party}.key")
-    experiment.run(config.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    experiment.run(schema.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
     for name in ("model/backbone.safetensors", "metrics.jsonl", "evidence.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
     for party in PARTIES:
         (theirs,) = (tmp_path / "here" / "parties" / party).glob("*.commit")
         own = tmp_path / "homes" / party / "faces"
-        vault = sealing.vault(tmp_path / f"{party}.key", "faces", party)
+        vault = rekey.vault(tmp_path / f"{party}.key", "faces", party)
         clear, sealed = Commit.open(theirs), Commit.open(own / "parties" / party / theirs.name, vault)
         assert {n: bytes(d) for n, d in sealed.states().items()} == {n: bytes(d) for n, d in clear.states().items()}
         ledgers = [folder / "ledger" / f"{party}.jsonl" for folder in (own, tmp_path / "here")]
@@ -177,7 +181,7 @@ def test_kits_start_the_nodes_of_parties_that_encrypt_with_their_key(
 
     parties = {name: {**role, **({"encrypt": own[name]} if name in own else {})} for name, role in ROLES.items()}
     kits = provisioning.make(written(tmp_path, parties=parties, **said), tmp_path / "kits", NOW)
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
     for name in ROLES:
         from flwr.common.config import parse_config_args
 
@@ -193,9 +197,9 @@ def test_the_check_tells_a_script_that_does_not_do_what_the_federation_says(tmp_
     kits = provisioning.make(written(tmp_path, encrypt=True), tmp_path / "kits", NOW)
     file = kits / "federation.yaml"
     file.write_text(file.read_text().replace("encrypt: true", "encrypt: false"))
-    found = kitchecking.check(kits, NOW)
+    found = verify.check(kits, NOW)
     assert len(found) == 3 and all("encrypts the private state, and federation.yaml has" in line for line in found)
     plain = provisioning.make(written(tmp_path), tmp_path / "plain", NOW)
     (plain / "federation.yaml").write_text((plain / "federation.yaml").read_text() + "encrypt: true\n")
-    found = kitchecking.check(plain, NOW)
+    found = verify.check(plain, NOW)
     assert len(found) == 3 and all("leaves the private state in the clear" in line for line in found)

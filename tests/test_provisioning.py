@@ -22,9 +22,12 @@ import yaml
 from federations import DAY, FEDERATION, NOW, written
 from typer.testing import CliRunner
 
-from coalface import certificates, config, federation, flowerserver, kitchecking, provisioning
-from coalface.cli import app
-from coalface.config import RecipeError
+from coalface.cli.main import app
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.app import server
+from coalface.flower.provision import certificates, project, verify
+from coalface.flower.provision import kits as provisioning
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +214,7 @@ def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
     connection = read_superlink_connection("hospitals")
     assert (connection.address, connection.insecure) == ("fl.example.org:9443", False)
     assert connection.root_certificates == str(kit / "ca.crt")
-    assert config.load(kit / "project" / "recipe.yaml").digest() == config.load(made.parent / "recipe.yaml").digest()
+    assert schema.load(kit / "project" / "recipe.yaml").digest() == schema.load(made.parent / "recipe.yaml").digest()
 
 
 # --- who holds what ---------------------------------------------------------------------------------------------------
@@ -323,11 +326,11 @@ def test_a_wrong_federation_is_refused_with_what_is_right(tmp_path: Path, change
 
 
 def test_one_host_may_stand_by_itself_and_ipv6_is_dialled_in_brackets(tmp_path: Path) -> None:
-    read = federation.read(written(tmp_path, superlink={"hosts": "2001:DB8::0:1"}))
+    read = project.read(written(tmp_path, superlink={"hosts": "2001:DB8::0:1"}))
     assert read.superlink.address == "[2001:db8::1]:8000"
     assert read.superlink.names == ("2001:db8::1", "localhost", "127.0.0.1", "::1")
     kits = provisioning.make(tmp_path / "federation.yaml", tmp_path / "kits", NOW)
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
     assert "--host :: --port 8000" in (kits / "superlink" / "start.sh").read_text()
     assert "listens at [::]:8000" in (kits / "superlink" / "README.md").read_text()
 
@@ -371,7 +374,7 @@ def test_who_trains_by_the_recipe_is_who_is_provisioned_for(tmp_path: Path) -> N
 def test_behind_a_proxy_parties_dial_it_and_the_operator_the_superlink_itself(made: Path, tmp_path: Path) -> None:
     link = {"hosts": "fl.example.org", "port": 9443, "loopback_port": 9444}
     kits = provisioning.make(written(tmp_path / "in", superlink=link), tmp_path / "kits", NOW)
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
     assert "--superlink fl.example.org:9443" in (kits / "parties" / "silo-00" / "start.sh").read_text()
     assert 'address = "127.0.0.1:9444"' in (kits / "operator" / "flower" / "config.toml").read_text()
     assert 'address = "127.0.0.1:9444"' in (kits / "operator" / "run.sh").read_text()
@@ -392,18 +395,18 @@ def test_the_server_is_given_the_keys_that_the_environment_names(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COALFACE_KEYS", raising=False)
-    assert flowerserver.keys(["silo-00"]) is None
+    assert server.keys(["silo-00"]) is None
     monkeypatch.setenv("COALFACE_KEYS", str(made / "superlink" / "names.json"))
-    found = flowerserver.keys(["silo-00", "clinic"])
+    found = server.keys(["silo-00", "clinic"])
     own = certificates.of_private((made / "parties" / "clinic" / "node.key").read_bytes())
     assert found is not None and found["clinic"] == own
     with pytest.raises(RecipeError, match="names.json has no key of silo-02: provision a kit"):
-        flowerserver.keys(["silo-02"])
+        server.keys(["silo-02"])
     for text in ("[]", '{"silo-00": "xy"}', '{"silo-00": 1}', "{"):
         (tmp_path / "bad.json").write_text(text)
         monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "bad.json"))
         with pytest.raises(RecipeError, match="whose keys cannot be read"):
-            flowerserver.keys(["silo-00"])
+            server.keys(["silo-00"])
 
 
 def test_a_node_with_anothers_key_plays_no_party_of_the_run(
@@ -412,7 +415,7 @@ def test_a_node_with_anothers_key_plays_no_party_of_the_run(
     from flwr.app import Context, RecordDict
     from grids import InProcessGrid, played_here
 
-    from coalface.engines.transport import RunFailed
+    from coalface.engine.transport import RunFailed
 
     def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
         return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
@@ -426,6 +429,6 @@ def test_a_node_with_anothers_key_plays_no_party_of_the_run(
         grid.contexts[node] = context(node, {"party": name, "home": str(tmp_path / name)}, {})
         grid.keys[node] = names["silo-00"]  # two of them claim a name that is not theirs
     with pytest.raises(RunFailed, match="silo-01 did not join"):
-        flowerserver.server(recipe)(grid, context(1, {}, {"out": str(tmp_path / "run"), "join-seconds": 0.01}))
+        server.server(recipe)(grid, context(1, {}, {"out": str(tmp_path / "run"), "join-seconds": 0.01}))
     assert "says that it is clinic and has not its key: it is left alone" in caplog.text
     assert "says that it is silo-00" not in caplog.text

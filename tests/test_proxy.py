@@ -16,7 +16,9 @@ import pytest
 from federations import FACES, SILOS, Standing, left
 from tinyruns import Silent
 
-from coalface import config, experiment, loopback
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.flower.poc import launcher
 
 
 @pytest.fixture
@@ -53,14 +55,14 @@ def test_without_the_proxy_nothing_is_started(standing: Standing) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_parties_pass_and_nobody_reaches_the_control_api(standing: Standing, tmp_path: Path) -> None:
-    link, kit = loopback.kept(standing.kits).superlink, standing.kits / "superlink"
+    link, kit = launcher.kept(standing.kits).superlink, standing.kits / "superlink"
     assert link.loopback_port is not None
     proxy = subprocess.Popen([kit / "proxy.sh"])
     try:
         standing.wait(lambda: listens(link.port), 20)
         code, said = standing.ended(standing.up())
         assert code == 0, said
-        here = experiment.run(config.parse(FACES), tmp_path / "here", Silent())
+        here = experiment.run(schema.parse(FACES), tmp_path / "here", Silent())
         homes = {party: standing.home(party, "faces") for party in SILOS}
         assert left(standing.run("faces"), homes) == left(here, dict.fromkeys(SILOS, here))
         trusted = standing.kits / "operator" / "ca.crt"

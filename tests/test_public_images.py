@@ -11,11 +11,14 @@ import tinyruns
 from safetensors.torch import load_file
 from tinyruns import Silent
 
-from coalface import config, experiment, modelfolder, splits, world
-from coalface.config import Recipe, RecipeError
-from coalface.core import Federation
+from coalface.core.method import Federation
 from coalface.data.cache import default_cache
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
+from coalface.experiments import model_folder
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import splits, world
 from coalface.methods.fedfr_joint import FedFRJoint, State
 
 SHARED: dict[str, Any] = {
@@ -35,8 +38,8 @@ SHARED: dict[str, Any] = {
 
 def recipe(**changes: Any) -> Recipe:
     """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
-    tree = config.merged(config.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
-    return config.parse(config.merged(tree, changes))
+    tree = schema.merged(schema.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
+    return schema.parse(schema.merged(tree, changes))
 
 
 def rows(faces: FaceSet | None) -> list[int]:
@@ -62,7 +65,7 @@ def handed_on(made: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 
 def kept() -> Path:
     """The pre-training in the cache that has class embeddings."""
-    (place,) = {path.parent for path in (default_cache() / "pretrained").glob(f"*/{modelfolder.CLASSIFIER}")}
+    (place,) = {path.parent for path in (default_cache() / "pretrained").glob(f"*/{model_folder.CLASSIFIER}")}
     return place
 
 
@@ -124,7 +127,7 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, view = handed_on(recipe(), tmp_path / "one", monkeypatch)
-    found = load_file(kept() / modelfolder.CLASSIFIER)
+    found = load_file(kept() / model_folder.CLASSIFIER)
     assert list(found) == ["class_embeddings"] and found["class_embeddings"].equal(state.classifier)
     assert state.classifier.shape[0] == 6 and float(state.classifier.std()) > 0.011  # trained, from 0.01 on
     model = load_file(kept() / "model" / "backbone.safetensors")
@@ -133,15 +136,15 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
     }
     assert any("pre-training" in note for note in view.notes)
     # Class embeddings are no part of the model that is given on, and a run whose parties are private leaves none.
-    assert not (tmp_path / "one" / modelfolder.CLASSIFIER).exists()
-    assert not (kept() / "model" / modelfolder.CLASSIFIER).exists()
+    assert not (tmp_path / "one" / model_folder.CLASSIFIER).exists()
+    assert not (kept() / "model" / model_folder.CLASSIFIER).exists()
 
     # A pre-training by a version that left none goes on from its checkpoint, and leaves them.
-    data = (kept() / modelfolder.CLASSIFIER).read_bytes()
+    data = (kept() / model_folder.CLASSIFIER).read_bytes()
     place = kept()
-    (place / modelfolder.CLASSIFIER).unlink()
+    (place / model_folder.CLASSIFIER).unlink()
     again, later = handed_on(recipe(), tmp_path / "two", monkeypatch)
-    assert (place / modelfolder.CLASSIFIER).read_bytes() == data and again.classifier.equal(state.classifier)
+    assert (place / model_folder.CLASSIFIER).read_bytes() == data and again.classifier.equal(state.classifier)
     assert tinyruns.model_bytes(tmp_path / "one") == tinyruns.model_bytes(tmp_path / "two")
     assert not any("pre-training in" in note for note in later.notes)
 
@@ -191,7 +194,7 @@ def test_what_cannot_be_is_said_before_anybody_trains(changes: dict[str, Any], s
 
 @pytest.mark.parametrize("epochs", [{}, {"local": {"epochs": 4}}])
 def test_a_preset_is_taken_by_a_recipe_that_leaves_the_epochs_out(epochs: dict[str, Any]) -> None:
-    made = recipe(**config.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
+    made = recipe(**schema.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
     assert isinstance(made, FedFRJoint) and made.detail("epochs") == (10, 8, 6, 4)
     other = {"methods": {"fedfr-joint": {"preset": "official"}}, "local": {"epochs": 3}}
     with pytest.raises(RecipeError, match="local.epochs is 3, and preset=official would put"):

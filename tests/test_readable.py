@@ -14,17 +14,18 @@ from tinyruns import Silent, tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
-from coalface import dry, experiment, planning
-from coalface.cli import app
-from coalface.core import generator
-from coalface.data.synthetic import SyntheticFaces
-from coalface.engines import narrowing
-from coalface.engines.narrowing import Updates
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.margins import CosFace
-from coalface.learn.sgd import sgd_step
+from coalface.cli.main import app
+from coalface.core import compression
+from coalface.core.compression import Updates
+from coalface.core.method import generator
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments import plan, preflight
+from coalface.experiments import run as experiment
 from coalface.methods.fedavg import Global, Update
 from coalface.models import build
+from coalface.training.local_training import sgd_step
+from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.losses.margins import CosFace
 
 
 def strangers(count: int) -> Tensor:
@@ -50,7 +51,7 @@ def nearest(batch: int, updates: Updates | None = None) -> float:
         slopes = torch.autograd.grad(loss, list(weights.values()))
         sgd_step(list(weights.values()), slopes, [], lr=0.05, momentum=0.0, weight_decay=5e-4)
         up = Update(backbone={name: p.detach() for name, p in weights.items()}, images=batch, loss=0.0)
-        came = narrowing.decode(bytearray(narrowing.encode(up, [down], updates).data), Update, [down], updates)
+        came = compression.decode(bytearray(compression.encode(up, [down], updates).data), Update, [down], updates)
         weight, bias = (came.backbone[f"fc.{n}"] - down.backbone[f"fc.{n}"] for n in ("weight", "bias"))
         given = (weight / bias[:, None])[bias != 0]  # h = Σ g h / Σ g, output by output
         told = given @ down.backbone["fc.weight"].T + down.backbone["fc.bias"]
@@ -62,7 +63,7 @@ def nearest(batch: int, updates: Updates | None = None) -> float:
 def test_an_update_of_one_step_tells_the_embeddings_of_its_images(updates: Updates | None) -> None:
     """No class embedding is sent. Strangers have a mean cosine of 0.70 to each other."""
     assert nearest(1, updates) == pytest.approx(1.0, abs=5e-5)
-    assert 0.9 < nearest(planning.FEW, updates) < 0.98
+    assert 0.9 < nearest(plan.FEW, updates) < 0.98
 
 
 def test_an_update_of_a_client_of_one_identity_tells_its_mean_feature() -> None:
@@ -105,7 +106,7 @@ ONE = {"data": {"partition": {"kind": "one-identity"}}}
     ],
 )
 def test_a_plan_says_what_its_settings_leave_to_be_read(changes: dict[str, Any], said: list[str]) -> None:
-    text = dry.describe(tiny(**changes))
+    text = preflight.describe(tiny(**changes))
     line = next((line for line in text.splitlines() if line.startswith("can be read from what leaves")), "")
     assert bool(line) == bool(said) and all(words in line for words in said)
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from coalface import config, dry, splits
-from coalface.config import Recipe
-from coalface.gridding import grid
+from coalface.experiments import preflight
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.sources import unseen
+from coalface.experiments.sweep.grid import grid
 from coalface.methods import METHODS
-from coalface.sources import unseen
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
 SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
@@ -36,11 +38,11 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
-    recipe = config.load(path)
+    recipe = schema.load(path)
     assert recipe.judge.lists
     if why := absent(recipe):
         pytest.skip(why)
-    text = dry.describe(recipe)
+    text = preflight.describe(recipe)
     assert text.startswith(f"{recipe.name}: {recipe.method} over ") and re.search(
         r"^bytes a round( of \w+)?: down", text, re.MULTILINE
     )
@@ -48,7 +50,7 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
 
 def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
     root = Path(__file__).parents[1]
-    recipe = config.load(root / "recipes" / "lfw" / "silos.yaml")
+    recipe = schema.load(root / "recipes" / "lfw" / "silos.yaml")
     if why := absent(recipe):
         pytest.skip(why)
     train, _ = splits.training_faces(recipe, unseen)
@@ -58,9 +60,9 @@ def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_takes_every_method(path: Path) -> None:
-    adapts = config.load(path).data.domains is not None
+    adapts = schema.load(path).data.domains is not None
     for method in (name for name, cls in METHODS.items() if bool(cls.domains) is adapts):
-        assert config.load(path, [f"method={method}"]).build_method()
+        assert schema.load(path, [f"method={method}"]).build_method()
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -72,6 +74,6 @@ def test_every_cell_of_a_sweep_resolves_and_is_told_from_the_others(path: Path) 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_recipe_names_a_path_of_one_machine(path: Path) -> None:
-    recipe = config.load(path)
+    recipe = schema.load(path)
     assert recipe.data.root is None
     assert not (recipe.data.source.path or "").startswith("/")

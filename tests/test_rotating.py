@@ -10,8 +10,11 @@ import pytest
 from federations import NOW, written
 from typer.testing import CliRunner
 
-from coalface import certificates, cli, flowerserver, kitchecking, provisioning, rotating
-from coalface.config import RecipeError
+from coalface.cli import main
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.app import server
+from coalface.flower.provision import certificates, rotate, verify
+from coalface.flower.provision import kits as provisioning
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def files(kits: Path) -> dict[str, bytes]:
 def test_one_party_has_a_new_key_everywhere_and_all_else_stays(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, umask = files(kits), os.umask(0)
     try:
-        result = CliRunner().invoke(cli.app, ["provision", "rotate", str(kits), "silo-01"], catch_exceptions=False)
+        result = CliRunner().invoke(main.app, ["provision", "rotate", str(kits), "silo-01"], catch_exceptions=False)
     finally:
         os.umask(umask)
     assert result.exit_code == 0 and "1. silo-01 ends its node" in result.output, result.output
@@ -37,23 +40,23 @@ def test_one_party_has_a_new_key_everywhere_and_all_else_stays(kits: Path, monke
     assert before.keys() < after.keys() and after[f"{mine}/node.key.old"] == before[f"{mine}/node.key"]
     assert not [p for p in kits.rglob("*") if p.is_file() and stat.S_IMODE(p.stat().st_mode) & 0o077]
     monkeypatch.setenv("COALFACE_KEYS", str(kits / "superlink" / "names.json"))
-    told = flowerserver.keys(["silo-00", "silo-01", "clinic"])
+    told = server.keys(["silo-00", "silo-01", "clinic"])
     assert told is not None and len(told) == 3
     assert told == {name: certificates.of_private(after[f"parties/{name}/node.key"]) for name in told}
-    (fault,) = kitchecking.check(kits, NOW)  # a reminder
+    (fault,) = verify.check(kits, NOW)  # a reminder
     assert fault.startswith("parties/silo-01/node.key.old has a private key") and fault.endswith("delete it")
     with pytest.raises(RecipeError, match=r"node.key.old is there, from a rotation before"):
-        rotating.rotate(kits, "silo-01")
+        rotate.rotate(kits, "silo-01")
     assert files(kits) == after
     (kits / mine / "node.key.old").unlink()
-    assert kitchecking.check(kits, NOW) == []
+    assert verify.check(kits, NOW) == []
 
 
 def test_a_kit_that_was_handed_over_is_not_needed(kits: Path) -> None:
     for path in (kits / "parties" / "clinic").iterdir():
         path.unlink()
     (kits / "parties" / "clinic").rmdir()
-    rotating.rotate(kits, "clinic")
+    rotate.rotate(kits, "clinic")
     assert {path.name for path in (kits / "parties" / "clinic").iterdir()} == {"node.key", "node.pub"}
     key = certificates.of_private((kits / "parties" / "clinic" / "node.key").read_bytes())
     assert certificates.of_public((kits / "operator" / "keys" / "clinic.pub").read_bytes()) == key
@@ -62,5 +65,5 @@ def test_a_kit_that_was_handed_over_is_not_needed(kits: Path) -> None:
 def test_a_party_that_is_none_is_refused_with_the_nearest(kits: Path) -> None:
     before = files(kits)
     with pytest.raises(ValueError, match="silo-1.*silo-01"):
-        rotating.rotate(kits, "silo-1")
+        rotate.rotate(kits, "silo-1")
     assert files(kits) == before

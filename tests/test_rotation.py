@@ -12,8 +12,11 @@ import pytest
 from federations import FACES, SILOS, Standing, left
 from tinyruns import Silent
 
-from coalface import config, experiment, operating, sealing
-from coalface.engines.commits import Commit, LockedCommit
+from coalface.engine.party.commits import Commit, LockedCommit
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.flower.party import rekey
+from coalface.flower.poc import flwr_cli
 
 pytestmark = pytest.mark.slow
 RUN = ("--run-config", "rounds=6")
@@ -42,14 +45,14 @@ def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_pla
     running = one.up("--run-config", "rounds=14 step-seconds=30")
     one.wait(lambda: len(one.metrics("faces")) >= 2)
     (node,) = set(re.findall(r"SuperNode ID: (\d+)", one.log("silo-02")))
-    operating.output(one.operators("flwr", "supernode", "unregister", node, "here"), one.kits, 60)
+    flwr_cli.output(one.operators("flwr", "supernode", "unregister", node, "here"), one.kits, 60)
     one.wait(lambda: any("silo-02" in line["failed"] for line in one.metrics("faces")))
     refused = len(one.metrics("faces"))
     one.wait(lambda: len(one.metrics("faces")) >= refused + 2)
     lines = one.metrics("faces")[refused:]
     assert all(list(line["failed"]) == ["silo-02"] and not line["abandoned"] for line in lines)
-    (listed,) = operating.told(one.operators("flwr", "list", "here", "--format", "json"), one.kits, 60)["runs"]
-    operating.output(one.operators("flwr", "stop", str(listed["run-id"]), "here"), one.kits, 60)
+    (listed,) = flwr_cli.told(one.operators("flwr", "list", "here", "--format", "json"), one.kits, 60)["runs"]
+    flwr_cli.output(one.operators("flwr", "stop", str(listed["run-id"]), "here"), one.kits, 60)
     code, said = one.ended(running)
     assert code == 1 and "stopped" in said, said
 
@@ -59,7 +62,7 @@ def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_pla
     keys = ("--from", str(kit / "node.key.old"), "--to", str(kit / "node.key"))
     assert one.ended(one.coalface("party", "rekey", str(kit / "home"), *keys))[0] == 0
     (kit / "node.key.old").unlink()
-    said = operating.output(one.operators("register.sh"), one.kits, 60)
+    said = flwr_cli.output(one.operators("register.sh"), one.kits, 60)
     assert said.count("its key is known already") == 2, said
     stopped = len(one.metrics("faces"))
     code, said = one.ended(one.coalface("resume", str(one.run("faces"))), 600)
@@ -67,7 +70,7 @@ def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_pla
     assert stopped < 14 and all(line["failed"] == {} for line in one.metrics("faces")[stopped:])
     summary = json.loads((one.run("faces") / "summary.json").read_text())
     assert summary["ledger"]["checked"]["faults"] == {}  # one chain of silo-02, before and after
-    vault = sealing.vault(kit / "node.key", "faces", "silo-02")
+    vault = rekey.vault(kit / "node.key", "faces", "silo-02")
     (*_, commit) = sorted(one.home("silo-02", "faces").rglob("*.commit"))
     assert Commit.open(commit, vault).states()
 
@@ -85,7 +88,7 @@ def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], St
         (commit, *_) = old.home(party, "faces").rglob("*.commit")
         with pytest.raises(LockedCommit):
             Commit.open(commit)
-        assert Commit.open(commit, sealing.vault(keys[0], "faces", party)).states()
+        assert Commit.open(commit, rekey.vault(keys[0], "faces", party)).states()
         shutil.copytree(homes[0], homes[1], dirs_exist_ok=True)
         code, said = new.ended(
             new.coalface("party", "rekey", str(homes[1]), "--from", str(keys[0]), "--to", str(keys[1]))
@@ -94,7 +97,7 @@ def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], St
     shutil.copytree(old.kits / "superlink" / "runs", new.kits / "superlink" / "runs")
     code, said = new.ended(new.up(*RUN))
     assert code == 0, said
-    here = experiment.run(config.parse({**FACES, "rounds": 6}), tmp_path / "here", Silent())
+    here = experiment.run(schema.parse({**FACES, "rounds": 6}), tmp_path / "here", Silent())
     homes = {party: new.home(party, "faces") for party in SILOS}
 
     def bare(found: dict[str, str]) -> dict[str, str]:
@@ -102,7 +105,7 @@ def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], St
 
     assert bare(left(new.run("faces"), homes)) == bare(left(here, dict.fromkeys(SILOS, here)))
     for party in SILOS:
-        vault = sealing.vault(new.kits / "parties" / party / "node.key", "faces", party)
+        vault = rekey.vault(new.kits / "parties" / party / "node.key", "faces", party)
         for theirs in (here / "parties" / party).glob("*.commit"):
             mine = Commit.open(homes[party] / "parties" / party / theirs.name, vault).states()
             assert {n: bytes(d) for n, d in mine.items()} == {

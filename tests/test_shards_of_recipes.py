@@ -1,4 +1,4 @@
-"""`engine.shards` of a recipe; what several processes do is in engines/test_sharding.py."""
+"""`engine.shards` of a recipe; what several processes do is in engine/test_sharding.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
-from coalface import config, dry, experiment, splits, world
-from coalface.config import RecipeError
-from coalface.engines.local import World
+from coalface.engine.local import World
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import splits, world
 from coalface.models import Backbone
 
 
@@ -57,7 +60,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_written(
     with pytest.raises(RecipeError, match=said):
         tinyruns.run(tmp_path / "run", **changes)
     with pytest.raises(RecipeError, match=said):
-        dry.check(tinyruns.tiny(**changes))
+        preflight.check(tinyruns.tiny(**changes))
     assert not (tmp_path / "run").exists()
 
 
@@ -132,7 +135,7 @@ V: dict[str, Any] = {"validators": {"v": {"identities": 2, "pairs": 10}}}
 def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int], augmented: dict[str, Any]) -> None:
     shards = PARTS | {"v": 2}
     recipe = tinyruns.tiny(method=method, engine={"shards": shards}, data={"party_augment": augmented}, **V)
-    assert dry.check(recipe)
+    assert preflight.check(recipe)
     assert world.numerics(recipe).shards == used
 
 
@@ -147,9 +150,9 @@ def test_a_party_of_no_method_is_refused_whatever_the_method(
     recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}}, data={"party_augment": augmented}, **V)
     known = "Known: silo-00, silo-01, v, pooled"
     with pytest.raises(RecipeError, match=f"engine.shards: the party: '{party}' is not known; did you mean '{near}'"):
-        dry.check(recipe)
+        preflight.check(recipe)
     with pytest.raises(RecipeError, match=known):
-        dry.check(recipe)
+        preflight.check(recipe)
 
 
 @pytest.mark.parametrize("split", [None, 2])
@@ -161,9 +164,9 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
     names = ["street", "studio"] if split is None else ["street-a", "street-b", "studio-a", "studio-b"]
     for augmented in ({}, {names[-1]: {"flip": False}}):
         made: dict[str, Any] = {"method": "centralized", "data": {**data, "party_augment": augmented}}
-        assert dry.check(tinyruns.tiny(engine={"shards": dict.fromkeys(names, 2)}, **made))
+        assert preflight.check(tinyruns.tiny(engine={"shards": dict.fromkeys(names, 2)}, **made))
         with pytest.raises(RecipeError, match=f"Known: {', '.join(names)}, pooled"):
-            dry.check(tinyruns.tiny(engine={"shards": {"indoors": 2}}, **made))
+            preflight.check(tinyruns.tiny(engine={"shards": {"indoors": 2}}, **made))
 
 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
@@ -183,13 +186,13 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
         {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"shards": {"silo-00": 2}}},
     ):
         with pytest.raises(RecipeError, match=r"engine.shards.*: it could be two parties.* another name"):
-            dry.check(tinyruns.tiny(**changes))
-    assert dry.check(tinyruns.tiny(data={"partition": partition}, engine={"shards": {"other": 2}}))
+            preflight.check(tinyruns.tiny(**changes))
+    assert preflight.check(tinyruns.tiny(data={"partition": partition}, engine={"shards": {"other": 2}}))
 
 
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"shards": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert dry.check(recipe) and world.numerics(recipe.pretraining()).shards == {"pooled": 2}
+    assert preflight.check(recipe) and world.numerics(recipe.pretraining()).shards == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain: engine.shards: the party: 'poold' .*'pooled'"):
-        dry.check(config.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))
+        preflight.check(schema.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))

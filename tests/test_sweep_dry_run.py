@@ -10,9 +10,10 @@ import tinyruns
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import cli, sweeping
-from coalface.config import RecipeError
-from coalface.gridding import grid
+from coalface.cli import main
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.sweep import run as sweeping
+from coalface.experiments.sweep.grid import grid
 
 CHANGES = ["method=solo,fedavg", "seed=0,1"]
 
@@ -24,7 +25,7 @@ def test_it_tells_what_is_done_failed_and_left_and_writes_nothing(tmp_path: Path
     (out / "failed.json").write_text(json.dumps({failed: "no memory"}))
     (out / "cells.jsonl").write_text((out / "cells.jsonl").read_text() + '{"hash": "cut o')
     before = {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
-    result = CliRunner().invoke(cli.app, ["sweep", str(path), *CHANGES, "--out", str(out), "--dry-run"])
+    result = CliRunner().invoke(main.app, ["sweep", str(path), *CHANGES, "--out", str(out), "--dry-run"])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith("cell 1 of 4: method=solo seed=0: done, ")

@@ -12,12 +12,15 @@ import test_mistakes
 import tinyruns
 from tinyruns import Silent
 
-from coalface import gridding, splits, sweeping, tabulating
-from coalface.besides import aligned
-from coalface.config import RecipeError
-from coalface.engines.transport import RunFailed
-from coalface.gridding import grid
-from coalface.sweeping import describe, read_cells, sweep
+from coalface.engine.transport import RunFailed
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import splits
+from coalface.experiments.sweep import grid as gridding
+from coalface.experiments.sweep import run as sweeping
+from coalface.experiments.sweep import table as tabulating
+from coalface.experiments.sweep.grid import grid
+from coalface.experiments.sweep.run import describe, read_cells, sweep
+from coalface.experiments.sweep.side_tables import aligned
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> No
 def test_commas_separate_values_except_in_brackets_and_quotes(
     text: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gridding.config, "parse", lambda tree: FakeRecipe(tree))
+    monkeypatch.setattr(gridding.schema, "parse", lambda tree: FakeRecipe(tree))
     assert [cell.recipe.tree["key"] for cell in grid(recipe(tmp_path), [f"key={text}"])] == values  # type: ignore[attr-defined]
 
 
@@ -136,11 +139,12 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
 
 
 def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
-    from coalface import config, pairlists
-    from coalface.comparing import bootstrap_of, paired
+    from coalface.experiments.compare import bootstrap_of, paired
+    from coalface.experiments.recipe import schema
+    from coalface.experiments.setup import pair_lists
 
-    mine = config.load(swept / "tiny.yaml")
-    (chosen,) = pairlists.judged(mine, *splits.training_faces(mine))
+    mine = schema.load(swept / "tiny.yaml")
+    (chosen,) = pair_lists.judged(mine, *splits.training_faces(mine))
     sides = [
         [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
         for method in ("fedavg", "solo")

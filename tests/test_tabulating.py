@@ -15,15 +15,19 @@ from tinydomains import TREE, two_domains
 from tinyruns import Silent
 from typer.testing import CliRunner
 
-from coalface import cli, config, pairlists, splits, tabulating, wire, world
-from coalface.besides import unlike_starts
-from coalface.comparing import bootstrap_of, intervals
-from coalface.engines.commits import Commit
-from coalface.evaluate.paired import resample
-from coalface.gridding import Cell, grid
+from coalface.cli import main
+from coalface.core import codec as wire
+from coalface.engine.party.commits import Commit
+from coalface.evaluation.metrics.paired import resample
+from coalface.experiments.compare import bootstrap_of, intervals
+from coalface.experiments.recipe import schema
+from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.sweep import table as tabulating
+from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.run import read_cells, sweep
+from coalface.experiments.sweep.side_tables import unlike_starts
+from coalface.experiments.sweep.table import table
 from coalface.methods.fedfr_uda import Own
-from coalface.sweeping import read_cells, sweep
-from coalface.tabulating import table
 
 SWEPT = ["method=source-only,fedfr-uda", "seed=0,1"]
 FIGURES = ["accuracy", "EER", "TAR at FAR 0.1", "rank-1"]
@@ -62,7 +66,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def said(*arguments: object) -> str:
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -79,8 +83,8 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
     drawn: dict[str, Any] = {}
     points: dict[str, float] = {}
     for seed in (0, 1):
-        mine = config.load(swept / "tiny.yaml", [f"seed={seed}"])
-        lists = {one.name: one for one in pairlists.judged(mine, *splits.training_faces(mine))}
+        mine = schema.load(swept / "tiny.yaml", [f"seed={seed}"])
+        lists = {one.name: one for one in pair_lists.judged(mine, *splits.training_faces(mine))}
         bootstrap = bootstrap_of(lists[name].identities)
         for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
             (evidence,) = of(swept, method)[seed]["evidence"][name]
@@ -131,7 +135,7 @@ def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
 def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
-    mine = config.load(folder / "config.yaml")
+    mine = schema.load(folder / "config.yaml")
     truth = world.truth(mine, splits.training_faces(mine)[0])
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
@@ -230,7 +234,7 @@ def test_what_is_pooled_is_said_beneath_the_table() -> None:
 
 def test_runs_that_start_from_other_models_than_their_recipes_say_are_named() -> None:
     recipes = [
-        config.parse({"pretrain": {"method": "centralized"}, "local": {"lr": lr}, "seed": seed})
+        schema.parse({"pretrain": {"method": "centralized"}, "local": {"lr": lr}, "seed": seed})
         for lr in (0.1, 0.2)
         for seed in (0, 1)
     ]

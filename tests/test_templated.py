@@ -15,10 +15,11 @@ import torch
 from tinyruns import centred_model
 from typer.testing import CliRunner
 
-from coalface import cli, evaluation, streamed
-from coalface.data.alignment import TEMPLATE
-from coalface.data.synthetic import SyntheticFaces
-from coalface.templated import judge_ijb
+from coalface.cli import main
+from coalface.data.align import TEMPLATE
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation import feature_file, finished_model
+from coalface.evaluation.ijb import judge_ijb
 
 SUBJECTS, EACH = 10, 6
 GALLERIES = {"G1": range(5), "G2": range(5, 10)}
@@ -90,7 +91,7 @@ def who(template: int) -> int:
 
 def network(run: Path) -> Callable[[np.ndarray], np.ndarray]:
     """What a run's model gives for one grey image (32, 32)."""
-    module = evaluation.read_model(run)[0].module.eval()
+    module = finished_model.read_model(run)[0].module.eval()
 
     def features(image: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -178,9 +179,9 @@ def test_the_figures_are_those_of_the_definitions(
 
 def test_the_command_prints_tables_or_json(model: Path, ijbc: Path) -> None:
     arguments = ["ijb", str(model), str(ijbc / "meta"), "--images", str(ijbc / "loose_crop"), "--flip"]
-    told = CliRunner().invoke(cli.app, [*arguments, "--json"], catch_exceptions=False).stdout
+    told = CliRunner().invoke(main.app, [*arguments, "--json"], catch_exceptions=False).stdout
     assert json.loads(told) == judge_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True)
-    printed = CliRunner().invoke(cli.app, [*arguments, "--no-detector-score", "--no-norm"], catch_exceptions=False)
+    printed = CliRunner().invoke(main.app, [*arguments, "--no-detector-score", "--no-norm"], catch_exceptions=False)
     expected = judge_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True, norm=False, detector=False)
     lines = [line.split() for line in printed.stdout.splitlines()]
     assert ["options", "N0", "D0", "F1"] in lines
@@ -204,13 +205,13 @@ def copied(ijbc: Path, tmp_path: Path) -> Path:
 def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each batch had that was embedded."""
     batches: list[int] = []
-    raw = streamed.raw_features
+    raw = feature_file.raw_features
 
     def counting(module: Any, images: np.ndarray, **more: Any) -> np.ndarray:
         batches.append(len(images))
         return raw(module, images, **more)
 
-    monkeypatch.setattr(streamed, "raw_features", counting)
+    monkeypatch.setattr(feature_file, "raw_features", counting)
     return batches
 
 
@@ -268,12 +269,12 @@ def test_a_name_that_leads_out_of_the_folder(model: Path, copied: Path) -> None:
 def test_a_stopped_run_goes_on(
     model: Path, ijbc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: list[int]
 ) -> None:
-    monkeypatch.setattr(streamed, "BATCH", 8)
-    monkeypatch.setattr(streamed, "KEPT", 2)
+    monkeypatch.setattr(feature_file, "BATCH", 8)
+    monkeypatch.setattr(feature_file, "KEPT", 2)
     meta, images, features = ijbc / "meta", ijbc / "loose_crop", tmp_path / "features"
     expected = judge_ijb(model, meta, images)
     embedded.clear()
-    counted = streamed.raw_features
+    counted = feature_file.raw_features
 
     def stopped(module: Any, faces: np.ndarray, **more: Any) -> np.ndarray:
         if len(embedded) == 5:
@@ -281,7 +282,7 @@ def test_a_stopped_run_goes_on(
         return counted(module, faces, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(streamed, "raw_features", stopped)
+        patch.setattr(feature_file, "raw_features", stopped)
         with pytest.raises(KeyboardInterrupt):
             judge_ijb(model, meta, images, features=features)
     assert embedded == [8] * 5 and json.loads((features / "IJB-C.json").read_text())["done"] == 32
@@ -365,7 +366,7 @@ def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
         assert found["sd"][f"tar@far={far:g}"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
     assert "tar@far=0.001" not in found["mean"]
     arguments = ["ijb", str(model), str(ijba / "splits"), "--images", str(ijba / "images")]
-    lines = [x.split() for x in CliRunner().invoke(cli.app, arguments, catch_exceptions=False).stdout.splitlines()]
+    lines = [x.split() for x in CliRunner().invoke(main.app, arguments, catch_exceptions=False).stdout.splitlines()]
     assert ["tar@far=0.1", f"{found['mean']['tar@far=0.1']:.2f}", f"{found['sd']['tar@far=0.1']:.2f}"] in lines
 
 

@@ -13,9 +13,12 @@ import pytest
 import tinyruns
 from tinyruns import Silent, tiny
 
-from coalface import config, dry, experiment, tracking
-from coalface.config import RecipeError
-from coalface.engines import server
+from coalface.engine import server
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks import tensorboard
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
@@ -25,7 +28,7 @@ WANTED = {"engine": {"tensorboard": True}}
 
 def read(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Tag -> (step, value) of each event, as TensorBoard finds them in a run's folder."""
-    found = EventAccumulator(str(run / tracking.FOLDER)).Reload()
+    found = EventAccumulator(str(run / tensorboard.FOLDER)).Reload()
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
@@ -38,7 +41,7 @@ def steps(values: Callable[[dict[str, Any]], float], run: Path) -> list[tuple[in
 
 
 def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
-    run = tinyruns.run(tmp_path / "run", **config.merged(WANTED, {"judge": {"every": 1}}))
+    run = tinyruns.run(tmp_path / "run", **schema.merged(WANTED, {"judge": {"every": 1}}))
     found = read(run)
     assert found["loss"] == steps(lambda r: r["loss"], run)
     assert found["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
@@ -49,7 +52,7 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert [step for step, seconds in found["seconds/round"] if seconds > 0] == [1, 2]
     plain = tinyruns.run(tmp_path / "plain", judge={"every": 1})
     assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
-    assert not (plain / tracking.FOLDER).exists()
+    assert not (plain / tensorboard.FOLDER).exists()
 
 
 class Stop(Exception):
@@ -79,7 +82,7 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
     figures = json.loads((out / "summary.json").read_text())["figures"]["unseen"]
     assert found["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
     assert view.started and view.rounds and view.finished == [out]
-    assert len(list((out / tracking.FOLDER).iterdir())) == 1
+    assert len(list((out / tensorboard.FOLDER).iterdir())) == 1
     experiment.resume(out, Silent())  # a finished run is judged again
     assert read(out) == found
 
@@ -114,13 +117,13 @@ def test_a_run_over_flower_has_the_events_of_one_here(tmp_path: Path) -> None:
 def test_the_settings_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     recipe = tiny(**WANTED)
-    for act in (lambda: experiment.run(recipe, tmp_path / "run", Silent()), lambda: dry.check(recipe)):
+    for act in (lambda: experiment.run(recipe, tmp_path / "run", Silent()), lambda: preflight.check(recipe)):
         with pytest.raises(RecipeError, match=r"is not installed: pip install 'coalface\[tracking\]', or leave"):
             act()
     assert not (tmp_path / "run").exists()
-    dry.check(tiny())
+    preflight.check(tiny())
 
 
 def test_a_pre_training_writes_none(tmp_path: Path) -> None:
-    recipe = tiny(**config.merged(WANTED, {"pretrain": {"method": "centralized", "rounds": 1}}))
+    recipe = tiny(**schema.merged(WANTED, {"pretrain": {"method": "centralized", "rounds": 1}}))
     assert recipe.engine.tensorboard and not recipe.pretraining().engine.tensorboard

@@ -23,9 +23,13 @@ from flwr.common.config import parse_config_args
 from tinyruns import run
 from typer.testing import CliRunner
 
-from coalface import following, loopback, marked, network, operating, provisioning, runconfig, watching
-from coalface.cli import app
-from coalface.config import RecipeError
+from coalface.cli.main import app
+from coalface.experiments import status as following
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.app import run_config
+from coalface.flower.poc import flwr_cli, launcher, monitor, network
+from coalface.flower.poc import processes as marked
+from coalface.flower.provision import kits as provisioning
 
 
 def said(*words: str | Path) -> tuple[int, str]:
@@ -93,7 +97,7 @@ def test_a_superlink_elsewhere_is_not_started_here(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(here: Standing) -> None:
-    with socket.create_server(("127.0.0.1", loopback.kept(here.kits).superlink.port)):
+    with socket.create_server(("127.0.0.1", launcher.kept(here.kits).superlink.port)):
         code, text = said("up", here.kits)
     assert code == 1 and "is taken by another process" in text and not here.processes()
 
@@ -113,7 +117,7 @@ def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
     code, text = said("up", here.kits)
     assert code == 1 and "ann, bob" in text and "start code as you" in text and "--yes" in text
     assert "so the tests have it" in text and not here.processes()
-    with socket.create_server(("127.0.0.1", loopback.kept(here.kits).superlink.port)):
+    with socket.create_server(("127.0.0.1", launcher.kept(here.kits).superlink.port)):
         code, text = said("up", here.kits, "--yes")
     assert code == 1 and "ann, bob" in text and "is taken by another process" in text  # it went on
 
@@ -148,30 +152,30 @@ def test_a_federation_that_does_not_run_is_told_so(here: Standing) -> None:
 )
 def test_a_run_config_that_flower_would_not_take_is_refused_before(given: str, wrong: str, here: Standing) -> None:
     with pytest.raises(RecipeError, match=re.escape(wrong)):
-        runconfig.check(here.kits / "operator" / "project", given)
+        run_config.check(here.kits / "operator" / "project", given)
 
 
 def test_a_run_config_is_read_as_flower_reads_it(here: Standing, tmp_path: Path) -> None:
     text = "name=\"my faces\" local.lr=1e-5  out='/a b' rounds=5"
-    runconfig.check(here.kits / "operator" / "project", text)
-    assert runconfig.read(text) == parse_config_args([text])
+    run_config.check(here.kits / "operator" / "project", text)
+    assert run_config.read(text) == parse_config_args([text])
     (tmp_path / "x.toml").write_text("rounds = 5\n[local]\nlr = 0.1\n")
-    assert runconfig.read(str(tmp_path / "x.toml")) == parse_config_args([str(tmp_path / "x.toml")])
+    assert run_config.read(str(tmp_path / "x.toml")) == parse_config_args([str(tmp_path / "x.toml")])
 
 
 def test_a_failure_that_flower_tells_with_exit_status_0_is_one(tmp_path: Path) -> None:
     said = json.dumps({"success": False, "error-message": "[code: 15] Invalid run configuration."})
-    with pytest.raises(operating.Failed, match="code: 15. Invalid run configuration"):
-        operating.told(["echo", said], tmp_path, 20)
-    with pytest.raises(operating.Failed, match="failed:\nno JSON"):
-        operating.told(["echo", "no JSON"], tmp_path, 20)
-    assert operating.told(["echo", '{"success": true, "runs": []}'], tmp_path, 20)["runs"] == []
+    with pytest.raises(flwr_cli.Failed, match="code: 15. Invalid run configuration"):
+        flwr_cli.told(["echo", said], tmp_path, 20)
+    with pytest.raises(flwr_cli.Failed, match="failed:\nno JSON"):
+        flwr_cli.told(["echo", "no JSON"], tmp_path, 20)
+    assert flwr_cli.told(["echo", '{"success": true, "runs": []}'], tmp_path, 20)["runs"] == []
 
 
 def test_a_command_that_hangs_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(operating.Failed, match="was not done within 0.5 s: the SuperLink may hang. `coalface down"):
-        operating.output(["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"], tmp_path, 0.5)
+    with pytest.raises(flwr_cli.Failed, match="was not done within 0.5 s: the SuperLink may hang. `coalface down"):
+        flwr_cli.output(["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"], tmp_path, 0.5)
     assert time.monotonic() - began < 20
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
 
@@ -188,17 +192,17 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_began(tmp_path: Path) ->
 
 def test_copied_kits_keep_their_runs_in_the_copy_unless_told_otherwise(here: Standing, tmp_path: Path) -> None:
     def begun(kits: Path, out: Path | None) -> None:
-        with pytest.raises(loopback.Down, match="the SuperLink has ended"):
-            loopback.Loopback(kits).start(out)
+        with pytest.raises(launcher.Down, match="the SuperLink has ended"):
+            launcher.Loopback(kits).start(out)
 
     first = Path(shutil.copytree(here.kits, tmp_path / "first"))
     (first / "superlink" / "start.sh").write_text("#!/bin/sh\nexit 1\n")
     begun(first, None)
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     begun(copy, None)
-    assert loopback.Loopback(copy).folder(None) == copy / "superlink" / "runs" / "faces"
+    assert launcher.Loopback(copy).folder(None) == copy / "superlink" / "runs" / "faces"
     begun(copy, tmp_path / "elsewhere")
-    assert loopback.Loopback(copy).folder('name="b"') == tmp_path / "elsewhere" / "b"
+    assert launcher.Loopback(copy).folder('name="b"') == tmp_path / "elsewhere" / "b"
     assert str(copy / "operator" / "ca.crt") in (copy / "operator" / "flower" / "config.toml").read_text()
 
 
@@ -272,23 +276,23 @@ def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
     following.began(far, {}, asked={**usual, "rounds": 5, "name": "my faces", "local.lr": 1e-5})
     brought = following.brought_up(far)
     assert brought is not None and brought[0] == here.kits
-    text = runconfig.changed(brought[0] / "operator" / "project", brought[1])
+    text = run_config.changed(brought[0] / "operator" / "project", brought[1])
     assert parse_config_args([text]) == {"rounds": 5, "name": "my faces", "local.lr": 1e-5}
-    assert runconfig.changed(here.kits / "operator" / "project", usual) is None
+    assert run_config.changed(here.kits / "operator" / "project", usual) is None
     assert "leave engine.quorum=0.2 out" in said("resume", far, "engine.quorum=0.2")[1]
 
 
 def test_logs_are_shown_without_what_drives_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(b"one\n\x1b[92mINFO \x1b[0m: two\x07\nthree\xff\n")
-    assert watching.tail(path, 2) == ["INFO : two?", "three\ufffd"]
+    assert monitor.tail(path, 2) == ["INFO : two?", "three\ufffd"]
 
 
 def test_several_logs_are_followed_together(tmp_path: Path) -> None:
     one, two = tmp_path / "one.log", tmp_path / "two.log"
     for path in (one, two):
         path.write_text("before\n")
-    follows = watching.growing([one, two])
+    follows = monitor.growing([one, two])
 
     def says(path: Path, text: str) -> None:
         with open(path, "a") as file:
@@ -315,15 +319,15 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         assert code == 0, text
         out = tmp_path / "runs" / "faces"
         assert "faces  round 2/2" in text and f"results: {out}" in text and (out / "report.html").exists()
-        state = watching.told(made.kits)
+        state = monitor.told(made.kits)
         assert state["run"]["state"] == "finished" and all(state["processes"].values())
         assert [party["rounds"] for party in state["run"]["parties"]] == [2, 2, 2] and state["run"]["elsewhere"]
-        assert watching.told(out)["processes"] == state["processes"]  # the run folder knows its kits
+        assert monitor.told(out)["processes"] == state["processes"]  # the run folder knows its kits
         if not network._tried():  # this system gives it a network of its own: from here its port is not there
             assert "it has a network of its own" in text
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(loopback.kept(made.kits).superlink.own, timeout=20)
-        assert "Sending: train.step" in "\n".join(watching.tail(*watching.logs(out, "silo-01"), 1000))
+                socket.create_connection(launcher.kept(made.kits).superlink.own, timeout=20)
+        assert "Sending: train.step" in "\n".join(monitor.tail(*monitor.logs(out, "silo-01"), 1000))
         for log in (made.kits / "logs").glob("*.log"):
             assert log.stat().st_mode & 0o077 == 0
         stranger = made.processes("silo-00")[0]

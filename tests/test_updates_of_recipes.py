@@ -1,4 +1,4 @@
-"""`engine.updates` of a recipe; what it does to replies is in engines/test_narrowing.py."""
+"""`engine.updates` of a recipe; what it does to replies is in engine/test_narrowing.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import tinyruns
 
-from coalface import config, dry, experiment, world
-from coalface.checking import RecipeError
+from coalface.core.checks import RecipeError
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.setup import world
 
 
 def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:
@@ -17,10 +20,10 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
     out = experiment.run(recipe, tmp_path / "run", tinyruns.Silent(), report=False)
     said = json.loads((out / "summary.json").read_text())
     assert said["numerics"]["updates"] == "int8"
-    planned, exact = dry.plan(recipe), dry.plan(tinyruns.tiny())
+    planned, exact = preflight.plan(recipe), preflight.plan(tinyruns.tiny())
     up = [s for s in planned.sent if s.direction == "up"]
     (backbone,) = (s for s in up if s.field == "backbone")
-    assert backbone.kind == "tensors as int8, folded" and "tensors as int8, folded" in dry.describe(recipe)
+    assert backbone.kind == "tensors as int8, folded" and "tensors as int8, folded" in preflight.describe(recipe)
     lines = [json.loads(t) for p in (out / "ledger").iterdir() for t in p.read_text().splitlines()]
     tensors = sum(line["bytes"] for line in lines if line["kind"] == "tensor")
     assert tensors == 4 * (backbone.bytes or 0)  # two parties, two rounds
@@ -35,8 +38,8 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
 
 def test_the_memory_for_sums_does_not_hang_on_the_type() -> None:
     for updates in (None, "float16", "int8"):
-        sums = [s.values for s in dry.plan(tinyruns.tiny(engine={"updates": updates})).sent if "folded" in s.kind]
-        assert sums == [s.values for s in dry.plan(tinyruns.tiny()).sent if "folded" in s.kind] and sums[0] > 1000
+        sums = [s.values for s in preflight.plan(tinyruns.tiny(engine={"updates": updates})).sent if "folded" in s.kind]
+        assert sums == [s.values for s in preflight.plan(tinyruns.tiny()).sent if "folded" in s.kind] and sums[0] > 1000
 
 
 def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
@@ -61,4 +64,4 @@ def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
     here = world.build_world(without.resolved())
     assert world.cohorts(without, here) == 0 and world.numerics(without).updates == "int8"
-    assert world.cohorts(tinyruns.tiny(**config.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256
+    assert world.cohorts(tinyruns.tiny(**schema.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256

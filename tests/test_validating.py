@@ -13,12 +13,15 @@ import tinyruns
 import torch
 from tinyruns import Silent, tiny
 
-from coalface import config, dry, experiment, pairlists, splits, world
-from coalface.config import RecipeError
 from coalface.data.augment import DRAWS, Augment, to_tensor
-from coalface.data.bins import write_bin
 from coalface.data.pairs import PairList
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.readers.bin import write_bin
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import pair_lists, splits, world
 
 TWO: dict[str, Any] = {
     "data": {"source": {"identities": 20}},
@@ -26,11 +29,11 @@ TWO: dict[str, Any] = {
 }
 
 
-def recipe(method: str = "fedavg-fv", **changes: Any) -> config.Recipe:
-    return tiny(**config.merged(TWO | {"method": method}, changes))
+def recipe(method: str = "fedavg-fv", **changes: Any) -> schema.Recipe:
+    return tiny(**schema.merged(TWO | {"method": method}, changes))
 
 
-def validating(made: config.Recipe) -> dict[str, tuple[Any, PairList]]:
+def validating(made: schema.Recipe) -> dict[str, tuple[Any, PairList]]:
     return world.validating(made, *splits.training_faces(made))
 
 
@@ -48,7 +51,7 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
         for seed in (0, 1):
             made = recipe(method, seed=seed)
             train, held = splits.training_faces(made)
-            (judged,) = pairlists.judged(made, train, held)
+            (judged,) = pair_lists.judged(made, train, held)
             everybody = [set(train.names), people(judged.faces), *held_by.values()]
             assert [len(names) for names in everybody] == [9, 4, 4, 3]
             assert set.union(*everybody) == set(SyntheticFaces(20, 4, 0).names)  # so no two share anybody
@@ -76,7 +79,7 @@ def test_a_validator_holds_its_pairs_and_no_other_image() -> None:
 
 
 def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
-    alone = tiny(**config.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
+    alone = tiny(**schema.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
     (one, pairs), (same, same_pairs) = validating(alone)["v"], validating(recipe())["v"]
     assert one.names == same.names and np.array_equal(pairs.left, same_pairs.left)
 
@@ -119,7 +122,7 @@ def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:
     parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
     with pytest.raises(RecipeError, match="validators.x.part: say which part the pairs are of: a, b"):
-        config.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
+        schema.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", ""])
@@ -160,11 +163,11 @@ def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -
     parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
     judged = {"mine": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 7}}}
 
-    def joined(**source: Any) -> config.Recipe:
+    def joined(**source: Any) -> schema.Recipe:
         data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
         wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
         tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": judged}, "validators": {"v": wanted}}
-        return config.parse(tree)
+        return schema.parse(tree)
 
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
         validating(joined(seed=1))
@@ -181,7 +184,7 @@ def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None
         write_bin(tmp_path / f"{name}.bin", images, [True, False] * 20)
     (tmp_path / "linked.bin").symlink_to(tmp_path / "one.bin")
 
-    def with_bins(mine: str) -> config.Recipe:
+    def with_bins(mine: str) -> schema.Recipe:
         packs = {name: {"kind": "bin", "path": f"{path}.bin"} for name, path in (("j", "one"), ("v", mine))}
         judged = {"lists": {"j": packs["j"]}}
         return recipe(data={"root": str(tmp_path)}, judge=judged, validators={"v": {**packs["v"], "identities": None}})
@@ -197,8 +200,8 @@ def test_settings_of_the_validation_are_keys_of_the_method() -> None:
     found: Any = made.build_method()
     assert (found.validation.candidates, found.validation.norm, found.validation.lag) == (4, "moving", 0)
     assert made.resolved()["methods"]["pfm-fv"]["validation"]["smoothing"] == 0.01
-    assert config.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
-    assert config.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
+    assert schema.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
+    assert schema.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
         "methods": {"pfm-fv": {"validation": {"candidates": 4}}}
     }
 
@@ -235,8 +238,8 @@ def test_a_mistake_in_a_setting_is_said_where_it_is(settings: dict[str, Any], sa
 def test_what_cannot_be_validated_is_found_before_anything_is_written(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    tree = config.merged(tinyruns.TINY, config.merged(TWO | {"method": "fedavg-fv"}, changes))
-    made = config.parse({key: value for key, value in tree.items() if value is not None})
+    tree = schema.merged(tinyruns.TINY, schema.merged(TWO | {"method": "fedavg-fv"}, changes))
+    made = schema.parse({key: value for key, value in tree.items() if value is not None})
     with pytest.raises(ValueError, match=said):
         experiment.run(made, tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()
@@ -247,7 +250,7 @@ def test_a_whole_experiment_with_validators(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert set(records[1]) >= {"weight/silo-00", "weight/silo-01", "score/v", "score/w"}
     assert sorted(p.stem for p in (out / "ledger").iterdir()) == ["silo-00", "silo-01", "v", "w"]
-    assert dry.check(recipe()).keys() >= {"silo-00", "silo-01"}
+    assert preflight.check(recipe()).keys() >= {"silo-00", "silo-01"}
 
 
 # --- pooled images, each changed as at the silo that it would be dealt to ---------------------------------------------
@@ -265,7 +268,7 @@ AUGMENTS = {"silo-00": {"flip": False, "crop": 3}, "silo-02": {"flip": True, "co
 )
 def test_a_pooled_image_is_changed_as_at_its_silo(partition: dict[str, Any]) -> None:
     data = {"partition": partition, "party_augment": AUGMENTS, "augment": {"flip": True}}
-    tree = {"data": config.merged(TWO["data"], data)}
+    tree = {"data": schema.merged(TWO["data"], data)}
     pooled = world.build_world(tiny(method="centralized", **tree).resolved())
     silos = world.build_world(tiny(method="fedavg", **tree).resolved())
     mine = pooled.data["pooled"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from coalface import experiment, watching
+from coalface.experiments import run as experiment
+from coalface.flower.poc import monitor
 
 
 def test_a_run_that_has_ended_is_asked_for_at_once_and_its_end_is_not_silent(
@@ -30,9 +31,9 @@ def test_a_run_that_has_ended_is_asked_for_at_once_and_its_end_is_not_silent(
         if len(looks) == 3:
             held.__exit__(None, None, None)
 
-    monkeypatch.setattr(watching.time, "sleep", sleep)
+    monkeypatch.setattr(monitor.time, "sleep", sleep)
     here: Any = Here()
-    watching.follow(here, 7, folder)
+    monitor.follow(here, 7, folder)
     assert asked == [0, 3, 4]
     said = capsys.readouterr().out.splitlines()
     assert said[1:3] == [

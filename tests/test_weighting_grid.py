@@ -16,14 +16,18 @@ import yaml
 from tinyruns import Silent, tiny
 from typer.testing import CliRunner
 
-from coalface import config, experiment, provenance, weighting_grid, wire, world
-from coalface.cli import app
-from coalface.core import Tensors
-from coalface.engines import checkpoint
-from coalface.engines.commits import REPLY, Commit
-from coalface.evaluate.features import embed
-from coalface.evaluate.verification import ten_fold_accuracy
+from coalface.cli.main import app
+from coalface.core import codec
+from coalface.core.method import Tensors
+from coalface.engine import checkpoint
+from coalface.engine.party.commits import REPLY, Commit
+from coalface.evaluation.metrics.verification import ten_fold_accuracy
+from coalface.experiments import provenance, weighting_grid
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.setup import world
 from coalface.methods import fedavg
+from coalface.models.embedding import embed
 
 THREE: dict[str, Any] = {
     "method": "fedavg-fv",
@@ -57,7 +61,7 @@ def replies(run: Path) -> dict[str, Tensors]:
     for name, commit in sorted(found.record["accepted"].items()):
         if name.startswith("silo"):
             data = Commit.open(run / "parties" / name / f"{commit}.commit").read(REPLY)
-            models[name] = wire.decode(bytearray(data or b""), fedavg.Update).backbone
+            models[name] = codec.decode(bytearray(data or b""), fedavg.Update).backbone
     return models
 
 
@@ -70,7 +74,7 @@ def last_line(run: Path) -> dict[str, Any]:
 
 def test_every_point_is_the_score_of_a_mean_by_hand(three: Path) -> None:
     grid = weighting_grid.build(three, steps=2)
-    recipe = config.load(three / "config.yaml")
+    recipe = schema.load(three / "config.yaml")
     backbone, models = world.backbone(recipe), replies(three)
     everyone = world.build_world(recipe.resolved())
     for point in (*grid.points, *grid.marks):
@@ -263,7 +267,7 @@ def test_a_run_that_has_no_grid_is_refused(changes: dict[str, Any], message: str
 def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         weighting_grid.build(tmp_path)
-    recipe = config.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
+    recipe = schema.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
     provenance.keep(tmp_path, recipe.resolved(), {})
     with pytest.raises(ValueError, match="has no checkpoint yet.*coalface resume"):
         weighting_grid.build(tmp_path)

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coalface import wire
-from coalface.core import Tensors, Ticket, free, like, message, private, state
-from coalface.wire import Refused, WireError
+from coalface.core import codec
+from coalface.core.codec import Refused, WireError
+from coalface.core.method import Tensors, Ticket, free, like, message, private, state
 
 
 @message
@@ -65,7 +65,7 @@ def tensors_of(dtype: torch.dtype) -> st.SearchStrategy[Tensor]:
     )
 
 
-tensors = st.sampled_from(list(wire.DTYPES.values())).flatmap(tensors_of)
+tensors = st.sampled_from(list(codec.DTYPES.values())).flatmap(tensors_of)
 names = st.text(min_size=0, max_size=6).filter(lambda s: s.isprintable())
 everything = st.builds(
     Everything,
@@ -98,24 +98,24 @@ def same(a: Any, b: Any) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(everything)
 def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
-    encoded = wire.encode(sent)
-    assert same(wire.decode(encoded.data, Everything), sent)
-    assert wire.encode(sent).data == encoded.data
-    assert sum(e.bytes for e in encoded.entries) == len(encoded.data) == wire.size(sent)
+    encoded = codec.encode(sent)
+    assert same(codec.decode(encoded.data, Everything), sent)
+    assert codec.encode(sent).data == encoded.data
+    assert sum(e.bytes for e in encoded.entries) == len(encoded.data) == codec.size(sent)
 
 
 @settings(max_examples=60, deadline=None)
 @given(everything)
 def test_the_bytes_are_a_safetensors_file(sent: Everything) -> None:
-    encoded = wire.encode(sent)
+    encoded = codec.encode(sent)
     read = safetensors.torch.load(bytes(encoded.data))
-    expected = {f"{field}/{name}" if field == "tensors" else field: t for field, name, t in wire.named_tensors(sent)}
+    expected = {f"{field}/{name}" if field == "tensors" else field: t for field, name, t in codec.named_tensors(sent)}
     assert same(dict(sorted(read.items())), dict(sorted(expected.items())))
     assert {e.name for e in encoded.entries[1:]} == set(expected)
 
 
 def test_every_entry_names_its_piece_and_its_hash() -> None:
-    encoded = wire.encode(Small(w={"b": torch.arange(3.0), "a": torch.zeros(2, 2, dtype=torch.bfloat16)}))
+    encoded = codec.encode(Small(w={"b": torch.arange(3.0), "a": torch.zeros(2, 2, dtype=torch.bfloat16)}))
     header, b, a = encoded.entries
     assert (header.kind, b.name, b.shape, b.dtype, b.bytes) == ("header", "w/b", (3,), "F32", 12)
     assert (a.name, a.shape, a.dtype, a.bytes) == ("w/a", (2, 2), "BF16", 8)
@@ -127,7 +127,7 @@ def test_every_entry_names_its_piece_and_its_hash() -> None:
 @pytest.mark.parametrize("largest", [10, 200_000])
 def test_the_hashes_are_the_same_whichever_thread_takes_which_piece(largest: int) -> None:
     tensors = {f"t{i}": torch.full((1 + largest * i // 8,), float(i)) for i in range(9)}
-    encoded = wire.encode(Small(w=tensors))
+    encoded = codec.encode(Small(w=tensors))
     ends = list(itertools.accumulate(entry.bytes for entry in encoded.entries))
     pieces = [encoded.data[end - entry.bytes : end] for end, entry in zip(ends, encoded.entries, strict=True)]
     assert list(encoded.sums) == [hashlib.sha256(piece).hexdigest() for piece in pieces]
@@ -135,32 +135,32 @@ def test_the_hashes_are_the_same_whichever_thread_takes_which_piece(largest: int
 
 def test_the_digest_follows_the_content() -> None:
     one, other = Small(w={"a": torch.zeros(2)}), Small(w={"a": torch.tensor([0.0, 1.0])})
-    digests = {wire.encode(m).digest for m in (one, other, Small(w=one.w, images=2), Small(w={"b": one.w["a"]}))}
+    digests = {codec.encode(m).digest for m in (one, other, Small(w=one.w, images=2), Small(w={"b": one.w["a"]}))}
     assert len(digests) == 4
-    assert wire.encode(Small(w={"a": torch.zeros(2)})).digest == wire.encode(one).digest
+    assert codec.encode(Small(w={"a": torch.zeros(2)})).digest == codec.encode(one).digest
 
 
 def test_views_and_graphs_are_sent_by_value() -> None:
     base = torch.arange(6.0).reshape(2, 3)
     sent = Small(w={"t": base.T, "grad": torch.ones(2, requires_grad=True)})
-    back = wire.decode(wire.encode(sent).data, Small)
+    back = codec.decode(codec.encode(sent).data, Small)
     assert torch.equal(back.w["t"], base.T)
     assert not back.w["grad"].requires_grad
 
 
 def test_decoded_tensors_are_views_of_the_bytes() -> None:
-    data = wire.encode(Small(w={"a": torch.zeros(4)})).data
-    wire.decode(data, Small).w["a"].fill_(1)
-    assert torch.equal(wire.decode(data, Small).w["a"], torch.ones(4))
+    data = codec.encode(Small(w={"a": torch.zeros(4)})).data
+    codec.decode(data, Small).w["a"].fill_(1)
+    assert torch.equal(codec.decode(data, Small).w["a"], torch.ones(4))
 
 
 def test_state_and_private_state_are_packed_for_files() -> None:
     held = Held(
         deep={"x": {"a": torch.ones(2)}, "y": {}}, tickets=(Ticket("s", 1, 2), Ticket("s", 3, 1)), rows=(3, 1, 2)
     )
-    assert same(vars(wire.unpack(wire.pack(held).data, Held)), vars(held))
+    assert same(vars(codec.unpack(codec.pack(held).data, Held)), vars(held))
     secret = Secret(w={"a": torch.ones(1)}, history=(torch.zeros(2), torch.ones(0, 3)))
-    assert same(wire.unpack(wire.pack(secret).data, Secret), secret)
+    assert same(codec.unpack(codec.pack(secret).data, Secret), secret)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_state_and_private_state_are_packed_for_files() -> None:
 )
 def test_only_messages_are_encoded(value: Any, says: str) -> None:
     with pytest.raises(WireError, match=says):
-        wire.encode(value)
+        codec.encode(value)
 
 
 SMUGGLED: list[Any] = [
@@ -196,29 +196,29 @@ SMUGGLED: list[Any] = [
 @pytest.mark.parametrize("value", SMUGGLED, ids=lambda v: type(v).__name__)
 def test_a_field_that_holds_something_else_than_declared_is_not_sent(value: Any) -> None:
     with pytest.raises(WireError, match=r"Small.w holds a .*only what is declared is sent"):
-        wire.encode(Small(w=value))
+        codec.encode(Small(w=value))
 
 
 @pytest.mark.parametrize("value", [True, 1.0, np.int64(3), "3", None])
 def test_a_count_is_a_plain_int(value: Any) -> None:
     with pytest.raises(WireError, match=r"Small.images holds a"):
-        wire.encode(Small(w={}, images=value))
+        codec.encode(Small(w={}, images=value))
 
 
 def test_private_state_is_not_read_from_the_wire() -> None:
     with pytest.raises(WireError, match="Secret is not declared with @message"):
-        wire.decode(wire.pack(Secret(w={})).data, Secret)
+        codec.decode(codec.pack(Secret(w={})).data, Secret)
 
 
 def test_a_dtype_without_an_encoding_is_named() -> None:
     with pytest.raises(WireError, match=r"Small.w/c: torch.complex64 has no encoding; use one of .*F32"):
-        wire.encode(Small(w={"c": torch.zeros(1, dtype=torch.complex64)}))
+        codec.encode(Small(w={"c": torch.zeros(1, dtype=torch.complex64)}))
 
 
 def test_names_that_would_meet_are_refused() -> None:
     both = Held(deep={"a": {"b/c": torch.zeros(1)}, "a/b": {"c": torch.zeros(1)}}, tickets=(), rows=())
     with pytest.raises(WireError, match=r"two tensors would be called 'deep/a/b/c'.*rename"):
-        wire.pack(both)
+        codec.pack(both)
 
 
 def file(head: dict[str, Any], body: bytes = b"", plain: str = '{"w":{"a":true},"images":1,"loss":0.0}') -> bytearray:
@@ -234,7 +234,7 @@ EIGHT = bytes(8)
 
 
 def test_the_hand_made_file_is_good_before_it_is_spoilt() -> None:
-    assert torch.equal(wire.decode(file(one(), EIGHT), Small).w["a"], torch.zeros(2))
+    assert torch.equal(codec.decode(file(one(), EIGHT), Small).w["a"], torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_the_hand_made_file_is_good_before_it_is_spoilt() -> None:
 )
 def test_hostile_bytes_raise_wire_errors_only(data: bytearray) -> None:
     with pytest.raises(WireError):
-        wire.decode(data, Small)
+        codec.decode(data, Small)
 
 
 def bare(header: bytes) -> bytearray:
@@ -337,7 +337,7 @@ def test_what_grows_as_it_is_read_is_refused_before(made: Callable[[], bytearray
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
-            wire.decode(data, Small, sent=sent)
+            codec.decode(data, Small, sent=sent)
         assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
     finally:
         tracemalloc.stop()
@@ -345,26 +345,26 @@ def test_what_grows_as_it_is_read_is_refused_before(made: Callable[[], bytearray
 
 def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
     sent = [Small(w={"a": torch.zeros(2), "long name" * 20: torch.zeros(3, 0, 2)})]
-    assert same(wire.decode(wire.encode(sent[0]).data, Small, sent=sent), sent[0])
-    many = wire.encode(Small(w={"a": torch.zeros(1 << 15)}))
+    assert same(codec.decode(codec.encode(sent[0]).data, Small, sent=sent), sent[0])
+    many = codec.encode(Small(w={"a": torch.zeros(1 << 15)}))
     with pytest.raises(WireError, match="what was asked for takes"):
-        wire.decode(many.data, Small, sent=sent)
-    wide = wire.encode(Small(w={f"w{i}": torch.zeros(0) for i in range(2_000)}))
+        codec.decode(many.data, Small, sent=sent)
+    wide = codec.encode(Small(w={f"w{i}": torch.zeros(0) for i in range(2_000)}))
     with pytest.raises(WireError, match="with a header of"):
-        wire.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
+        codec.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
 
 
 def test_a_reply_whose_form_is_free_may_be_of_any_size_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     free_form = reply(shape_free=torch.zeros(1 << 16))
-    assert same(wire.decode(wire.encode(free_form).data, Reply, sent=SENT), free_form)
-    monkeypatch.setattr(wire, "FREE", 1 << 16)
+    assert same(codec.decode(codec.encode(free_form).data, Reply, sent=SENT), free_form)
+    monkeypatch.setattr(codec, "FREE", 1 << 16)
     with pytest.raises(WireError, match="what was asked for takes"):
-        wire.decode(wire.encode(free_form).data, Reply, sent=SENT)
+        codec.decode(codec.encode(free_form).data, Reply, sent=SENT)
 
 
 def test_a_header_that_is_longer_than_any_message_has_is_not_looked_at() -> None:
     with pytest.raises(WireError, match="with a header of"):
-        wire.decode(bare(b'{"__metadata__":{"coalface":"' + b'\\"' * 3_000_000 + b'"}}'), Small)
+        codec.decode(bare(b'{"__metadata__":{"coalface":"' + b'\\"' * 3_000_000 + b'"}}'), Small)
 
 
 @message
@@ -380,7 +380,7 @@ def test_tensors_of_a_free_field_are_counted_before_one_is_read(count: int) -> N
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
-            wire.decode(data, AnyTensors, sent=SENT)
+            codec.decode(data, AnyTensors, sent=SENT)
         assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
     finally:
         tracemalloc.stop()
@@ -389,14 +389,14 @@ def test_tensors_of_a_free_field_are_counted_before_one_is_read(count: int) -> N
 @pytest.mark.slow
 def test_a_hundred_thousand_tensors_come_back() -> None:
     held = Held(deep={"w": dict.fromkeys(map(str, range(100_000)), torch.zeros(1))}, tickets=(), rows=())
-    assert len(wire.unpack(wire.pack(held).data, Held).deep["w"]) == 100_000
+    assert len(codec.unpack(codec.pack(held).data, Held).deep["w"]) == 100_000
 
 
 def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SENT", 10)
-    wire.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
+    monkeypatch.setattr(codec, "SENT", 10)
+    codec.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
     with pytest.raises(WireError, match=r"holds 11 tensors .*Stack tensors that are alike"):
-        wire.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
+        codec.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
 
 
 @settings(max_examples=200, deadline=None)
@@ -405,7 +405,7 @@ def test_any_bytes_are_a_message_or_a_wire_error(data: bytes, headed: bool) -> N
     sent = [Small(w={"a": torch.zeros(2)})]
     for given_sent in (None, sent):
         with contextlib.suppress(WireError):
-            wire.decode(bare(data) if headed else bytearray(data), Small, sent=given_sent)
+            codec.decode(bare(data) if headed else bytearray(data), Small, sent=given_sent)
 
 
 anything = st.recursive(
@@ -420,13 +420,13 @@ anything = st.recursive(
 def test_any_json_as_a_header_is_a_message_or_a_wire_error(tensor: Any, plain: Any, head: Any) -> None:
     for made in (file({"w/a": tensor}, EIGHT), file(one(), EIGHT, json.dumps(plain)), bare(json.dumps(head).encode())):
         with contextlib.suppress(WireError):
-            wire.decode(made, Small)
+            codec.decode(made, Small)
 
 
 @pytest.mark.parametrize("part", ["header", "anywhere"])
 def test_flipped_and_cut_bytes_raise_wire_errors_only(part: str) -> None:
     rng = np.random.default_rng(1)
-    encoded = wire.encode(Small(w={"a": torch.ones(2, 3), "b": torch.zeros(0, 2), "c": torch.arange(5)}, loss=0.5))
+    encoded = codec.encode(Small(w={"a": torch.ones(2, 3), "b": torch.zeros(0, 2), "c": torch.arange(5)}, loss=0.5))
     reach = encoded.entries[0].bytes if part == "header" else len(encoded.data)
     refused = 0
     for _ in range(3000):
@@ -436,7 +436,7 @@ def test_flipped_and_cut_bytes_raise_wire_errors_only(part: str) -> None:
         if rng.random() < 0.3:
             del data[rng.integers(len(data)) :]
         try:
-            wire.decode(data, Small)
+            codec.decode(data, Small)
         except WireError:
             refused += 1
     assert refused > 500
@@ -475,15 +475,15 @@ SENT = (Each(centre=torch.ones(3)), Common(w=W))
 
 
 def test_a_reply_that_fits_what_was_sent_passes() -> None:
-    wire.validate(reply(), SENT)
-    wire.validate(reply(point=None, shape_free=torch.zeros(0)), SENT)
+    codec.validate(reply(), SENT)
+    codec.validate(reply(point=None, shape_free=torch.zeros(0)), SENT)
 
 
 def test_what_a_party_was_sent_by_itself_goes_before_what_all_were_sent() -> None:
     own = {"only": torch.zeros(1)}
-    wire.validate(reply(w=own), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+    codec.validate(reply(w=own), (Each(centre=torch.ones(3), w=own), Common(w=W)))
     with pytest.raises(Refused, match="w has other tensors"):
-        wire.validate(reply(w=W), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+        codec.validate(reply(w=W), (Each(centre=torch.ones(3), w=own), Common(w=W)))
 
 
 def with_value(value: float, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
@@ -512,22 +512,22 @@ def with_value(value: float, dtype: torch.dtype = torch.float32) -> Callable[[],
 )
 def test_a_reply_that_does_not_fit_is_refused_in_words(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(Refused, match=says):
-        wire.validate(reply(**changes), SENT)
+        codec.validate(reply(**changes), SENT)
 
 
 def test_a_field_without_its_counterpart_is_refused() -> None:
     with pytest.raises(Refused, match="point came back, but nothing that it could be checked against was sent"):
-        wire.validate(reply(), (Each(), Common(w=W)))
+        codec.validate(reply(), (Each(), Common(w=W)))
 
 
 def test_large_finite_values_are_not_mistaken_for_infinite_ones() -> None:
-    wire.validate(reply(shape_free=torch.full((10,), 6e4, dtype=torch.float16)), SENT)
-    wire.validate(reply(shape_free=torch.full((10,), 3e38)), SENT)
+    codec.validate(reply(shape_free=torch.full((10,), 6e4, dtype=torch.float16)), SENT)
+    codec.validate(reply(shape_free=torch.full((10,), 3e38)), SENT)
 
 
 def test_a_copy_shares_no_memory() -> None:
     w = {"a": torch.zeros(2)}
-    copy = wire.copied(w)
+    copy = codec.copied(w)
     copy["a"].fill_(1)
     assert torch.equal(w["a"], torch.zeros(2))
-    assert wire.copied(3) == 3
+    assert codec.copied(3) == 3

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from tinyruns import picture_folders, tiny
 
-from coalface import config, pairlists, splits, world
-from coalface.config import RecipeError
-from coalface.data.folder import read_folder
-from coalface.data.pack import write_pack
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.readers.folders import read_folder
+from coalface.data.readers.pack import write_pack
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import pair_lists, splits, world
 
 PEOPLE = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
 
@@ -25,19 +26,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_folder(root: Path, **data: Any) -> config.Recipe:
+def on_folder(root: Path, **data: Any) -> schema.Recipe:
     source = {"kind": "folder", "path": "people"}
-    return config.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
+    return schema.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
 
 
-def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> config.Recipe:
+def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> schema.Recipe:
     parts = {
         "people": {"kind": "folder", "path": "people"},
         "made": {"kind": "synthetic", "identities": 8, "images": 4, "seed": 3},
     }
     whole = {"root": str(root), "source": {"kind": "joined", "parts": parts}, "size": 32}
     whole |= {"partition": {"kind": "by-domain"}, **data}
-    return config.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
+    return schema.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
 
 
 def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
@@ -52,7 +53,7 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
     for seed in (0, 1):
         recipe = tiny(seed=seed)
         train, held = splits.training_faces(recipe)
-        (chosen,) = pairlists.judged(recipe, train, held)
+        (chosen,) = pair_lists.judged(recipe, train, held)
         shas.add(chosen.identities.sha256)
     assert len(shas) == 1
 
@@ -112,7 +113,7 @@ def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
 
 def test_a_folder_needs_a_path() -> None:
     with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
-        splits.training_faces(config.parse({"data": {"source": {"kind": "folder"}}}))
+        splits.training_faces(schema.parse({"data": {"source": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
@@ -137,28 +138,28 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    recipe = config.parse(config.merged(tree, {"judge": {"lists": lists}}))
+    recipe = schema.parse(schema.merged(tree, {"judge": {"lists": lists}}))
     train, held = splits.training_faces(recipe)
     said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
     with pytest.raises(RecipeError, match=said):
-        pairlists.judged(recipe, train, held)
-    recipe = config.parse(config.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
-    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
+        pair_lists.judged(recipe, train, held)
+    recipe = schema.parse(schema.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
+    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
     assert chosen.pairs.same.tolist() == [True, False]
     whole = "{0}/Ann/Ann_0001 {0}/Ann/Ann_0002 1\n{0}/Ann/Ann_0002 {0}/Bob/Bob_0001 0\n".format(root / "people")
     (root / "whole.txt").write_text(whole)
-    tree = config.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
-    (absolute,) = pairlists.judged(config.parse(tree), *splits.training_faces(recipe))
+    tree = schema.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
+    (absolute,) = pair_lists.judged(schema.parse(tree), *splits.training_faces(recipe))
     assert absolute.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:
     recipe = tiny(data={"hold_out": 0})
     with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
-        pairlists.judged(recipe, *splits.training_faces(recipe))
+        pair_lists.judged(recipe, *splits.training_faces(recipe))
     recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
     with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
-        pairlists.judged(recipe, *splits.training_faces(recipe))
+        pair_lists.judged(recipe, *splits.training_faces(recipe))
 
 
 def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
@@ -177,12 +178,12 @@ def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
 def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
     recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
-    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
+    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    apart = config.parse(config.merged(alone, {"judge": {"lists": whole}}))
-    (same,) = pairlists.judged(apart, *splits.training_faces(apart))
+    apart = schema.parse(schema.merged(alone, {"judge": {"lists": whole}}))
+    (same,) = pair_lists.judged(apart, *splits.training_faces(apart))
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
 
@@ -192,7 +193,7 @@ def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
         for seed, (name, count) in enumerate(sizes.items())
     }
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
-    train, held = splits.training_faces(config.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    train, held = splits.training_faces(schema.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
     assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
     return [name.partition("/")[0] for name in held.names], list(held.names)
 
@@ -215,11 +216,11 @@ def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:
 def test_held_out_identities_of_one_part(root: Path) -> None:
     lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
     recipe = joined(root, lists, hold_out=6)
-    (chosen,) = pairlists.judged(recipe, *splits.training_faces(recipe))
+    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
     assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
     recipe = joined(root, lists)
     with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
-        pairlists.judged(recipe, *splits.training_faces(recipe))
+        pair_lists.judged(recipe, *splits.training_faces(recipe))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +243,9 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     train, held = splits.training_faces(recipe)
     if shared:
         with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
-            pairlists.judged(recipe, train, held)
+            pair_lists.judged(recipe, train, held)
     else:
-        assert len(pairlists.judged(recipe, train, held)) == 1
+        assert len(pair_lists.judged(recipe, train, held)) == 1
 
 
 def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -> None:
@@ -266,7 +267,7 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
 
 
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
-    assert world.numerics(config.parse({})).threads == 1
+    assert world.numerics(schema.parse({})).threads == 1
     assert world.numerics(tiny(engine={"block": 3})).block == 3
 
 
@@ -280,7 +281,7 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
     assert len(world.deal(recipe, private)) == 4 and set(held.names) == set(held_too.names)
     everyone = splits.training_faces(tiny(data={"hold_out": 6}))[0]
     assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
-    reseeded = config.parse({**recipe.model_dump(mode="json"), "seed": 5})
+    reseeded = schema.parse({**recipe.model_dump(mode="json"), "seed": 5})
     assert splits.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
         splits.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coalface import config
-from coalface.config import Recipe
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
 
 METHODS = ("fedfr-uda", "finetune-pseudo", "source-only", "target-only", "merge", "dan", "dann")
 """Those for two domains."""
@@ -45,8 +45,8 @@ def two_domains(*changes: dict[str, Any]) -> Recipe:
     """The tiny recipe with trees of changes laid over it."""
     tree = TREE
     for change in changes:
-        tree = config.merged(tree, change)
-    return config.parse(tree)
+        tree = schema.merged(tree, change)
+    return schema.parse(tree)
 
 
 def domains(**changes: Any) -> dict[str, Any]:

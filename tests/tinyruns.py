@@ -11,8 +11,10 @@ import numpy as np
 import torch
 import yaml
 
-from coalface import config, experiment, modelfolder
-from coalface.config import Recipe
+from coalface.experiments import model_folder
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -31,7 +33,7 @@ TINY: dict[str, Any] = {
 
 def tiny(**changes: Any) -> Recipe:
     """The tiny recipe with sections merged in."""
-    return config.parse(config.merged(TINY, changes))
+    return schema.parse(schema.merged(TINY, changes))
 
 
 def run(out: Path, **changes: Any) -> Path:
@@ -44,7 +46,7 @@ def run(out: Path, **changes: Any) -> Path:
 
 def write(path: Path, **changes: Any) -> Path:
     """The tiny recipe as a file."""
-    path.write_text(yaml.safe_dump(config.merged(TINY, changes)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(schema.merged(TINY, changes)), encoding="utf-8")
     return path
 
 
@@ -61,9 +63,9 @@ def centred_model(run: Path, out: Path) -> Path:
     """
     from safetensors.torch import load_file, save_file
 
-    from coalface.data.synthetic import SyntheticFaces
-    from coalface.evaluate.features import raw_features
-    from coalface.evaluation import read_model
+    from coalface.data.synthetic.generator import SyntheticFaces
+    from coalface.evaluation.finished_model import read_model
+    from coalface.models.embedding import raw_features
 
     backbone, about = read_model(run)
     faces = SyntheticFaces(20, 2, 9, size=about["size"], grey=True).generate().pixels
@@ -71,7 +73,7 @@ def centred_model(run: Path, out: Path) -> Path:
     tensors = load_file(out / "backbone.safetensors")
     tensors["fc.bias"] = tensors["fc.bias"] - torch.from_numpy(raw_features(backbone.module, faces).mean(axis=0))
     save_file(tensors, out / "backbone.safetensors")
-    modelfolder.write_about(out, {key: value for key, value in about.items() if key != "sha256"})
+    model_folder.write_about(out, {key: value for key, value in about.items() if key != "sha256"})
     return out
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coalface.core import (
+from coalface.core.method import (
     Component,
     Federation,
     Mean,

@@ -16,26 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coalface import wire
-from coalface.core import Method, Models, Tensors
+from coalface.core import codec
+from coalface.core.method import Method, Models, Tensors
 from coalface.data.augment import Augment, to_tensor
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
-from coalface.data.synthetic import SyntheticFaces
-from coalface.domains import untold
-from coalface.engines.cohorts import Cohort
-from coalface.engines.commits import REPLY, Commit
-from coalface.engines.desk import Request
-from coalface.engines.local import InProcess, Setup, Workers, World
-from coalface.engines.rounds import Rules
-from coalface.engines.server import Server
-from coalface.engines.standing import Numerics
-from coalface.engines.transport import Reply
-from coalface.learn.compute import Compute
-from coalface.learn.margins import CosFace
-from coalface.learn.work import LocalWork
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.engine.client_batch import Cohort
+from coalface.engine.local import InProcess, Setup, Workers, World
+from coalface.engine.party.commits import REPLY, Commit
+from coalface.engine.party.executor import Request
+from coalface.engine.rounds import Rules
+from coalface.engine.run_state import Numerics
+from coalface.engine.server import Server
+from coalface.engine.transport import Reply
+from coalface.experiments.setup.domains import untold
 from coalface.methods import METHODS
 from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.training.compute import Compute
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace
 
 NUMERICS = Numerics(threads=1, block=2)
 LOSS = CosFace(scale=16.0, margin=0.1)
@@ -179,7 +179,7 @@ class Ran:
 
     def bytes(self) -> dict[str, bytes]:
         """Everything whose bits are promised: the state, the metrics, the parties' private state and ledgers."""
-        found = {"state": bytes(wire.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
+        found = {"state": bytes(codec.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
         if (cohorts := self.folder / "cohorts.jsonl").exists():
             found["cohorts"] = cohorts.read_bytes()
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):

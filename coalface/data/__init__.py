@@ -1,0 +1,1 @@
+"""Sets of face images: what they are, how they are read, paired, partitioned and drawn."""

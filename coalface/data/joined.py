@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.names import check_party
 from coalface.data.source import Source
-from coalface.names import check_party
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.faces import FaceSet
-from coalface.data.pairlines import read_lines
-from coalface.data.words import several, shown
+from coalface.core.text import several, shown
+from coalface.data.faceset import FaceSet
+from coalface.data.readers.pair_lines import read_lines
 
 DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
 """`list_sha256` of `devtest_all` over LFW's images and the names in pairsDevTest.txt."""
@@ -57,9 +57,9 @@ def read_pairs(
     folds. A genuine line is `name a b`, an impostor line `name a name b`; image 7 of NAME is the file `NAME/NAME_0007`,
     of any image type. Blank lines and the kind of white space do not matter.
 
-    **Paths**: lines `path path label`, or a CSV whose header names the columns (`pairlines.HEADERS`), `fold` among them
-    if it has folds. Paths are those of the face set's `files`, with the ending or without, and may be absolute where
-    the `root` of these files is given; 1, +1 and true are genuine pairs, 0, -1 and false impostor pairs.
+    **Paths**: lines `path path label`, or a CSV whose header names the columns (`pair_lines.HEADERS`), `fold` among
+    them if it has folds. Paths are those of the face set's `files`, with the ending or without, and may be absolute
+    where the `root` of these files is given; 1, +1 and true are genuine pairs, 0, -1 and false impostor pairs.
 
     Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
     are not in the face set.

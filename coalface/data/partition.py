@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 
 
 def equal(faces: FaceSet, parties: int, rng: np.random.Generator) -> dict[str, FaceSet]:

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.headers import PIXEL_LIMIT, Header, check_header
-from coalface.data.words import shown
+from coalface.core.text import shown
+from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header
 
 Read = TypeVar("Read")
 

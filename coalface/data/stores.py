@@ -17,20 +17,20 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.bins import Bin, read_bin
-from coalface.data.faces import FaceSet
-from coalface.data.folder import Folder, doubts, empty_folders, read_file, read_folder
-from coalface.data.inspection import Item
+from coalface.core.names import broken_rule, quoted
+from coalface.core.text import several, shown
+from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
-from coalface.data.layouts import LAYOUTS, read_layout, recognise
-from coalface.data.pack import check_pixels, read_pack
 from coalface.data.pairs import PairList, refuse_matlab
-from coalface.data.passed import passed_over
-from coalface.data.rec import EXACT, Rec, RecFiles, read_rec
-from coalface.data.recranges import misfits
+from coalface.data.readers.bin import Bin, read_bin
+from coalface.data.readers.folders import Folder, doubts, empty_folders, read_file, read_folder
+from coalface.data.readers.layouts import LAYOUTS, read_layout, recognise
+from coalface.data.readers.pack import check_pixels, read_pack
+from coalface.data.readers.records import EXACT, Rec, RecFiles, read_rec
 from coalface.data.source import Source
-from coalface.data.words import several, shown
-from coalface.names import broken_rule, quoted
+from coalface.data.tools.ignored_files import passed_over
+from coalface.data.tools.inspect import Item
+from coalface.data.tools.record_ranges import misfits
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coalface.core import Method
+from coalface.core.method import Method
 from coalface.methods.centralized import Centralized
 from coalface.methods.dan import DAN
 from coalface.methods.dann import DANN

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from coalface.core import Federation, Method, Models, Party, Tensors, message, state, step
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.sgd import Learner, learn
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
+from coalface.training.local_training import Learner, learn
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
 
 
 @message

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coalface.core import Federation, Method, Models, Party, Tensors, message, state, step
-from coalface.learn.adapting import Adversary, fresh_discriminator, reversal_at
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.mixed import Mixed, learn_mixed
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
+from coalface.training.domain_adaptation.losses import Adversary, fresh_discriminator, reversal_at
+from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
 
 
 @message

@@ -1,6 +1,6 @@
 """FedAvg for face recognition (FedPav): the backbone is averaged, class embeddings are not sent.
 
-What is sent tells of them all the same: see `coalface.planning.what_can_be_read`.
+What is sent tells of them all the same: see `coalface.experiments.plan.what_can_be_read`.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; with class
 embeddings that are not sent, Zhuang et al., "Performance optimization of federated person re-identification via
@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, state, step
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.sgd import Learner, MomentumState, learn
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.training.local_training import Learner, MomentumState, learn
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
 
 
 @message

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from coalface.learn.spreadout import Spreading
 from coalface.methods.fedface import PRESETS, FedFace
+from coalface.training.losses.spreadout import Spreading
 
 
 @dataclass(frozen=True, kw_only=True)

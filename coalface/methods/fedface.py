@@ -13,12 +13,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core import Backbone, Federation, Mean, Method, Models, Party, Tensors, message, state, step, together
-from coalface.learn.cosines import unit
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.one_identity import first_centres, first_directions, train_many, train_one, why_not
-from coalface.learn.spreadout import Spreading, mean_cosine
-from coalface.learn.work import LocalWork
+from coalface.core.method import (
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Tensors,
+    message,
+    state,
+    step,
+    together,
+)
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.base import unit
+from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.losses.spreadout import Spreading, mean_cosine
+from coalface.training.one_identity import first_centres, first_directions, train_many, train_one, why_not
 
 PRESETS = {
     "paper": Spreading(margin=0.7, step=0.01),  # v is not in the text; 0.01 is λη

@@ -12,14 +12,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core import Backbone, Federation, Mean, Party, Tensors, free, message, step
-from coalface.learn.cosines import unit
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.one_identity import batches, first_centres
-from coalface.learn.sgd import train
-from coalface.learn.spreadout import mean_cosine
+from coalface.core.method import Backbone, Federation, Mean, Party, Tensors, free, message, step
 from coalface.methods.fedface import Centre, FedFace, Global, State
+from coalface.training.local_training import train
+from coalface.training.losses.base import unit
+from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.losses.margins import CosFace, CosineLoss
+from coalface.training.losses.spreadout import mean_cosine
+from coalface.training.one_identity import batches, first_centres
 
 
 @message

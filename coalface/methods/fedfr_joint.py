@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
-from coalface.data.faces import FaceSet
-from coalface.learn.features import unit_features
-from coalface.learn.joint import JointLoss, frozen, untrained
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.public import hard_negatives, public_features
-from coalface.learn.sgd import Beside, Criterion, Trained, fresh_head, train
-from coalface.learn.sphereface2 import SphereFace2
-from coalface.learn.work import Cursor, LocalWork
+from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.data.faceset import FaceSet
+from coalface.training.features import unit_features
+from coalface.training.fedfr import JointLoss, frozen, untrained
+from coalface.training.local_training import Beside, Criterion, Trained, fresh_head, train
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
+from coalface.training.losses.sphereface2 import SphereFace2
+from coalface.training.public_images import hard_negatives, public_features
 
 
 @message

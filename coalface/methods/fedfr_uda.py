@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core import (
+from coalface.core.method import (
     Abandoned,
     Federation,
     Mean,
@@ -29,11 +29,11 @@ from coalface.core import (
     state,
     step,
 )
-from coalface.learn.features import mean_head, unit_features
-from coalface.learn.margins import ArcFace, CosineLoss
-from coalface.learn.sgd import Learner, MomentumState, fresh_head, learn
-from coalface.learn.work import Cursor, LocalWork
-from coalface.methods.labelling import Labelling
+from coalface.training.clustering.pseudo_labels import Labelling
+from coalface.training.features import mean_head, unit_features
+from coalface.training.local_training import Learner, MomentumState, fresh_head, learn
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.margins import ArcFace, CosineLoss
 
 
 @message

@@ -13,12 +13,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coalface.core import Backbone, Federation, Mean, Method, Models, Party, Tensors, message, state, step, together
-from coalface.learn.cosines import unit
-from coalface.learn.equivalent import AgainstOthers, equivalent_embeddings
-from coalface.learn.one_identity import first_directions, train_many, train_one, why_not
-from coalface.learn.spreadout import mean_cosine
-from coalface.learn.work import LocalWork
+from coalface.core.method import (
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Tensors,
+    message,
+    state,
+    step,
+    together,
+)
+from coalface.training.fedfv import AgainstOthers, equivalent_embeddings
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.base import unit
+from coalface.training.losses.spreadout import mean_cosine
+from coalface.training.one_identity import first_directions, train_many, train_one, why_not
 
 
 @message

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coalface.core import (
+from coalface.core.method import (  # fmt: skip
     Backbone,
     Federation,
     Mean,
@@ -29,11 +29,11 @@ from coalface.core import (
     state,
     step,
     together,
-)  # fmt: skip
-from coalface.learn.codes import BCH, Codebook, code_scores, warm_up_threshold
-from coalface.learn.hinges import OnCodes, projected
-from coalface.learn.one_identity import embeddings_of, train_many, train_one, why_not
-from coalface.learn.work import LocalWork
+)
+from coalface.training.bch_codes import BCH, Codebook, code_scores, warm_up_threshold
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.hinge import OnCodes, projected
+from coalface.training.one_identity import embeddings_of, train_many, train_one, why_not
 
 SIZES = {127: 64, 255: 63, 511: 67}
 """Length -> message bits of the codes in use, of minimum distances 21, 61 and 175."""
@@ -113,7 +113,7 @@ class FedUV(Method):
 
     The codeword stays at its client, but W' tells of it: without `scaled` a client's own change of W' is v_i times a
     row, and with it so much like one at first that the signs are v_i, and later most of them. So whoever sees single
-    updates has v_i. Its secrecy needs sums over many (see `coalface.learn.codes.Codebook`).
+    updates has v_i. Its secrecy needs sums over many (see `coalface.training.bch_codes.Codebook`).
     """
 
     title: ClassVar[str] = "one identity a client; codewords, which are not sent as such, for class embeddings"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from coalface.core import Federation, Party, Stage, message, step
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Party, Stage, message, step
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
+from coalface.training.local_work import LocalWork
 
 
 @message

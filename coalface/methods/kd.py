@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coalface.core import Tensors
-from coalface.learn.cosines import MarginSoftmax
-from coalface.learn.joint import Distilled
-from coalface.learn.sgd import Criterion
+from coalface.core.method import Tensors
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own
 from coalface.methods.finetune import Finetune
+from coalface.training.fedfr import Distilled
+from coalface.training.local_training import Criterion
+from coalface.training.losses.base import MarginSoftmax
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coalface.core import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
-from coalface.learn.gradients import full_gradient, gradient
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.sgd import Learner, MomentumState, learn
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
+from coalface.training.gradients import full_gradient, gradient
+from coalface.training.local_training import Learner, MomentumState, learn
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
 
 
 @message

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coalface.core import Federation, Models, state
+from coalface.core.method import Federation, Models, state
 from coalface.methods import pfm
-from coalface.methods.validation import FederatedValidation, Weighting
+from coalface.training.federated_validation import FederatedValidation, Weighting
 
 
 @state

@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
-from coalface.learn.margins import CosFace, CosineLoss
-from coalface.learn.sgd import Learner, MomentumState, learn
-from coalface.learn.work import LocalWork
+from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.training.local_training import Learner, MomentumState, learn
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.margins import CosFace, CosineLoss
 
 
 @message

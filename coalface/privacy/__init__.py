@@ -1,0 +1,1 @@
+"""What left a party, kept in a ledger."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from coalface.disk import writing
-from coalface.jsontext import parse_json
-from coalface.wire import Entry
+from coalface.core.codec import Entry
+from coalface.core.disk import writing
+from coalface.core.json_text import parse_json
 
 START = "0" * 64
 _CHAIN = b'"chain": "'

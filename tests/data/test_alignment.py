@@ -12,13 +12,13 @@ from test_disk import no_file_larger_than
 from test_layouts import put, say
 from typer.testing import CliRunner, Result
 
-from coalface import cli
-from coalface.data.alignment import TEMPLATE, align, aligned_face, similarity
-from coalface.data.landmarks import read_landmarks
-from coalface.data.layouts import read_lists, recognise
-from coalface.data.pack import read_pack, write_pack
+from coalface.cli import main
+from coalface.data.align import TEMPLATE, align, aligned_face, similarity
+from coalface.data.readers.landmarks import read_landmarks
+from coalface.data.readers.layouts import read_lists, recognise
+from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.stores import open_store
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
 
 RACES = ("African", "Indian")
 
@@ -137,7 +137,7 @@ def rfw(root: Path) -> dict[str, np.ndarray]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.app, ["data", "align", *map(str, arguments)])
+    return CliRunner().invoke(main.app, ["data", "align", *map(str, arguments)])
 
 
 def test_rfw_is_aligned_and_read_as_rfw_again(tmp_path: Path) -> None:
@@ -289,11 +289,11 @@ def test_a_pack_is_no_folder(tmp_path: Path) -> None:
 def test_the_command_has_help_and_says_a_mistake_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = CliRunner().invoke(cli.app, ["data", "align", "--help"]).stdout
+    said = CliRunner().invoke(main.app, ["data", "align", "--help"]).stdout
     assert "Bring faces to the place" in said and "--part" in said
     monkeypatch.setattr(sys, "argv", ["coalface", "data", "align", "nowhere", "points", "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit):
-        cli.main()
+        main.main()
     assert capsys.readouterr().err.startswith("coalface: nowhere is not a folder")
 
 

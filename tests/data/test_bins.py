@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
-from coalface.data.bins import FOLDS, Bin, folds_by_position, linked, read_bin, write_bin
-from coalface.data.pack import read_pack, write_pack
+from coalface.data.readers.bin import FOLDS, Bin, folds_by_position, linked, read_bin, write_bin
+from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.source import Source
-from coalface.data.synthetic import SyntheticFaces
-from coalface.evaluate.verification import ten_fold_accuracy
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation.metrics.verification import ten_fold_accuracy
 
 DATA = os.environ.get("COALFACE_DATA")
 NUMPY: Any = np._core.multiarray
@@ -541,7 +541,7 @@ def test_what_can_be_noted_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     path = put(tmp_path, b"\x80\x04](" + 6 * b"C\x01a\x94C\x01b\x94" + b"e.")
     with pytest.raises(ValueError, match="something other than two lists"):
         read_bin(path)
-    monkeypatch.setattr("coalface.data.binpickle._FEW", 5)
+    monkeypatch.setattr("coalface.data.readers.bin_pickle._FEW", 5)
     with pytest.raises(ValueError, match="more than 5 values at once"):
         read_bin(path)
 

@@ -16,10 +16,11 @@ from test_pack import Counting
 from tinyruns import Silent, picture_folders, tiny, write
 from typer.testing import CliRunner
 
-from coalface import cli, experiment
-from coalface.cli import app
+from coalface.cli import main
+from coalface.cli.main import app
 from coalface.data.cache import PRETRAINED, clear, entries
-from coalface.data.pack import cached_pack, read_pack, write_pack
+from coalface.data.readers.pack import cached_pack, read_pack, write_pack
+from coalface.experiments import run as experiment
 
 DAY = 86400
 
@@ -82,7 +83,7 @@ def test_a_file_in_the_place_of_the_cache_is_refused(
     for command in (["cache"], ["cache", "clear"], ["run", str(recipe), "--out", str(tmp_path / "out")]):
         monkeypatch.setattr(sys, "argv", ["coalface", *command])
         with pytest.raises(SystemExit):
-            cli.main()
+            main.main()
         assert f"{cache} is a file" in (told := capsys.readouterr().err) and "COALFACE_CACHE" in told
 
 
@@ -95,7 +96,7 @@ def test_what_cannot_be_written_to_the_cache_says_how_another_is_named(
     recipe = write(tmp_path / "tiny.yaml", data={"source": {"kind": "folder", "path": str(tmp_path / "faces")}})
     monkeypatch.setattr(sys, "argv", ["coalface", "run", str(recipe), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit):
-        cli.main()
+        main.main()
     told = capsys.readouterr().err
     assert str(tmp_path / "file" / "deep" / "cache") in told and "COALFACE_CACHE" in told
 

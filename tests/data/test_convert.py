@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from coalface.cli import app
-from coalface.core import generator
-from coalface.data.bins import write_bin
-from coalface.data.convert import PAIRS, Pairs, convert, kind_of
-from coalface.data.faces import FaceSet
-from coalface.data.folder import read_folder
-from coalface.data.layouts import read_lists
-from coalface.data.pack import read_pack
+from coalface.cli.main import app
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
 from coalface.data.pairs import read_pairs
-from coalface.data.rec import read_rec, write_rec
+from coalface.data.readers.bin import write_bin
+from coalface.data.readers.folders import read_folder
+from coalface.data.readers.layouts import read_lists
+from coalface.data.readers.pack import read_pack
+from coalface.data.readers.records import read_rec, write_rec
 from coalface.data.stores import IDENTITIES, Store, open_store
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.data.tools.convert import PAIRS, Pairs, convert, kind_of
 
 NAMES = ("Ann_Lee", "José_Núñez", "Bo")
 
@@ -336,7 +336,7 @@ def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
 
 
 def test_an_inspection_counts_every_damaged_record(tmp_path: Path) -> None:
-    from coalface.data.inspection import inspect
+    from coalface.data.tools.inspect import inspect
 
     convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
     rec = read_rec(tmp_path / "r")

@@ -11,13 +11,13 @@ import pytest
 from test_layouts import MADE, say
 from typer.testing import CliRunner, Result
 
-from coalface.cli import app
-from coalface.core import generator
-from coalface.data import convert as converting
-from coalface.data.convert import Pairs, convert
-from coalface.data.layouts import RACES
-from coalface.data.naming import file_names
+from coalface.cli.main import app
+from coalface.core.method import generator
+from coalface.data.readers.layouts import RACES
 from coalface.data.stores import Store, open_store
+from coalface.data.tools import convert as converting
+from coalface.data.tools.convert import Pairs, convert
+from coalface.data.tools.naming import file_names
 
 SIDE = 8
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 
 STORE = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
 OTHER = np.arange(10, 14, dtype=np.uint8).reshape(4, 1, 1, 1)

@@ -7,10 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.folder import SUFFIXES, Folder, doubts, empty_folders, list_images, read_folder
+from coalface.core.text import shown
+from coalface.data.readers.folders import SUFFIXES, Folder, doubts, empty_folders, list_images, read_folder
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
-from coalface.data.words import shown
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -198,7 +198,7 @@ def test_the_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "ann/1.png", ramp(4, 4))
     before = read_folder(tmp_path).fingerprint()
-    monkeypatch.setattr("coalface.data.folder.DECODER", -1)
+    monkeypatch.setattr("coalface.data.readers.folders.DECODER", -1)
     assert read_folder(tmp_path).fingerprint() != before
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data.headers import PIXEL_LIMIT, Header, check_header, read_header
+from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, read_header
 from coalface.data.source import decode
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
 
 
 def encoded(height: int, width: int, channels: int, suffix: str, *options: int) -> bytes:

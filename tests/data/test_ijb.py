@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coalface.data import ijb, numberlists
+from coalface.data.readers import ijb, number_lists
 
 META = {
     "ijbc_face_tid_mid.txt": "1.jpg 1 69544\n2.jpg 1 3720\n3.jpg 1 3720\n4.jpg 2 9\n5.jpg 30 9\n6.jpg 41 1\n",
@@ -112,7 +112,7 @@ def unknown(meta):
     ],
 )
 def test_pairs_that_contradict_subjects_or_each_other(unknown, monkeypatch, chunk, pairs, says):
-    monkeypatch.setattr(numberlists, "CHUNK", chunk)
+    monkeypatch.setattr(number_lists, "CHUNK", chunk)
     (unknown / "ijbc_template_pair_label.txt").write_text("1 2 0\n2 41 1\n" + pairs)
     with pytest.raises(ValueError, match=f"pair_label.txt, {says}"):
         ijb.read_ijb(unknown)
@@ -255,7 +255,7 @@ def test_a_line_of_another_form(tmp_path, reader, text, says):
 @pytest.mark.parametrize("chunk", [16, 40, 2**24])
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_a_bad_pair_is_found_wherever_it_stands(tmp_path, monkeypatch, line, says, chunk, end):
-    monkeypatch.setattr(numberlists, "CHUNK", chunk)
+    monkeypatch.setattr(number_lists, "CHUNK", chunk)
     good = "10 20 1\n\n30 400 0\r\n"
     for before, number in (("", 1), (good, 4), (good * 5, 16)):
         text = before + line + ("\n" + good if end else "")
@@ -273,7 +273,7 @@ def test_two_lines_that_make_up_for_each_other_are_seen(tmp_path):
 
 @pytest.mark.parametrize("chunk", [9, 11, 64, 1000, 2**24])
 def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(numberlists, "CHUNK", chunk)
+    monkeypatch.setattr(number_lists, "CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     rows = [
         (int(a), int(b), int(c))
@@ -290,8 +290,8 @@ def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
 
 
 def test_a_list_without_line_ends_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(numberlists, "CHUNK", 64)
-    monkeypatch.setattr(numberlists, "LONGEST", 200)
+    monkeypatch.setattr(number_lists, "CHUNK", 64)
+    monkeypatch.setattr(number_lists, "LONGEST", 200)
     with pytest.raises(ValueError, match="line 1: it does not end"):
         ijb.read_template_pairs(written(tmp_path, "1 2 1 " * 100))
 

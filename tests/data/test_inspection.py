@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.inspection import SHOWN, Item, Report, inspect, near_names, text
+from coalface.data.tools.inspect import SHOWN, Item, Report, inspect, near_names, text
 
 
 def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:

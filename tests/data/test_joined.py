@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from coalface.data.joined import Joined
-from coalface.data.pack import cached_pack
 from coalface.data.partition import by_domain
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.readers.pack import cached_pack
+from coalface.data.synthetic.generator import SyntheticFaces
 
 FIRST = SyntheticFaces(2, 3, seed=1, size=32)
 SECOND = SyntheticFaces(3, 2, seed=1, size=32, domains=("night",))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_layouts import rfw, say
 
-from coalface.data.alignment import TEMPLATE
-from coalface.data.landmarks import landmark_lists, read_landmarks
-from coalface.data.layouts import RACES
+from coalface.data.align import TEMPLATE
+from coalface.data.readers.landmarks import landmark_lists, read_landmarks
+from coalface.data.readers.layouts import RACES
 from coalface.data.stores import open_store
 
 FILES = ("African/m.01/m.01_0001.jpg", "African/m.01/m.01_0002.jpg", "Asian/m.0x/m.0x_0001.jpg")

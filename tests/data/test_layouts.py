@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
-from coalface.data.layouts import LAYOUTS, RACES, read_layout, read_lists, recognise
-from coalface.data.pack import read_pack, write_pack
 from coalface.data.pairs import PairList
+from coalface.data.readers.layouts import LAYOUTS, RACES, read_layout, read_lists, recognise
+from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.source import Source
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
 
 FACE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=2, size=16, grey=False).generate().pixels[0])[1].tobytes()
 

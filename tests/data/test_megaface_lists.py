@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from coalface.data import megaface
+from coalface.data.readers import megaface
 
 PROBES = {
     "path": ["Alec Baldwin/Alec Baldwin_2121.png", "Adam_McKay/Adam_McKay_468.jpg", "Alec Baldwin/Alec Baldwin_7.png"],

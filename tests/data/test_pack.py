@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coalface.data.folder import read_folder
-from coalface.data.pack import cached_pack, default_cache, read_pack, write_pack
+from coalface.data.readers.folders import read_folder
+from coalface.data.readers.pack import cached_pack, default_cache, read_pack, write_pack
 
 
 class Counting:
@@ -242,7 +242,7 @@ def test_pixels_are_hashed_once_and_not_by_every_process(tmp_path: Path, monkeyp
     count = """
 import sys
 from pathlib import Path
-from coalface.data import pack
+from coalface.data.readers import pack
 hashed = []
 check = pack.check_pixels
 pack.check_pixels = lambda path: (hashed.append(path), check(path))

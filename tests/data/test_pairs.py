@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coalface.data.faces import FaceSet
-from coalface.data.folder import read_folder
+from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     DEVTEST_ALL_SHA256,
     PairList,
@@ -18,6 +17,7 @@ from coalface.data.pairs import (
     named_identities,
     read_pairs,
 )
+from coalface.data.readers.folders import read_folder
 
 
 def faces_of(counts: dict[str, int], first: int = 1) -> FaceSet:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 from coalface.data.partition import (
     PARTITIONS,
     by_domain,

@@ -9,7 +9,7 @@ import pytest
 from test_layouts import FACE, MADE, put, say
 from typer.testing import CliRunner, Result
 
-from coalface.cli import app
+from coalface.cli.main import app
 from coalface.data.stores import open_store
 
 ASTRAY = "not directly in an identity's folder, as in NAME/photo.jpg"

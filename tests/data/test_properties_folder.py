@@ -12,10 +12,10 @@ from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data.convert import convert
-from coalface.data.folder import SUFFIXES, read_folder
+from coalface.data.readers.folders import SUFFIXES, read_folder
 from coalface.data.source import decode
 from coalface.data.stores import open_store
+from coalface.data.tools.convert import convert
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
 FAST = settings(deadline=None, derandomize=True, max_examples=30)

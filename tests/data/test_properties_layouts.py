@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_layouts import MADE
 
-from coalface.data.faces import FaceSet
-from coalface.data.layouts import LAYOUTS, read_layout, read_lists, recognise
+from coalface.data.faceset import FaceSet
+from coalface.data.readers.layouts import LAYOUTS, read_layout, read_lists, recognise
 from coalface.data.source import Source
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=20)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coalface.data.faces import FaceSet
-from coalface.data.pack import read_pack, write_pack
+from coalface.data.faceset import FaceSet
+from coalface.data.readers.pack import read_pack, write_pack
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
 LETTERS = st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)

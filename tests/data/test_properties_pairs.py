@@ -12,11 +12,11 @@ from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data.bins import write_bin
-from coalface.data.convert import PAIRS, convert
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
 from coalface.data.pairs import named_identities, read_pairs
+from coalface.data.readers.bin import write_bin
 from coalface.data.stores import Store, open_store
+from coalface.data.tools.convert import PAIRS, convert
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
 

@@ -11,11 +11,12 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from coalface.data import rec, stores
-from coalface.data.convert import convert
-from coalface.data.rec import check_room, read_rec, write_rec
-from coalface.data.recordio import header, write_record
+from coalface.data import stores
+from coalface.data.readers import records
+from coalface.data.readers.recordio import header, write_record
+from coalface.data.readers.records import check_room, read_rec, write_rec
 from coalface.data.stores import open_store
+from coalface.data.tools.convert import convert
 
 GOLDEN = Path(os.environ.get("COALFACE_DATA", "")) / "golden"
 needs_golden = pytest.mark.skipif(
@@ -44,7 +45,7 @@ def test_the_most_that_float32_numbers_can_name() -> None:
 def test_a_set_that_is_too_large_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rec, "EXACT", 10)
+    monkeypatch.setattr(records, "EXACT", 10)
     with pytest.raises(ValueError, match="9 images of 1 identity are too many for one file"):
         write_rec(labelled(9), tmp_path / "deep" / "set")
     assert list(tmp_path.iterdir()) == []
@@ -58,7 +59,7 @@ def test_a_set_that_is_too_large_is_refused_before_anything_is_written(
 def test_images_that_come_one_by_one_are_refused_at_the_first_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rec, "EXACT", 10)
+    monkeypatch.setattr(records, "EXACT", 10)
     asked = []
 
     def endless() -> Iterator[tuple[int, bytes]]:
@@ -78,11 +79,11 @@ def test_a_conversion_that_is_too_large_reads_no_image(tmp_path: Path, monkeypat
         raise AssertionError("an image was read")
 
     store = dataclasses.replace(open_store(tmp_path / "set"), encoded=unread)
-    monkeypatch.setattr(rec, "EXACT", 7)
+    monkeypatch.setattr(records, "EXACT", 7)
     with pytest.raises(ValueError, match="5 images of 2 identities are too many for one file"):
         convert(store, tmp_path / "other", "rec")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
-    monkeypatch.setattr(rec, "EXACT", 8)
+    monkeypatch.setattr(records, "EXACT", 8)
     with pytest.raises(AssertionError, match="an image was read"):
         convert(store, tmp_path / "other", "rec")
 

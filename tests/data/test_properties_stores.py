@@ -12,10 +12,10 @@ from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data.bins import write_bin
-from coalface.data.convert import Pairs, convert
-from coalface.data.inspection import inspect
+from coalface.data.readers.bin import write_bin
 from coalface.data.stores import IDENTITIES, Store, open_store
+from coalface.data.tools.convert import Pairs, convert
+from coalface.data.tools.inspect import inspect
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=30)
 PEOPLE = {"Ann_Lee": 3, "Bo": 2, "José": 2}

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data import rec
-from coalface.data.pack import cached_pack, read_pack, write_pack
-from coalface.data.rec import Rec, read_rec, write_rec
-from coalface.data.recordio import header, write_record
-from coalface.data.recranges import misfits
+from coalface.data.readers import records as rec
+from coalface.data.readers.pack import cached_pack, read_pack, write_pack
+from coalface.data.readers.recordio import header, write_record
+from coalface.data.readers.records import Rec, read_rec, write_rec
 from coalface.data.source import decode
+from coalface.data.tools.record_ranges import misfits
 
 GOLDEN = Path(os.environ.get("COALFACE_DATA", "")) / "golden"
 needs_golden = pytest.mark.skipif(
@@ -323,7 +323,7 @@ def test_sets_that_are_too_large_for_the_format(tmp_path: Path, monkeypatch: pyt
     write_rec(faces(), tmp_path / "set")
     with pytest.raises(ValueError, match=r"7 images of 3 identities are too many for one file: .* split the set"):
         write_rec([*faces(), (2, b"x")], tmp_path / "other")
-    monkeypatch.setattr("coalface.data.recordio.LONGEST", 32)
+    monkeypatch.setattr("coalface.data.readers.recordio.LONGEST", 32)
     with pytest.raises(ValueError, match=r"image 1 \(label 0\): a record of 33 bytes is too long"):
         write_rec([(0, b"12345678"), (0, b"123456789")], tmp_path / "other")
     assert [p.name for p in tmp_path.iterdir()] == ["set"]

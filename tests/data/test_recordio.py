@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.data import recordio
-from coalface.data.recordio import MAGIC, RecordFile, header, open_records, read_index, write_record
+from coalface.data.readers import recordio
+from coalface.data.readers.recordio import MAGIC, RecordFile, header, open_records, read_index, write_record
 
 M = bytes([0x0A, 0x23, 0xD7, 0xCE])
 """The magic as it lies in a file."""

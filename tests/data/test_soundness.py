@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from coalface.cli import app
-from coalface.data.inspection import Item, inspect
-from coalface.data.soundness import Ear, all_whole, check_whole
+from coalface.cli.main import app
 from coalface.data.source import decode
-from coalface.data.synthetic import SyntheticFaces
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.data.tools.decode_check import Ear, all_whole, check_whole
+from coalface.data.tools.inspect import Item, inspect
 
 WHOLE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=3, size=64, grey=False).generate().pixels[0])[1].tobytes()
 MIDDLE = WHOLE.index(b"\xff\xda") + 200

@@ -6,11 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data import looks, rendering, synthetic
-from coalface.data.looks import DOMAINS, IDENTITY, NUISANCE, Domain
-from coalface.data.pack import cached_pack
+from coalface.data.readers.pack import cached_pack
 from coalface.data.source import Source
-from coalface.data.synthetic import BLOCK, SyntheticFaces, sheet
+from coalface.data.synthetic import appearance, generator, rendering
+from coalface.data.synthetic.appearance import DOMAINS, IDENTITY, NUISANCE, Domain
+from coalface.data.synthetic.generator import BLOCK, SyntheticFaces, sheet
 
 
 def pixels(source: SyntheticFaces) -> np.ndarray:
@@ -119,21 +119,23 @@ def test_waves_turns_and_bells() -> None:
 
 def test_bells_and_noise_have_mean_0_and_variance_1() -> None:
     raw = np.random.Philox(key=1).random_raw(40_000)
-    bell = looks._bell(raw.reshape(10, -1))
+    bell = appearance._bell(raw.reshape(10, -1))
     assert bell.shape == (10, 4000)
     assert abs(bell.mean()) < 0.02 and abs(bell.std() - 1) < 0.02 and np.abs(bell).max() <= math.sqrt(12) + 1e-4
     parts = [int(raw[0]) >> shift & 0xFFFF for shift in (0, 16, 32, 48)]
     assert bell[0, 0] == pytest.approx((sum(parts) / 65535 - 2) * math.sqrt(3), rel=1e-4)
-    noise = looks._noise(raw[:32_768].reshape(16, -1), 64)
+    noise = appearance._noise(raw[:32_768].reshape(16, -1), 64)
     assert noise.shape == (16, 64, 64) and abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
 
 
 def test_traits_follow_their_table() -> None:
-    lines = looks._bell(np.stack([looks._draw(3, looks.IDENTITY_STREAM, i, 0, len(IDENTITY)) for i in range(2000)]))
+    lines = appearance._bell(
+        np.stack([appearance._draw(3, appearance.IDENTITY_STREAM, i, 0, len(IDENTITY)) for i in range(2000)])
+    )
     assert np.abs(lines.mean(axis=0)).max() < 0.1
     correlation = np.corrcoef(lines.T) - np.eye(len(IDENTITY))
     assert np.abs(correlation).max() < 0.12
-    assert len(NUISANCE) + len(looks.CHANCES) <= looks.RAW
+    assert len(NUISANCE) + len(appearance.CHANCES) <= appearance.RAW
 
 
 def test_the_same_person_is_more_alike_than_two() -> None:
@@ -172,7 +174,7 @@ def test_fingerprints_tell_sources_apart() -> None:
     assert sources[0].fingerprint() == SyntheticFaces(2, 2, seed=0).fingerprint()
 
 
-@pytest.mark.parametrize("edited", ["synthetic.py", "looks.py", "rendering.py"])
+@pytest.mark.parametrize("edited", ["generator.py", "appearance.py", "rendering.py"])
 def test_an_edit_of_the_generator_makes_new_packs(edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def packs() -> set[str]:
         cached_pack(SyntheticFaces(2, 2, seed=0, size=32), tmp_path / "cache", size=32, grey=True)
@@ -180,13 +182,13 @@ def test_an_edit_of_the_generator_makes_new_packs(edited: str, tmp_path: Path, m
 
     before = packs()
     assert packs() == before  # the same text again is read from the cache
-    copies = tuple(tmp_path / file.name for file in synthetic.DRAWN_BY)
-    for file, copy in zip(synthetic.DRAWN_BY, copies, strict=True):
+    copies = tuple(tmp_path / file.name for file in generator.DRAWN_BY)
+    for file, copy in zip(generator.DRAWN_BY, copies, strict=True):
         copy.write_bytes(file.read_bytes())
-    monkeypatch.setattr(synthetic, "DRAWN_BY", copies)
+    monkeypatch.setattr(generator, "DRAWN_BY", copies)
     assert packs() == before  # where the files lie is nothing to the pixels
     (tmp_path / edited).write_text((tmp_path / edited).read_text() + "# another table\n")
-    synthetic._sha256_of.cache_clear()
+    generator._sha256_of.cache_clear()
     assert packs() > before
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coalface.core import generator
-from coalface.data.faces import FaceSet
-from coalface.data.testing import by_party, hold_back
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
+from coalface.data.test_images import by_party, hold_back
 
 COUNTS = (5, 2, 0, 3, 9)
 

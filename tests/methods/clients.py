@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from worlds import Ran, Tiny, run
 
-from coalface import wire
-from coalface.core import Method, Tensors
-from coalface.engines.desk import Request
-from coalface.engines.local import InProcess
-from coalface.engines.transport import Reply
-from coalface.learn.work import Cursor, LocalWork
+from coalface.core import codec
+from coalface.core.method import Method, Tensors
+from coalface.engine.local import InProcess
+from coalface.engine.party.executor import Request
+from coalface.engine.transport import Reply
+from coalface.training.local_work import Cursor, LocalWork
 
 EXACT = Tiny(parties=7, one_identity=True, flip=False, double=True)
 """Seven clients of 4 to 6 images, of which nothing is drawn."""
@@ -123,7 +123,7 @@ def hearing(method: Method, heard: list[Heard]) -> type[InProcess]:
                 common = request.common and declared.common and request.common.message(declared.common)
                 each = request.each and declared.each and request.each.message(declared.each)
                 assert not isinstance(reply, Exception), reply
-                data = bytes(reply.data if isinstance(reply, wire.Encoded) else reply)
+                data = bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
                 heard.append(Heard(request, _copied(common), _copied(each), data))
                 yield request, reply
 
@@ -131,7 +131,7 @@ def hearing(method: Method, heard: list[Heard]) -> type[InProcess]:
 
 
 def _copied(message: Any) -> Any:
-    return message and replace(message, **{n: wire.copied(v) for n, v in vars(message).items()})
+    return message and replace(message, **{n: codec.copied(v) for n, v in vars(message).items()})
 
 
 def heard_run(method: Method, folder: Path, build: Tiny = EXACT, **rules: Any) -> tuple[Ran, list[Heard]]:

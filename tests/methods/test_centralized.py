@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.learn.work import LocalWork
+from coalface.training.local_work import LocalWork
 
 
 def test_rounds_are_parts_of_one_long_training(tmp_path: Path) -> None:

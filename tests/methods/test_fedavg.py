@@ -10,12 +10,12 @@ import torch
 import worlds
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.core import Tensors
-from coalface.engines.desk import Request
-from coalface.engines.trouble import Trouble
-from coalface.learn.sgd import HEAD, fresh_head
-from coalface.learn.work import LocalWork
+from coalface.core.method import Tensors
+from coalface.engine.faults import Trouble
+from coalface.engine.party.executor import Request
 from coalface.methods.fedavg import FedAvg
+from coalface.training.local_training import HEAD, fresh_head
+from coalface.training.local_work import LocalWork
 
 FULL = LocalWork(iterations=1, batch=64, lr=0.5, momentum=0.0, weight_decay=0.0)
 

@@ -12,9 +12,9 @@ from clients import EXACT, STEPS, WHOLE
 from test_fedface import TROUBLED, agree, drawn
 from worlds import run
 
-from coalface.learn.spreadout import Spreading
 from coalface.methods.fedaws import FedAwS
 from coalface.methods.fedface import FedFace
+from coalface.training.losses.spreadout import Spreading
 
 WIDE = Spreading(margin=1.3, step=0.1)
 """So wide that random class embeddings of 8 numbers lie within it."""

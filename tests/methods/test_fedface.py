@@ -12,11 +12,11 @@ from clients import EXACT, STEPS, WHOLE, along_cosine, heard_run
 from torch import Tensor
 from worlds import Tiny, run
 
-from coalface import wire
-from coalface.core import Party, Tensors, generator, step
-from coalface.engines.trouble import Trouble
-from coalface.learn.spreadout import Spreading
+from coalface.core import codec
+from coalface.core.method import Party, Tensors, generator, step
+from coalface.engine.faults import Trouble
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global, Update
+from coalface.training.losses.spreadout import Spreading
 
 TROUBLED = Trouble(dropout=0.2, lost=0.2)
 
@@ -159,7 +159,7 @@ def test_nobody_is_sent_the_class_embedding_of_another(tmp_path: Path) -> None:
     assert all(float(w.norm()) == pytest.approx(1, abs=1e-12) for w in later.values())
     assert len({w.numpy().tobytes() for w in later.values()}) == len(later) == 14
     assert {name for h in heard for name in vars(h.common)} == {"backbone"}
-    replies = [wire.decode(bytearray(h.data), Update) for h in heard]
+    replies = [codec.decode(bytearray(h.data), Update) for h in heard]
     assert all(float(reply.centre.norm()) == pytest.approx(1, abs=1e-12) for reply in replies)
 
 

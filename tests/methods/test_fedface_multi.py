@@ -17,18 +17,18 @@ from torch import Tensor
 from typer.testing import CliRunner
 from worlds import NUMERICS, Tiny, faces, run
 
-from coalface import wire
-from coalface.cli import app
-from coalface.core import Party, Tensors, step
-from coalface.data.faces import FaceSet
-from coalface.engines.trouble import Trouble
-from coalface.learn.margins import CosFace
-from coalface.learn.sphereface2 import SphereFace2
-from coalface.learn.spreadout import Spreading
-from coalface.learn.subcenter import SubCenterArcFace
-from coalface.learn.work import Cursor, LocalWork
+from coalface.cli.main import app
+from coalface.core import codec
+from coalface.core.method import Party, Tensors, step
+from coalface.data.faceset import FaceSet
+from coalface.engine.faults import Trouble
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.margins import CosFace
+from coalface.training.losses.sphereface2 import SphereFace2
+from coalface.training.losses.spreadout import Spreading
+from coalface.training.losses.subcenter import SubCenterArcFace
 
 COSFACE = CosFace(scale=16.0, margin=0.1)
 WORK = LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.5, weight_decay=5e-3)
@@ -72,7 +72,7 @@ def test_with_one_identity_a_client_it_is_fedface_bit_for_bit(
     for cls in (FedFace, FedFaceMulti):
         ran, heard = heard_run(cls(**{"rounds": 4, **settings}), tmp_path / cls.__name__, build, **rules)
         down = [
-            (h.request.party, *(bytes(m.data) for m in (wire.encode(h.common), wire.encode(h.each)))) for h in heard
+            (h.request.party, *(bytes(m.data) for m in (codec.encode(h.common), codec.encode(h.each)))) for h in heard
         ]
         found.append((ran.bytes(), down, [h.data for h in heard]))
     assert found[0] == found[1] and len(found[0][2]) >= 10
@@ -274,7 +274,7 @@ def test_the_command_says_that_the_server_learns_the_class_embeddings() -> None:
 
 def test_every_class_embedding_lies_at_the_server_and_is_left(tmp_path: Path) -> None:
     ran, heard = heard_run(multi(), tmp_path, EXACT)
-    replies = [wire.unpack(bytearray(h.data), Update) for h in heard]
+    replies = [codec.unpack(bytearray(h.data), Update) for h in heard]
     assert [len(r.centre) for r in replies] == [KNOWN[h.request.party] for h in heard]
     assert all((r.centre.norm(dim=1) - 1).abs().max() < 1e-12 for r in replies)
     assert ran.models.class_embeddings is not None

@@ -17,14 +17,14 @@ from jointly import EXACT, WORK, followed, joint, own_model, same_as_kept
 from typer.testing import CliRunner
 from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
 
-from coalface import wire
-from coalface.cli import app
-from coalface.learn.sgd import Learner
-from coalface.learn.sphereface2 import SphereFace2
-from coalface.learn.subcenter import SubCenterArcFace
-from coalface.learn.work import LocalWork
+from coalface.cli.main import app
+from coalface.core import codec
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
+from coalface.training.local_training import Learner
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.sphereface2 import SphereFace2
+from coalface.training.losses.subcenter import SubCenterArcFace
 
 OFF: dict[str, Any] = {"public": "none", "contrastive": 0.0, "branch": "none"}
 
@@ -149,7 +149,7 @@ def test_phi_stays_or_goes_on(tmp_path: Path) -> None:
 def test_a_clients_weight(tmp_path: Path) -> None:
     for weights in ("images", "trained"):
         _, heard = heard_run(joint(rounds=1, weights=weights, contrastive=0.0), tmp_path / weights, EXACT)
-        sent = {h.request.party: wire.unpack(bytearray(h.data), Update) for h in heard}
+        sent = {h.request.party: codec.unpack(bytearray(h.data), Update) for h in heard}
         assert {p: u.images for p, u in sent.items()} == (
             {"silo-0": 12, "silo-1": 11, "silo-2": 10}
             if weights == "images"
@@ -283,7 +283,7 @@ def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
             private = [own.classes, *own.classes, *own.branch.values(), *own.branch["own"], *own.branch["turn"]]
             secrets = before.get(party, []) + [t.numpy().tobytes() for t in private]
             replies = [h for h in heard if h.request.party == party and h.request.round == rounds]
-            assert len(replies) == 1 and len(wire.unpack(bytearray(replies[0].data), Update).classifier) == 3
+            assert len(replies) == 1 and len(codec.unpack(bytearray(replies[0].data), Update).classifier) == 3
             assert not any(secret in replies[0].data for secret in secrets)
             assert all(t.numpy().tobytes() in replies[0].data for t in own.model.values())  # Θ_l: what is sent
             before[party] = [t.numpy().tobytes() for t in own.model.values()]
@@ -294,7 +294,7 @@ def test_a_client_that_sits_out_keeps_what_it_had(tmp_path: Path) -> None:
     for rounds in (1, 2, 3, 4):
         run(joint(rounds=rounds, sample=1), tmp_path / str(rounds), EXACT)
         kept = {p: naive.kept(tmp_path / str(rounds), p, Own) for p in EXACT().data}
-        held[rounds] = {p: bytes(wire.pack(own).data) for p, own in kept.items() if own is not None}
+        held[rounds] = {p: bytes(codec.pack(own).data) for p, own in kept.items() if own is not None}
     came = [next(iter(line["losses"])) for line in metrics(tmp_path / "4")]
     assert len(set(came)) > 1
     for rounds in (2, 3, 4):

@@ -18,19 +18,19 @@ from torch.nn import functional as F
 from unlabelled import PAIRS, TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
-from coalface import wire
-from coalface.core import DeclarationError, Federation, Models, Tensors
-from coalface.engines.desk import Desk, Request
-from coalface.engines.local import World
-from coalface.engines.transport import StepFailed
-from coalface.learn.cluster import GRID
-from coalface.learn.sgd import HEAD
-from coalface.learn.subcenter import SubCenterArcFace
+from coalface.core import codec
+from coalface.core.method import DeclarationError, Federation, Models, Tensors
+from coalface.engine.local import World
+from coalface.engine.party.executor import Desk, Request
+from coalface.engine.transport import StepFailed
+from coalface.experiments.plan import plan
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import FedFRUDA, Own, State
 from coalface.methods.finetune_pseudo import FinetunePseudo
-from coalface.methods.labelling import Labelling
-from coalface.planning import plan
+from coalface.training.clustering.finch import GRID
+from coalface.training.clustering.pseudo_labels import Labelling
+from coalface.training.local_training import HEAD
+from coalface.training.losses.subcenter import SubCenterArcFace
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def test_a_desk_refuses_a_step_of_another_role_by_itself(tmp_path: Path) -> None
     """Whatever a server asks."""
     method = made()
     desk = Desk(worlds.setup(method, tmp_path, WORLD).site(WORLD()), "silo-1")
-    common = wire.encode(fedfr_uda.Global(backbone=WORLD().backbone.shared()))
+    common = codec.encode(fedfr_uda.Global(backbone=WORLD().backbone.shared()))
     request = Request("test", "silo-1", "label", 1, 1, 1, 1, "choose", common, None, None, (0, None))
     with pytest.raises(StepFailed, match="the step is for the role 'trainer/source', this party is a 'trainer/target'"):
         desk.answer(request)

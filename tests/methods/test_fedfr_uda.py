@@ -16,11 +16,11 @@ from torch import Tensor
 from unlabelled import LR, TAU, WORLD, Client, heard, made
 from worlds import Tiny, run
 
-from coalface.core import Tensors
-from coalface.learn.sgd import HEAD
-from coalface.learn.work import Cursor, LocalWork
+from coalface.core.method import Tensors
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
+from coalface.training.local_training import HEAD
+from coalface.training.local_work import Cursor, LocalWork
 
 
 @dataclass

@@ -13,12 +13,13 @@ from clients import EXACT, STEPS, WHOLE, Heard, Slopes, along_cosine, heard_run
 from torch import Tensor
 from worlds import Tiny, run
 
-from coalface import planning, wire
-from coalface.core import Tensors, generator
-from coalface.engines.trouble import Trouble
-from coalface.learn.equivalent import draw_subsets
+from coalface.core import codec
+from coalface.core.method import Tensors, generator
+from coalface.engine.faults import Trouble
+from coalface.experiments import plan
 from coalface.methods import fedfv
 from coalface.methods.fedfv import FedFV, Update
+from coalface.training.fedfv import draw_subsets
 
 
 def softmax_against(others: list[Tensor], scale: float) -> Slopes:
@@ -108,7 +109,7 @@ def test_all_that_are_selected_get_the_same_others_and_their_own_class_embedding
         rows = torch.cat([*one.values(), *ran.state.centres.values()])
         assert (others @ rows.T).max() < 1 - 1e-6  # a class embedding of another, as it is, goes to nobody
     assert len(seen) == 6  # drawn anew in each round
-    replies = [wire.decode(bytearray(h.data), Update) for h in heard]
+    replies = [codec.decode(bytearray(h.data), Update) for h in heard]
     assert all(float(reply.centre.norm()) == pytest.approx(1, abs=1e-12) for reply in replies)
 
 
@@ -150,7 +151,7 @@ def test_too_few_that_are_not_selected_is_an_error_before_anybody_trains(
     assert not (tmp_path / "parties").exists()
     assert not (tmp_path / "ledger").exists()
     with pytest.raises(ValueError, match=says):  # and so it is on paper, before a folder is made
-        planning.plan(method, {"trainer": sorted(EXACT().data)}, EXACT().backbone)
+        plan.plan(method, {"trainer": sorted(EXACT().data)}, EXACT().backbone)
 
 
 def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:

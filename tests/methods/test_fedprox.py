@@ -7,10 +7,10 @@ import pytest
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.core import Tensors
-from coalface.learn.sgd import HEAD, learn
-from coalface.learn.work import LocalWork
+from coalface.core.method import Tensors
 from coalface.methods import fedprox
+from coalface.training.local_training import HEAD, learn
+from coalface.training.local_work import LocalWork
 
 
 def distance(one: Tensors, other: Tensors) -> float:

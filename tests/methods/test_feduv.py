@@ -14,12 +14,12 @@ from clients import EXACT, STEPS, WHOLE, Slopes, heard_run
 from torch import Tensor
 from worlds import Stop, Tiny, run, stopping
 
-from coalface import wire
-from coalface.core import Tensors, generator
-from coalface.engines.trouble import Trouble
-from coalface.learn.codes import BCH
+from coalface.core import codec
+from coalface.core.method import Tensors, generator
+from coalface.engine.faults import Trouble
 from coalface.methods import feduv
 from coalface.methods.feduv import Code, Done, FedUV, Global, Update
+from coalface.training.bch_codes import BCH
 
 NAMES = sorted(EXACT().data)
 
@@ -153,7 +153,7 @@ def test_no_codeword_lies_anywhere_but_at_its_client(tmp_path: Path) -> None:
 def test_a_threshold_is_told_to_nobody(tmp_path: Path) -> None:
     method = FedUV(rounds=1, local=WHOLE, sample=None, length=127)
     ran, heard = heard_run(method, tmp_path)
-    said = [wire.decode(bytearray(h.data), Done) for h in heard if h.request.step in ("enrol", "set_threshold")]
+    said = [codec.decode(bytearray(h.data), Done) for h in heard if h.request.step in ("enrol", "set_threshold")]
     assert len(said) == 14
     assert [f.name for f in fields(Done)] == ["images"]  # type: ignore[arg-type]
     assert {f.name for f in fields(ran.state)} == {"backbone", "projection", "enrolled"}
@@ -169,7 +169,7 @@ def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path, scal
     codes = codewords(tmp_path)
     for h in heard:
         if h.request.step == "train":
-            change = wire.decode(bytearray(h.data), Update).projection - h.common.projection
+            change = codec.decode(bytearray(h.data), Update).projection - h.common.projection
             column = change[:, int(change.norm(dim=0).argmax())]
             read = column.sign() * column[0].sign() * codes[h.request.party][0]  # its first bit is of its number
             assert torch.equal(read, codes[h.request.party].double())

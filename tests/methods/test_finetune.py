@@ -12,11 +12,11 @@ from clients import metrics
 from jointly import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
 from worlds import Stop, Tiny, run, stopping
 
-from coalface.learn.hinges import PositiveHinge
-from coalface.learn.sphereface import SphereFace
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.methods.finetune import Finetune, Progress
 from coalface.methods.kd import KD
+from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.losses.sphereface import SphereFace
 
 TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning": 2}
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from unlabelled import in_order, naive_cfinch
 
-from coalface.data.faces import FaceSet
-from coalface.evaluate.clusterings import judge_clusters
-from coalface.learn.cluster import GRID, cfinch
-from coalface.methods.labelling import Labelling
+from coalface.data.faceset import FaceSet
+from coalface.evaluation.metrics.clustering import judge_clusters
+from coalface.training.clustering.finch import GRID, cfinch
+from coalface.training.clustering.pseudo_labels import Labelling
 
 
 def rng(seed: int = 0) -> np.random.Generator:

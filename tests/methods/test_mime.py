@@ -8,11 +8,11 @@ import naive
 import pytest
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.config import RecipeError, parse
-from coalface.learn.sgd import Learner
-from coalface.learn.sphereface2 import SphereFace2
-from coalface.learn.work import LocalWork
+from coalface.experiments.recipe.schema import RecipeError, parse
 from coalface.methods.mime import Mime
+from coalface.training.local_training import Learner
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.sphereface2 import SphereFace2
 
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY, LR = 0.9, 5e-3, 0.05

@@ -8,10 +8,10 @@ import pytest
 import torch
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.core import Tensors
-from coalface.learn.sgd import HEAD, Learner
-from coalface.learn.work import LocalWork
+from coalface.core.method import Tensors
 from coalface.methods.mimelite import MimeLite
+from coalface.training.local_training import HEAD, Learner
+from coalface.training.local_work import LocalWork
 
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY, LR = 0.9, 5e-3, 0.05

@@ -15,14 +15,14 @@ from tinyruns import tiny
 from torch import Tensor
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
-from coalface.config import RecipeError, parse
-from coalface.core import Party, Tensors
-from coalface.engines.trouble import Trouble
-from coalface.learn import sgd
-from coalface.learn.sgd import HEAD, Learner
-from coalface.learn.work import LocalWork
+from coalface.core.method import Party, Tensors
+from coalface.engine.faults import Trouble
+from coalface.experiments.recipe.schema import RecipeError, parse
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM
+from coalface.training import local_training
+from coalface.training.local_training import HEAD, Learner
+from coalface.training.local_work import LocalWork
 
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY = 0.9, 5e-3
@@ -114,7 +114,7 @@ def test_parties_of_unequal_steps_each_apply_one_whole_momentum(
                 applied.setdefault(party.name, []).append(dict(found))
             return found
 
-        return sgd.learn(party, *arguments, pull=noted, **named)
+        return local_training.learn(party, *arguments, pull=noted, **named)
 
     monkeypatch.setattr(pfm, "learn", noting)
     states = naive.watched(PFM, monkeypatch)
@@ -136,7 +136,7 @@ def test_batchnorm_statistics_take_no_momentum(tmp_path: Path, monkeypatch: pyte
     sent: dict[str, Tensors] = {}
 
     def noting(party: Party, *arguments: Any, **named: Any) -> Any:
-        done = sgd.learn(party, *arguments, **named)
+        done = local_training.learn(party, *arguments, **named)
         if party.round == 2:
             sent[party.name] = party.backbone.shared()
         return done
@@ -157,7 +157,7 @@ def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its
 
     def noting(party: Party, backbone: Tensors, own: Learner | None, *arguments: Any, **named: Any) -> Any:
         begun[party.name, party.round] = dict(own.velocity) if own else {}
-        done = sgd.learn(party, backbone, own, *arguments, **named)
+        done = local_training.learn(party, backbone, own, *arguments, **named)
         ended[party.name, party.round] = dict(done[1].velocity)
         return done
 

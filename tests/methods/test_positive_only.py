@@ -11,7 +11,7 @@ from clients import EXACT, STEPS, WHOLE
 from test_fedface import agree
 from worlds import LocalWork, Ran, Tiny, cosines, recipe, run
 
-from coalface.core import Tensors
+from coalface.core.method import Tensors
 from coalface.methods.fedface import FedFace
 from coalface.methods.positive_only import PositiveOnly
 

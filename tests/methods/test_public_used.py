@@ -16,11 +16,14 @@ from test_public_images import recipe
 from tinyruns import Silent
 from worlds import Stop, run, stopping
 
-from coalface import besides, experiment, splits, wire, world
-from coalface.config import Recipe
-from coalface.core import Party, Tensors
+from coalface.core import codec
+from coalface.core.method import Party, Tensors
 from coalface.data.augment import to_tensor
-from coalface.data.faces import FaceSet
+from coalface.data.faceset import FaceSet
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup import splits, world
+from coalface.experiments.sweep import side_tables
 from coalface.methods.fedfr_joint import FedFRJoint, Own, Update
 
 CLIENTS = ["silo-00", "silo-01", "silo-02"]
@@ -153,7 +156,7 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(counts and max(counts) > 0 for counts in given.values())
     assert ran.bytes() == before and {h.request.step for h in heard} == {"train"}
     own = {p: len(faces) for p, faces in EXACT().data.items()}
-    assert all(wire.unpack(bytearray(h.data), Update).images == own[h.request.party] for h in heard)
+    assert all(codec.unpack(bytearray(h.data), Update).images == own[h.request.party] for h in heard)
 
     plain = FedFRJoint.work
 
@@ -168,7 +171,7 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
     kept = {party: one["images"].tolist() for party, one in lies.server.used_public(lies.models)}
     assert all(set(kept[party]) <= {99, 9, 8} and kept[party] != counts for party, counts in given.items())
     assert [h.data for h in told] == [h.data for h in heard]
-    assert [wire.encode(h.common).data for h in told] == [wire.encode(h.common).data for h in heard]
+    assert [codec.encode(h.common).data for h in told] == [codec.encode(h.common).data for h in heard]
 
 
 def test_a_weight_of_all_that_was_trained_on_tells_the_server_of_it(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_a_weight_of_all_that_was_trained_on_tells_the_server_of_it(tmp_path: Pa
     used = {party: one["images"].tolist() for party, one in ran.server.used_public(ran.models)}
     for h in heard:
         public = used[h.request.party][h.request.round - 1]
-        assert wire.unpack(bytearray(h.data), Update).images == own[h.request.party] + public
+        assert codec.unpack(bytearray(h.data), Update).images == own[h.request.party] + public
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ def test_the_table_is_the_one_by_hand() -> None:
         "without": [cell(0), cell(1)],
         "in one seed of two": [cell(0, 8, x=[1, 2, 6]), cell(1)],
     }
-    assert besides.public_images(groups) == [
+    assert side_tables.public_images(groups) == [
         "",
         "Share of the public images that clients trained on in a round, in percent: mean over clients,",
         "then over seeds ± standard deviation.",
@@ -210,5 +213,5 @@ def test_the_table_is_the_one_by_hand() -> None:
 
 
 def test_without_cells_that_say_it_there_is_no_table() -> None:
-    assert besides.public_images({"a": [cell(0)], "b": []}) == []
-    assert besides.public_images({"a": [cell(0, 10, x=[])]}) == []
+    assert side_tables.public_images({"a": [cell(0)], "b": []}) == []
+    assert side_tables.public_images({"a": [cell(0, 10, x=[])]}) == []

@@ -9,9 +9,9 @@ import pytest
 import torch
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.engines.trouble import Trouble
-from coalface.learn.work import LocalWork
+from coalface.engine.faults import Trouble
 from coalface.methods.scaffold import Controlled, Scaffold
+from coalface.training.local_work import LocalWork
 
 EXACT = Tiny(flip=False, double=True)
 DECAY = 5e-3

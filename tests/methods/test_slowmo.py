@@ -7,8 +7,8 @@ import naive
 import pytest
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.learn.work import LocalWork
 from coalface.methods.slowmo import SlowMo
+from coalface.training.local_work import LocalWork
 
 
 @pytest.mark.parametrize("momentum", ["reset", "keep", "none"])

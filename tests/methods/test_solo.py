@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.engines.trouble import Trouble
-from coalface.learn.work import LocalWork
+from coalface.engine.faults import Trouble
+from coalface.training.local_work import LocalWork
 
 
 def test_a_single_party_alone_is_centralised_training(tmp_path: Path) -> None:

@@ -16,17 +16,17 @@ import worlds
 from torch import Tensor
 from worlds import LOSS, WORK, Ran, Tiny, run
 
-from coalface import wire
-from coalface.core import Federation, Mean, Tensors, Ticket, generator
+from coalface.core import codec
+from coalface.core.method import Federation, Mean, Tensors, Ticket, generator
 from coalface.data.pairs import PairList
-from coalface.engines.desk import Request, StepFailed
-from coalface.engines.folding import Fold
-from coalface.engines.local import InProcess
-from coalface.engines.server import Server
-from coalface.engines.transport import Reply
+from coalface.engine.local import InProcess
+from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.running_sums import Fold
+from coalface.engine.server import Server
+from coalface.engine.transport import Reply
 from coalface.methods import METHODS, fedavg, fedavg_fv
 from coalface.methods.fedavg_fv import FedAvgFV
-from coalface.methods.validation import FederatedValidation, Open, Weighting, weighted_mean
+from coalface.training.federated_validation import FederatedValidation, Open, Weighting, weighted_mean
 
 FIVE = Tiny(parties=5, validators=2)
 SHARP = {"smoothing": 0.5}
@@ -428,7 +428,7 @@ def test_a_round_in_which_too_few_arrived_is_abandoned_before_a_sum_is_opened(
     first, second = metrics(ran)
     assert second["abandoned"] and second["reason"].startswith("3 of 5 replies count, 4 are needed (silo-1: ")
     assert set(second["failed"]) == {"silo-1", "silo-3"}
-    assert wire.pack(ran.state).data == wire.pack(whole.state).data
+    assert codec.pack(ran.state).data == codec.pack(whole.state).data
     kept = run(fv(rounds=2), tmp_path / "kept", FIVE, transport=missing("silo-1", "silo-3"), **rules)
     assert not any(r["abandoned"] for r in metrics(kept))
 
@@ -492,8 +492,8 @@ def test_who_does_not_arrive_leaves_the_weights_in_proportion(mode: Any, tmp_pat
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for request, reply in super().exchange(requests):
                 if request.round == 2 and request.step == "train" and not isinstance(reply, Exception):
-                    data = reply.data if isinstance(reply, wire.Encoded) else reply
-                    heard[request.party] = wire.copied(wire.decode(bytearray(data), update(method)).backbone)
+                    data = reply.data if isinstance(reply, codec.Encoded) else reply
+                    heard[request.party] = codec.copied(codec.decode(bytearray(data), update(method)).backbone)
                 yield request, reply
 
     method = fv(fv=mode, rounds=2)

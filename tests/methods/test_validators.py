@@ -16,17 +16,18 @@ import worlds
 from test_validation import FIVE, fv, ledger, metrics, naive_accuracy, naive_mean, traced
 from worlds import Stop, Tiny, run, stopping
 
-from coalface import planning, wire
-from coalface.core import generator
+from coalface.core import codec
+from coalface.core.method import generator
 from coalface.data.augment import to_tensor
-from coalface.engines import checkpoint
-from coalface.engines.desk import Request, StepFailed
-from coalface.engines.local import InProcess
-from coalface.engines.transport import Reply, RunFailed
-from coalface.engines.trouble import Trouble
-from coalface.evaluate.features import embed
+from coalface.engine import checkpoint
+from coalface.engine.faults import Trouble
+from coalface.engine.local import InProcess
+from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.transport import Reply, RunFailed
+from coalface.experiments import plan
 from coalface.methods.fedavg import FedAvg
-from coalface.methods.validation import Scores
+from coalface.models.embedding import embed
+from coalface.training.federated_validation import Scores
 
 # --- the lag ----------------------------------------------------------------------------------------------------------
 
@@ -112,9 +113,9 @@ def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dic
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for request, reply in super().exchange(requests):
                 if request.round == round_ and request.step == "train" and not isinstance(reply, Exception):
-                    data = reply.data if isinstance(reply, wire.Encoded) else reply
-                    update = wire.decode(bytearray(data), method.steps["train"][1].reply)
-                    heard[request.party] = wire.copied(update.backbone)
+                    data = reply.data if isinstance(reply, codec.Encoded) else reply
+                    update = codec.decode(bytearray(data), method.steps["train"][1].reply)
+                    heard[request.party] = codec.copied(update.backbone)
                 yield request, reply
 
     run(method, folder, build, transport=Keeping)
@@ -220,7 +221,7 @@ def test_scores_of_another_number_are_refused_and_not_stretched(tmp_path: Path) 
         def instead(self, request: Request, reply: Reply) -> Reply:
             if request.party != "judge-0":
                 return reply
-            return wire.encode(Scores(scores=torch.zeros(1, dtype=torch.float64)))
+            return codec.encode(Scores(scores=torch.zeros(1, dtype=torch.float64)))
 
     ran = run(fv(rounds=2), tmp_path, Tiny(parties=4, validators=2), transport=One)
     assert metrics(ran)[1]["failed"] == {"judge-0": "scores is F64 (1,), not F64 (3,)"}
@@ -287,13 +288,13 @@ def test_nothing_but_scores_leaves_a_validator(tmp_path: Path) -> None:
         def instead(self, request: Request, reply: Reply) -> Reply:
             assert not isinstance(reply, Exception)
             if request.party.startswith("judge"):
-                sent.append((request.party, bytes(reply.data if isinstance(reply, wire.Encoded) else reply)))
+                sent.append((request.party, bytes(reply.data if isinstance(reply, codec.Encoded) else reply)))
             return reply
 
     ran = run(fv(rounds=3), tmp_path, build, transport=Hearing)
     assert len(sent) == 2 * 3  # those of the last round have come when the run ends, and nobody takes them up
     for party, data in sent:
-        message = wire.decode(bytearray(data), Scores)
+        message = codec.decode(bytearray(data), Scores)
         assert list(vars(message)) == ["scores"] and message.scores.shape == (3,)
         assert not any(secret in data for secret in secrets(build, party))
         assert len(data) < 400
@@ -303,7 +304,7 @@ def test_nothing_but_scores_leaves_a_validator(tmp_path: Path) -> None:
     assert [(e["round"], e["name"], e["bytes"]) for _, e in lines if e["name"] == "scores"] == [
         (1, "scores", 24), (2, "scores", 24), (3, "scores", 24)
     ]  # fmt: skip
-    assert planning.what_stays(type(fv())) == planning.what_stays(FedAvg)  # a validator keeps no state
+    assert plan.what_stays(type(fv())) == plan.what_stays(FedAvg)  # a validator keeps no state
     assert ran.server.at.tallies["judge-0"].rounds == 2
 
 
@@ -322,7 +323,7 @@ def test_the_search_for_secrets_would_find_them(tmp_path: Path) -> None:
     build = Marked(parties=4, validators=1)
     faces, pairs = build.validating()["judge-0"]
     for leaked in (pairs.left, pairs.fold, faces.pixels[faces.rows[:1]], embed(build().backbone.module, faces)):
-        data = bytes(wire.encode(Scores(scores=torch.from_numpy(np.asarray(leaked)))).data)
+        data = bytes(codec.encode(Scores(scores=torch.from_numpy(np.asarray(leaked)))).data)
         assert any(secret in data for secret in secrets(build, "judge-0"))
 
 

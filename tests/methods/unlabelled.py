@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from worlds import LOSS, Ran, Tiny, run
 
-from coalface import wire
-from coalface.core import Method, Tensors
-from coalface.engines.desk import Request
-from coalface.engines.local import InProcess, World
-from coalface.engines.transport import Reply, StepFailed
-from coalface.learn.work import Cursor, LocalWork
+from coalface.core import codec
+from coalface.core.method import Method, Tensors
+from coalface.engine.local import InProcess, World
+from coalface.engine.party.executor import Request
+from coalface.engine.transport import Reply, StepFailed
 from coalface.methods.fedfr_uda import FedFRUDA
-from coalface.methods.labelling import Labelling
+from coalface.training.clustering.pseudo_labels import Labelling
+from coalface.training.local_work import Cursor, LocalWork
 
 BOTH = frozenset({"source", "target"})
 WORLD = Tiny(domains=BOTH, flip=False, double=True)
@@ -148,8 +148,8 @@ class Heard:
                     assert heard.method is not None
                     cls = heard.method.steps[request.step][1].reply
                     assert cls is not None and not isinstance(reply, Exception)
-                    data = reply.data if isinstance(reply, wire.Encoded) else reply
-                    heard.replies.append((request.step, wire.decode(bytearray(data), cls)))
+                    data = reply.data if isinstance(reply, codec.Encoded) else reply
+                    heard.replies.append((request.step, codec.decode(bytearray(data), cls)))
                     yield request, reply
 
         return Listening

@@ -10,12 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from coalface import cli
+from coalface.cli import main
 from coalface.models import BACKBONES, catalogue, describe, measuring
 
 
 def said(*arguments):
-    result = CliRunner().invoke(cli.app, ["models", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(main.app, ["models", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -75,12 +75,12 @@ def test_a_backbone_that_cannot_take_the_size_says_so_in_its_row_and_beneath(nam
 @pytest.mark.parametrize("size", [8, 0, -1])
 def test_where_nothing_can_be_listed_the_command_fails_and_says_why(names, size):
     arguments = ["models", *names, "--size", str(size)]
-    result = CliRunner().invoke(cli.app, arguments)
+    result = CliRunner().invoke(main.app, arguments)
     assert result.exit_code == 1 and result.stdout == ""
     assert [line.split("; ")[0] for line in result.stderr.splitlines()] == [
         f"coalface: backbone {name!r}: images of {size}×{size} are too small" for name in names
     ]
-    as_json = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    as_json = CliRunner().invoke(main.app, [*arguments, "--json"])
     assert as_json.exit_code == 1
     assert [sorted(entry) for entry in json.loads(as_json.stdout)["models"]] == [["cannot", "name"]] * len(names)
 
@@ -108,7 +108,7 @@ def test_measured_figures_name_batch_threads_and_processor(hasty):
 def test_what_cannot_be_is_said_in_one_line(arguments, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["coalface", "models", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()  # and nothing was said to begin
     assert line.startswith("coalface: ") and says in line

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from coalface import wire
-from coalface.core import Tensors, message
+from coalface.core import codec
+from coalface.core.method import Tensors, message
 from coalface.privacy import ledger
 
 
@@ -21,8 +21,10 @@ class Update:
     images: int
 
 
-def encoded(round_: int) -> wire.Encoded:
-    return wire.encode(Update(w={'a "quoted"': torch.full((3,), float(round_)), "ö": torch.zeros(2, 1)}, images=round_))
+def encoded(round_: int) -> codec.Encoded:
+    return codec.encode(
+        Update(w={'a "quoted"': torch.full((3,), float(round_)), "ö": torch.zeros(2, 1)}, images=round_)
+    )
 
 
 def about(round_: int) -> dict[str, str | int]:

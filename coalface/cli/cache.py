@@ -1,0 +1,77 @@
+"""The commands `coalface cache`: decoded images and pre-trained models that are kept on this machine."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from coalface.cli.data import AsJson
+from coalface.core.text import several
+from coalface.data import cache as caches
+from coalface.data.cache import Entry
+
+cache = typer.Typer(help="Decoded images and pre-trained models kept on this machine.", rich_markup_mode=None)
+
+
+@cache.callback(invoke_without_command=True)
+def show(context: typer.Context, as_json: AsJson = False) -> None:
+    """Say where the cache is, how much it holds of what, and when that was last used."""
+    from coalface.cli.console import print_table
+    from coalface.experiments.report.runs import size
+
+    if context.invoked_subcommand is not None:
+        return
+    place = caches.default_cache()
+    found = caches.entries(place)
+    if as_json:
+        listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found]
+        typer.echo(json.dumps({"cache": str(place), "entries": listed}, indent=1))
+        return
+    named = "as COALFACE_CACHE says" if os.environ.get("COALFACE_CACHE") else "COALFACE_CACHE would name another folder"
+    typer.echo(f"{place} ({named})")
+    rows = []
+    for kind in caches.KINDS:
+        if these := [entry for entry in found if entry.kind == kind]:
+            row = {"kind": kind, "number": f"{len(these):,}", "size": size(sum(entry.bytes for entry in these))}
+            row |= {"oldest made": _ago(min(entry.made for entry in these)), "longest unused": _ago(these[0].used)}
+            rows.append(row | {"last used": _ago(these[-1].used)})
+    if not rows:
+        typer.echo("it holds nothing")
+        return
+    print_table(rows, numbers={"number", "size"})
+
+
+@cache.command()
+def clear(
+    kind: Annotated[str | None, typer.Argument(help="packs, pretrained or unfinished; without it, all.")] = None,
+    older_than: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Leave what was used in the last so many days.")
+    ] = 0,
+) -> None:
+    """Remove what is kept, but for what a process uses now; runs make anew what they need of it."""
+    from coalface.core.checks import nearest
+    from coalface.experiments.report.runs import size
+
+    chosen = None if kind is None else nearest(kind, dict.fromkeys(caches.KINDS), "KIND")
+    removed, left = caches.clear(caches.default_cache(), chosen, older_than)
+    typer.echo(f"removed {_counted(removed)}: {size(sum(entry.bytes for entry in removed))} freed")
+    if left:
+        typer.echo(f"left {_counted(left)}: a process uses {'it' if len(left) == 1 else 'them'}")
+
+
+def _ago(moment: float) -> str:
+    days = int((time.time() - moment) // 86400)
+    return f"{several(days, 'day')} ago" if days > 0 else "today"
+
+
+def _counted(found: Sequence[Entry]) -> str:
+    names = {"packs": "pack", "pretrained": "pre-trained model", "unfinished": "unfinished folder"}
+    counts = collections.Counter(names[entry.kind] for entry in found)
+    return ", ".join(several(count, name) for name, count in counts.items()) or "nothing"

@@ -1,0 +1,166 @@
+"""The commands `coalface data`: sets of face images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Part = Annotated[str, typer.Option(help="Of a layout with parts: train or test of VGGFace2, a race of RFW and BUPT.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+data = typer.Typer(
+    no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.", rich_markup_mode=None
+)
+
+
+@data.command()
+def pack(
+    source: Annotated[Path, typer.Argument(help="Identity folders, or records of insightface.")],
+    out: Annotated[Path, typer.Argument(help="The pack to make.")],
+    size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
+    grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
+    part: Part = "",
+) -> None:
+    """Decode a set of images once, into a pack that training reads as a memory map."""
+    from coalface.core.text import several
+    from coalface.data.readers.pack import read_pack, write_pack
+    from coalface.data.stores import open_store
+    from coalface.data.tools.progress_bar import counting
+
+    listed = open_store(source, part=part)
+    for said in listed.passed_over():
+        typer.echo(f"note: passed over: {said}")
+    with counting("packing", len(listed.files)) as count:
+        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
+    faces = read_pack(out)
+    held = f"{several(len(faces), 'image')} of {several(len(faces.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {held}, {size}×{size}")
+
+
+@data.command()
+def sheet(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-sheet.png"),
+    seed: Annotated[int, typer.Option(help="Other seeds show other people.")] = 0,
+) -> None:
+    """Draw a sheet of the synthetic faces: the same people in every domain."""
+    from coalface.data.synthetic import generator as synthetic
+
+    synthetic.sheet(out, seed=seed)
+    typer.echo(f"wrote {out}")
+
+
+@data.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
+    to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="For a .bin: a pair list (docs/formats.md), or a layout's own.")
+    ] = None,
+    own: Annotated[str | None, typer.Option("--list", help="For a .bin: a layout's own pair list, by name.")] = None,
+    draw: Annotated[
+        int | None, typer.Option(help="For a .bin: so many genuine and impostor pairs, drawn by --seed.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the drawn pairs; 0 if not given.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="For a pack: side of the images in pixels; 112 if not given.")
+    ] = None,
+    grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
+    part: Part = "",
+    quiet: Quiet = False,
+) -> None:
+    """Convert between identity folders, records and packs of pairs of insightface, and our packs."""
+    from coalface.core.method import generator
+    from coalface.core.text import several
+    from coalface.data.stores import open_store
+    from coalface.data.tools import convert as converting
+    from coalface.data.tools.progress_bar import counting
+
+    kind = converting.kind_of(out, to)
+    options = {"--pairs": pairs, "--list": own, "--draw": draw, "--seed": seed, "--size": size, "--grey": grey or None}
+    converting.check_options(kind, [option for option, value in options.items() if value is not None])
+    store = open_store(source, part=part)
+    wanted = converting.Pairs(pairs, draw, generator(seed or 0, "convert", "pairs"), own)
+    side = 112 if size is None else size
+    with counting("converting", len(store), quiet) as count:
+        remarks = converting.convert(
+            store, out, kind, size=side, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
+        )
+    for remark in remarks:
+        typer.echo(f"note: {remark}")
+    made = open_store(out)
+    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {kind}, {held}")
+
+
+@data.command()
+def align(
+    source: Annotated[Path, typer.Argument(help="Folders of images: identity folders, or a layout such as RFW.")],
+    landmarks: Annotated[Path, typer.Argument(help="A list of landmarks, or a folder with lists called …_lmk.txt.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    size: Annotated[int, typer.Option(help="Side of the aligned images in pixels.")] = 112,
+    part: Part = "",
+    quiet: Quiet = False,
+) -> None:
+    """Bring faces to the place where models expect them, by five landmarks each, into a folder of the same tree."""
+    from coalface.core.text import several
+    from coalface.data.align import align_folder
+    from coalface.data.readers.landmarks import landmark_lists, read_landmarks
+    from coalface.data.stores import open_store
+    from coalface.data.tools.progress_bar import counting
+
+    store = open_store(source, part=part)
+    found = read_landmarks(landmark_lists(landmarks), store.files)
+    with counting("aligning", int(found.known.sum()), quiet) as count:
+        remarks = align_folder(store, found, out, size=size, progress=count)
+    for remark in remarks:
+        typer.echo(f"note: {remark}")
+    made = open_store(out, part=part)
+    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+    typer.echo(f"{out}: {held}, {size}×{size}")
+
+
+@data.command()
+def inspect(
+    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Look at headers only: faster, finds less damage.")
+    ] = False,
+    part: Part = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong.
+
+    Ends with exit code 1 if an image, a record, a folder or a file is damaged, else with 0.
+    """
+    import json
+
+    from coalface.data.faceset import FaceSet
+    from coalface.data.stores import open_store
+    from coalface.data.tools import inspect as inspection
+    from coalface.data.tools.progress_bar import counting
+
+    store = open_store(source, part=part, damaged="leave out")
+    pixels = store.source.pixels.nbytes if isinstance(store.source, FaceSet) else 0
+    with counting("checking bytes", pixels, quiet or as_json or not pixels) as count:
+        broken = store.damage(count)
+    with counting("looking", len(store), quiet or as_json) as count:
+        report = inspection.inspect(
+            store.items(),
+            store.names,
+            store.where,
+            path=str(source),
+            kind=store.kind,
+            notes=store.doubts(),
+            broken=broken,
+            passed_over=store.passed_over(),
+            decode=not headers,
+            progress=count,
+        )
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.text(report))
+    if not report.sound:
+        raise typer.Exit(1)

@@ -1,0 +1,177 @@
+"""The commands about a federation that trains: `coalface up`, `down`, `status`, `logs`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from coalface.cli.data import AsJson, Quiet
+
+KITS = Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")]
+RUN = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of kits.")]
+
+
+def up(
+    kits: KITS,
+    out: Annotated[Path | None, typer.Option(help="Where the server keeps its runs; KITS/superlink/runs.")] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Start the run as well.")] = True,
+    run_config: Annotated[str | None, typer.Option(help="Changes of the recipe, such as 'rounds=3'.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
+    within: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Start it also where other users can reach its ports.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start a whole federation on this machine, and bring back what of it has gone; `coalface down` ends it."""
+    from coalface.flower.poc import network
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
+    if is_open := network.enter(kits):
+        _consent(is_open, network.others(), yes)
+    else:
+        tell("it has a network of its own, which no other user of this machine can reach")
+
+    from coalface.flower.app import run_config as runconfig
+    from coalface.flower.poc import launcher, monitor
+    from coalface.flower.provision import verify  # after that: these bring threads along
+
+    typed = quote(str(kits))
+    here = launcher.Loopback(kits, tell, within)
+    runconfig.check(kits / "operator" / "project", run_config)
+    monitor.say_faults(verify.check(kits, monitor.now()), tell)
+    following = False
+    try:
+        here.start(out)
+        if not run:
+            by_hand = shlex.join([*([] if is_open else network.entering(kits)), str(kits / "operator" / "run.sh")])
+            tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends it all")
+            return
+        number, folder = here.run(run_config), here.folder(run_config)
+        tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
+        tell("its first round begins once the server and the parties have loaded the recipe")
+        if detach:
+            tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends it all")
+            return
+        following = True
+        monitor.follow(here, number, folder, quiet=quiet)
+    except KeyboardInterrupt:
+        went = "the federation and its run go on" if following else "stopped; what has been started runs on"
+        typer.echo(f"{went}: `coalface status {typed}`, `coalface down {typed}` ends it", err=True)
+        raise typer.Exit(0 if following else 1) from None  # at 130 it would be told that a run is to be resumed
+    except launcher.Down as error:
+        if "coalface down" in str(error):
+            raise
+        raise launcher.Down(f"{error}\nwhat has been started runs on: `coalface down {typed}` ends it") from None
+    tell(f"results: {folder}; the nodes wait for another run, `coalface down {typed}` ends them")
+
+
+def _consent(is_open: str, others: list[str], yes: bool) -> None:
+    """Ask whether to go on where others could reach the ports. Raises RecipeError where nobody is there to answer."""
+    from coalface.core.checks import RecipeError
+
+    if not others:
+        return
+    named = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+    said = (
+        f"Others can log in to this machine: {named}. While the federation is up, each of them can reach its ports, "
+        "which ask nobody who they are: start code as you, and so read and change all that you can, images too. Why it "
+        f"is open: {is_open}."
+    )
+    if yes:
+        typer.echo(said, err=True)
+    elif not sys.stdin.isatty():
+        raise RecipeError(f"{said} Nothing was started: use a machine of your own, or add --yes")
+    else:
+        typer.confirm(f"{said} Go on?", abort=True)
+
+
+def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
+    """Go on with a run that kits on this machine have started, as it was asked for; False where it is none.
+
+    That is `coalface up`, which takes the place of this process.
+    """
+    from coalface.experiments import status as following
+    from coalface.flower.app import run_config as runconfig
+    from coalface.flower.poc import flwr_cli
+
+    brought = following.brought_up(run)
+    if brought is None:
+        return False
+    kits, asked = brought
+    if changes:
+        raise typer.BadParameter(f"{run}: a run over Flower goes on as it was asked for: leave {changes[0]} out")
+    words = ["coalface", "up", str(kits), "--yes"]  # it was answered when the run was started
+    if (text := runconfig.changed(kits / "operator" / "project", asked)) is not None:
+        words += ["--run-config", text]
+    sys.stdout.flush()
+    os.execv(flwr_cli.program("coalface"), [*words, *(["--quiet"] if quiet else [])])  # anew: threads are here by now
+
+
+def down(
+    kits: KITS,
+    party: Annotated[str | None, typer.Option(help="End the node of this party alone.")] = None,
+) -> None:
+    """End all processes of a federation that `coalface up` has started; what it has written stays."""
+    from coalface.flower.poc import launcher, processes
+
+    launcher.check_party(kits, party)
+    ended = processes.end(kits, part=party)
+    parts = sorted({one.part for one in ended})
+    typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing runs")
+
+
+def status(
+    run: RUN,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until the run ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where a run stands: round and state; and of each party its rounds, failures, bytes, and when it was seen."""
+    from coalface.flower.poc import monitor
+
+    if as_json:
+        typer.echo(json.dumps(monitor.told(run), indent=1))
+    elif watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            monitor.watch(run)
+    else:
+        from coalface.cli.console import print_wide
+
+        print_wide(monitor.shown(monitor.told(run), time.time()))
+
+
+def logs(
+    run: RUN,
+    party: Annotated[str | None, typer.Option(help="Whose log; without it, the server's and the run's.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as it grows, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 40,
+) -> None:
+    """Print the log of a party, or of the server."""
+    from coalface.flower.poc import monitor
+
+    paths = monitor.logs(run, party)
+    for path in paths:
+        typer.echo(f"==> {path} <==", err=True)
+        for line in monitor.tail(path, lines):
+            typer.echo(line)
+    if follow:
+        last = paths[-1]
+        with contextlib.suppress(KeyboardInterrupt):
+            for path, line in monitor.growing(paths):
+                if path != last:
+                    typer.echo(f"==> {path} <==", err=True)
+                typer.echo(line)
+                last = path
+
+
+COMMANDS: tuple[Any, ...] = (up, down, status, logs)

@@ -1,0 +1,34 @@
+"""The commands about Flower: `coalface flower …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+flower = typer.Typer(no_args_is_help=True, help="Run recipes over Flower.")
+
+
+@flower.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    recipe: Annotated[Path, typer.Option(help="The recipe that the project runs.")],
+) -> None:
+    """Write a project that `flwr run` takes: the recipe, the app, and the recipe's plain values as run-config."""
+    from coalface.flower.app import project
+
+    made = project.new(folder, recipe)
+    typer.echo(f"wrote {made}; its README.md says how its SuperNodes are started and how it is run")
+
+
+@flower.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def superexec(context: typer.Context) -> None:
+    """Be `flower-superexec`, with tokens off the command lines; the start scripts of kits begin it."""
+    from coalface.flower.app import superexec
+
+    superexec.run(context.args)

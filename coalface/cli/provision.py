@@ -1,0 +1,77 @@
+"""The commands about the kits of a federation: `coalface provision …`."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a private channel; where it encrypts, it
+   runs `coalface party rekey home --from OLD/node.key --to node.key`, and then deletes the old key
+2. superlink/names.json goes to the SuperLink's kit: a run that starts or goes on from then on asks for the new key
+3. the operator withdraws the old key (`flwr supernode ls`, `flwr supernode unregister ID`), and registers the new one
+   (`operator/register.sh`)
+4. {party} starts its node; a run under way takes it in once it is resumed"""
+"""What is left to do after a rotation."""
+
+
+class _MakeUnlessNamed(TyperGroup):
+    """`coalface provision FILE …` is `coalface provision make FILE …`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+provision = typer.Typer(
+    cls=_MakeUnlessNamed, no_args_is_help=True, help="Make and check the kits of a federation over Flower."
+)
+
+
+@provision.command()
+def make(
+    federation: Annotated[
+        Path, typer.Argument(metavar="FEDERATION.yaml", help="Who takes part, over which SuperLink.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    ca_key: Annotated[
+        Path | None, typer.Option(help="A new file for the CA's key, outside the kits; without it, it is not kept.")
+    ] = None,
+) -> None:
+    """Write a CA, certificates, a key and a start script for each party. The word `make` may be left out."""
+    from coalface.flower.provision import kits as provisioning
+
+    made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC), ca_key)
+    typer.echo(f"wrote {made}; its README.md says who gets what, and over which channel")
+    kept = "nothing needs it again" if ca_key is None else "keep it off every network"
+    typer.echo(f"the CA's key is {'not kept' if ca_key is None else f'in {ca_key}'}: {kept}")
+
+
+@provision.command()
+def rotate(
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `provision` made.")],
+    party: Annotated[str, typer.Argument(help="Whose node gets a new key.")],
+) -> None:
+    """Make a new key for one party's node; all other keys and the certificates stay as they are."""
+    from coalface.flower.provision import rotate as rotating
+
+    written = rotating.rotate(kits, party)
+    typer.echo(f"{party} has a new key: wrote {', '.join(map(str, written))}")
+    typer.echo(STEPS.format(party=party))
+
+
+@provision.command()
+def check(kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `provision` made.")]) -> None:
+    """Say what is expired, mismatched, misplaced or readable by others; exit status 1 where anything is."""
+    from coalface.flower.provision import verify
+
+    found = verify.check(kits, datetime.datetime.now(datetime.UTC))
+    for fault in found:
+        typer.echo(fault)
+    if found:
+        raise typer.Exit(1)
+    typer.echo(f"{kits}: nothing is wrong")

@@ -1,0 +1,1 @@
+"""The words in which methods are written, their bytes, and what all floors above share."""

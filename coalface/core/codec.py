@@ -1,0 +1,491 @@
+"""Bytes: how messages, private state and server state become safetensors bytes and come back, checked.
+
+Every encoding is a valid safetensors file: the tensors under `field` or `field/name`, everything else as JSON in the
+metadata key `coalface`. So what left a party can be opened with any safetensors reader. Decoding is directed by the
+declared types: bytes that do not fit them raise `WireError`, and nothing is ever executed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import re
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from coalface.core.declarations import Tensors, Ticket, counterpart, kind_of, without_none
+from coalface.core.json_text import LARGEST, LONGEST, parse_json
+
+T = TypeVar("T")
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""What types are called in the bytes."""
+
+TENSORS = 1 << 17
+"""The most tensors of a value that is kept: a state may hold some of each party."""
+SENT = 1 << 13
+"""The most tensors of a message. A message holds a few models, and a backbone of 200 layers has under 2,000 tensors;
+what there is of each identity or party is rows of one."""
+FREE = 1 << 30
+"""The most bytes of a `free()` field: half a million class embeddings of 512 numbers."""
+_A_TENSOR = 512
+"""The most bytes that a tensor takes of a header."""
+_VALUES = 12 * TENSORS + LONGEST
+"""The most values that its JSON holds: its type, its shape, where it lies and its mention, for each tensor."""
+_DIMENSIONS = 64
+_SIMPLE = r"[ !#-\[\]-~]*+"  # what needs no escape: the bytes are ASCII
+_NAME = rf'"{_SIMPLE}(?:\\[ -~]{_SIMPLE})*+"'
+_NUMBERS = rf"(?:\d{{1,16}}(?:, ?\d{{1,16}}){{0,{_DIMENSIONS - 1}}})?"
+_ENTRY = rf'({_NAME}): ?{{"dtype": ?"(\w{{2,4}})", ?"shape": ?\[({_NUMBERS})\], ?"data_offsets": ?\[({_NUMBERS})\]}}'
+_TENSOR = re.compile(_ENTRY.encode())
+_HEAD = re.compile(
+    rf'{{"__metadata__": ?{{"coalface": ?("{_SIMPLE}(?:\\["\\]{_SIMPLE})*+")}}'
+    rf"(?:, ?{re.sub(r'[(](?![?])', '(?:', _ENTRY)})*+}} *".encode()
+)
+"""The header as `pack` writes it. Anything else is refused at its first wrong byte, before it takes memory: an empty
+list takes two bytes in the text and sixty when it has been read."""
+_OFFSETS, _MARKS = b'"data_offsets":', ('":true', '": true')
+"""One for each tensor in a header, where the quotes of a name are escaped, and in a message's plain values."""
+_NUMBER = r"-?\d[\d.eE+-]{0,320}|NaN|-?Infinity"
+_SINGLE = torch.finfo(torch.float32).max
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Of the tensors of a message by name, those that are written, or read, in their place."""
+
+
+_second = concurrent.futures.ThreadPoolExecutor(1, "hashing")
+_WORTH_A_THREAD = 1 << 18
+
+
+class WireError(ValueError):
+    """Bytes that are not an encoding of the declared class, or a value that has no encoding."""
+
+
+class Refused(ValueError):
+    """A reply that does not fit what was asked; it is kept out of every sum."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece of an encoding: the header with its plain values, or one tensor."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The bytes of one value. The entries follow each other in `data`, and their sizes add up to its length."""
+
+    data: bytearray
+    entries: tuple[Entry, ...] = ()
+    """Not known of bytes that were received."""
+    _hashing: Hashing | None = dataclasses.field(default=None, repr=False)
+    _read: dict[type, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of all the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @functools.cached_property
+    def sums(self) -> tuple[str, ...]:
+        """SHA-256 of every entry; hashing that began with the encoding is waited for."""
+        return (self._hashing or Hashing(self._pieces())).result()
+
+    def _pieces(self) -> list[memoryview]:
+        ends = itertools.accumulate(entry.bytes for entry in self.entries)
+        view = memoryview(self.data)
+        return [view[end - e.bytes : end] for e, end in zip(self.entries, ends, strict=True)]
+
+    def message(self, cls: type[T]) -> T:
+        """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
+        if cls not in self._read:
+            self._read[cls] = decode(self.data, cls)
+        return typing.cast(T, self._read[cls])
+
+
+class Hashing:
+    """SHA-256 of some pieces, most of what a commit costs: a thread begins at once, the asker joins in."""
+
+    def __init__(self, pieces: Sequence[bytearray | memoryview]) -> None:
+        self._pieces = pieces
+        self._sums = [""] * len(pieces)
+        self._left = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))  # the largest is taken first
+        worth = sum(map(len, pieces)) > _WORTH_A_THREAD
+        self._other = _second.submit(self._share) if worth else None
+
+    def _share(self) -> None:
+        while self._left:
+            with contextlib.suppress(IndexError):  # the other thread took the last one
+                i = self._left.pop()
+                self._sums[i] = hashlib.sha256(self._pieces[i]).hexdigest()
+
+    def result(self) -> tuple[str, ...]:
+        """The hashes in the order of the entries."""
+        self._share()
+        if self._other is not None and not self._other.cancel():
+            self._other.result()
+        return tuple(self._sums)
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+    """The resolved annotations of a declared class."""
+    return typing.get_type_hints(cls)
+
+
+def encode(message: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
+    """The bytes of a message. Raises WireError for anything that was not declared with @message.
+
+    With `hashed` the hashing begins beside it; the message's tensors stay as they are until `sums` has been read.
+    """
+    if kind_of(message) != "message" or isinstance(message, type):
+        what = "private state, which never leaves a party" if kind_of(message) == "private" else "not a message"
+        raise WireError(
+            f"{type(message).__name__} is {what}: only classes declared with @message are sent. "
+            "Copy the fields that may leave into a message."
+        )
+    for name, annotation in hints(message.__class__).items():
+        if not _fits(value := getattr(message, name), annotation):
+            raise WireError(
+                f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "
+                "only what is declared is sent. Convert it, or declare the field as what it holds."
+            )
+    return pack(message, hashed=hashed, change=change)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    inner, optional = without_none(annotation)
+    if inner == Tensors:
+        fits = isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+        return fits or (optional and value is None)
+    if isinstance(value, bool) and inner is not bool:
+        return False
+    return isinstance(value, (float, int) if inner is float else inner) or (optional and value is None)
+
+
+def decode(
+    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, sent: Sequence[Any] | None = None
+) -> T:
+    """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError.
+
+    Of a reply to the messages `sent`, what is larger than any that they ask for is refused before it is read.
+    """
+    if kind_of(cls) != "message":
+        raise WireError(f"{cls.__name__} is not declared with @message: nothing else is read from the wire.")
+    if sent is None:
+        return unpack(data, cls, change=change)
+    header, body = _room(cls, sent)
+    if len(data) > header + body:
+        raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,.0f}.")
+    return unpack(data, cls, change=change, longest=header)
+
+
+def _most(cls: Any) -> int:
+    """The most tensors of a value of class `cls`."""
+    return SENT if kind_of(cls) == "message" else TENSORS
+
+
+def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
+    """The most bytes of a reply's header, with room for `LONGEST` of plain values, and of its tensors."""
+    header, body = LONGEST, 0
+    for field, annotation in hints(cls).items():
+        inner = without_none(annotation)[0]
+        if inner not in (Tensor, Tensors):
+            continue
+        if counterpart(cls, field) is None:  # the server does not know its form
+            header, body = header + _A_TENSOR * (SENT if inner == Tensors else 1), body + FREE
+            continue
+        model = model_of(cls, field, sent)
+        named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
+        for path, tensor in named.items():
+            if isinstance(tensor, Tensor):
+                scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
+                header += 4 * len(json.dumps(path)) + _A_TENSOR
+                body += tensor.numel() * tensor.element_size() + scales
+    return header, body
+
+
+def size(message: Any) -> int:
+    """Bytes of a message on the wire."""
+    start, tensors = _layout(message)
+    return len(start) + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+
+
+def pack(value: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
+    """The bytes of any declared value, private and server state included (for files, never for the wire)."""
+    start, ordered = _layout(value, change)
+    parts = [raw(tensor) for _, tensor in ordered]
+    entries = [
+        Entry(name, "tensor", tuple(tensor.shape), NAMES[tensor.dtype], len(part))
+        for (name, tensor), part in zip(ordered, parts, strict=True)
+    ]
+    first = Entry("header", "header", (), "JSON", len(start))
+    pieces: list[bytearray | memoryview] = [start, *parts]
+    hashing = Hashing(pieces) if hashed else None  # of the tensors themselves, while they are copied
+    data = bytearray(sum(map(len, pieces)))
+    flat = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
+    torch.cat(flat, out=torch.frombuffer(data, dtype=torch.uint8))  # lets the hashing go on, as joining bytes does not
+    return Encoded(data, (first, *entries), hashing)
+
+
+def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[tuple[str, Tensor]]]:
+    """The header of an encoding, and its tensors by name in the order in which they follow."""
+    found: dict[str, Tensor] = {}
+    skeleton = _flatten(value, "", found)
+    if change is not None:
+        found = change(found)
+    ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
+    head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
+    offset = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in NAMES:
+            raise WireError(
+                f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
+            )
+        end = offset + tensor.numel() * tensor.element_size()
+        head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text, most = json.dumps(head, separators=(",", ":")).encode(), _most(type(value))
+    if len(ordered) > most or len(text) > most * _A_TENSOR:
+        raise WireError(
+            f"{type(value).__name__} holds {len(ordered):,} tensors and a header of {len(text):,} bytes: at most "
+            f"{most:,} and {most * _A_TENSOR:,} are read back. Stack tensors that are alike."
+        )
+    text += b" " * (-len(text) % 8)
+    return bytearray(len(text).to_bytes(8, "little") + text), ordered
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they are sent."""
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
+
+
+def unpack(
+    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, longest: int | None = None
+) -> T:
+    """A declared value from its bytes, checked against the annotations of its class. Raises WireError.
+
+    A header of more than `longest` bytes is not read; without it, than the most tensors of such a value take.
+    """
+    tensors, skeleton = _read(data, cls, longest)
+    if change is not None:
+        tensors = change(tensors)
+    value = _restore(skeleton, cls, "", tensors)
+    if tensors:
+        raise WireError(f"{cls.__name__}: tensors that it does not declare: {', '.join(sorted(tensors)[:5])}.")
+    return typing.cast(T, value)
+
+
+def _flatten(value: Any, path: str, found: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        if path in found:
+            raise WireError(f"two tensors would be called {path!r}: rename a key so that it holds no '/'.")
+        found[path] = value
+        return True
+    if isinstance(value, dict):
+        return {key: _flatten(item, f"{path}/{key}" if path else key, found) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_flatten(item, f"{path}/{i}", found) for i, item in enumerate(value)]
+    if kind_of(value) or isinstance(value, Ticket):
+        return {n: _flatten(item, f"{path}/{n}" if path else n, found) for n, item in vars(value).items()}
+    raise WireError(f"{path or type(value).__name__}: {type(value).__name__} has no encoding.")
+
+
+def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    inner, optional = without_none(annotation)
+    if skeleton is None and optional:
+        return None
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if inner is Tensor:
+        if skeleton is True and path in tensors:
+            return tensors.pop(path)
+    elif inner in (int, float, bool, str):
+        if type(skeleton) is inner or (inner is float and type(skeleton) is int and abs(skeleton) < 1 << 1000):
+            return inner(skeleton)
+    elif origin is dict and isinstance(skeleton, dict):
+        return {k: _restore(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
+    elif origin is tuple and isinstance(skeleton, list):
+        return tuple(_restore(v, args[0], f"{path}/{i}", tensors) for i, v in enumerate(skeleton))
+    elif (kind_of(inner) or inner is Ticket) and isinstance(skeleton, dict) and set(skeleton) == set(hints(inner)):
+        return inner(
+            **{n: _restore(skeleton[n], a, f"{path}/{n}" if path else n, tensors) for n, a in hints(inner).items()}
+        )
+    raise WireError(
+        f"{path or 'the value'}: the bytes do not hold {annotation}; sender and receiver must run one version."
+    )
+
+
+@functools.cache
+def _form(cls: type) -> re.Pattern[str]:
+    """The JSON of a message's plain values."""
+    marks = rf"{{(?:{_NAME}: ?true(?:, ?(?=\")|(?=}})))*+}}"
+    forms = {Tensor: "true", bool: "true|false", str: _NAME, int: _NUMBER, float: _NUMBER}
+    fields = []
+    for name, annotation in hints(cls).items():
+        inner, optional = without_none(annotation)
+        form = marks if inner == Tensors else forms[inner]
+        fields.append(rf'"{name}": ?(?:{form}{"|null" if optional else ""})')
+    return re.compile("{" + ", ?".join(fields) + "}")
+
+
+def _read(data: bytearray | memoryview, cls: type, longest: int | None = None) -> tuple[dict[str, Tensor], Any]:
+    what, most = cls.__name__, _most(cls)
+    longest = most * _A_TENSOR if longest is None else longest
+    try:
+        view = memoryview(data)
+        length = int.from_bytes(view[:8], "little")
+        if length > min(longest, len(view) - 8):
+            raise WireError(f"{what}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
+        listed = bytes(view[8 : 8 + length]).count(_OFFSETS)
+        if listed > most:
+            raise WireError(f"{what}: {listed:,} tensors; at most {most:,} are read.")
+        head = _HEAD.fullmatch(view, 8, 8 + length)
+        if head is None:
+            raise WireError(f"{what}: the bytes are not an encoding: their header is not of its form.")
+        begin, end = head.span(1)
+        if kind_of(cls) == "message" and end - begin > LONGEST + 2 * (length - end + begin):
+            raise WireError(f"{what}: {end - begin:,} bytes of plain values, for {length - end + begin:,} of tensors.")
+        plain = json.loads(str(view[begin:end], "ascii"))
+        if listed > 2 * plain.count("true"):  # one that is narrowed has scales beside it
+            raise WireError(f"{what}: {listed:,} tensors, more than its plain values speak of.")
+        if kind_of(cls) != "message":  # floats of files may be infinite, and `validate` names the others
+            skeleton = parse_json(plain, longest=longest, values=_VALUES, any_number=True)
+        elif sum(map(plain.count, _MARKS)) > 2 * listed + LONGEST // 8:  # a name, or a text, may hold one too
+            raise WireError(f"{what}: {listed:,} tensors, fewer than its plain values speak of.")
+        elif _form(cls).fullmatch(plain):
+            skeleton = json.loads(plain)
+        else:
+            raise WireError(f"{what}: the bytes do not hold its fields; sender and receiver must run one version.")
+        tensors: dict[str, Tensor] = {}
+        expected = 0
+        for found in _TENSOR.finditer(view, end, 8 + length):
+            name, (dtype, shape) = json.loads(found[1]), (DTYPES[found[2].decode()], _numbers(found[3]))
+            begin, end = _numbers(found[4])
+            count = math.prod(shape)
+            if name in tensors or begin != expected or end - begin != count * dtype.itemsize:
+                raise WireError(f"{what}: tensor {name!r} does not lie where its header says, or is there twice.")
+            offset, expected = 8 + length + begin, end
+            flat = (
+                torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            tensors[name] = flat.view(shape)
+        if 8 + length + expected != len(view):
+            raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
+    except WireError:
+        raise
+    except Exception as error:  # of bytes from elsewhere, any
+        raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
+    return tensors, skeleton
+
+
+def _numbers(text: bytes) -> list[int]:
+    return [int(number) for number in text.split(b",") if number]
+
+
+def named_tensors(message: Any) -> Iterator[tuple[str, str, Tensor]]:
+    """(field, name, tensor) for every tensor of a message; a single tensor's name is empty."""
+    for field in hints(message.__class__):
+        value = getattr(message, field)
+        if isinstance(value, Tensor):
+            yield field, "", value
+        elif isinstance(value, dict):
+            for name, tensor in value.items():
+                yield field, name, tensor
+
+
+def copied(value: Any) -> Any:
+    """A field's value in memory of its own."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value
+
+
+def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
+    """Check a reply against what was sent to the party: names, shapes, dtypes, and finite values throughout.
+
+    The fields in `but` have been checked already.
+
+    Raises Refused with the reason, in words that can stand in a report.
+    """
+    for field, value in vars(reply).items():
+        if isinstance(value, float) and not abs(value) <= _SINGLE or isinstance(value, int) and abs(value) > LARGEST:
+            raise Refused(f"{field} is {value:.6g}" if isinstance(value, float) else f"{field} is beyond {LARGEST}")
+        if not isinstance(value, Tensor | dict) or field in but:
+            continue
+        if counterpart(type(reply), field) is not None:
+            _compare(field, value, model_of(type(reply), field, sent))
+    for field, name, tensor in named_tensors(reply):
+        if field in but:
+            continue
+        if not _is_finite(tensor):
+            raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
+
+
+def not_finite(value: Any) -> str | None:
+    """The name of a tensor of a declared value that holds something that is not finite; None where none does."""
+    found: dict[str, Tensor] = {}
+    _flatten(value, "", found)
+    return next((name for name, tensor in found.items() if not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A finite sum proves finite values; only a suspicious sum pays for the exact look."""
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+        return True
+    return bool(torch.isfinite(tensor).all())
+
+
+def model_of(cls: type, field: str, sent: Sequence[Any]) -> Any:
+    """What a field of a reply of class `cls` must look like, of the messages that were sent; None for no such thing."""
+    other = counterpart(cls, field)
+    return next((m for s in sent if (m := getattr(s, other or "", None)) is not None), None)
+
+
+def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None) -> None:
+    if model is None:
+        raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
+    if isinstance(value, Tensor) and isinstance(model, Tensor):
+        value, model = {"": value}, {"": model}
+    if not isinstance(value, dict) or not isinstance(model, dict) or list(value) != list(model):
+        missing, extra = sorted(set(model) - set(value))[:3], sorted(set(value) - set(model))[:3]
+        how = f"missing {missing}, unexpected {extra}" if missing or extra else "the same in another order"
+        raise Refused(f"{field} has other tensors than were sent ({how})")
+    for name, tensor in value.items():
+        if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
+            got, want = (f"{NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
+            raise Refused(f"{field}{'/' if name else ''}{name} is {got}, not {want}")

@@ -1,0 +1,397 @@
+"""The words in which every method is written: messages, private state, steps, folds, stages, and the federation.
+
+A method is plain server code that calls typed steps at parties. Engines carry the messages, keep the private state and
+write the checkpoints; nothing in a method says which engine runs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from coalface.core.aggregation import Mean
+from coalface.core.declarations import (
+    Component,
+    DeclarationError,
+    HasSteps,
+    Tensors,
+    Ticket,
+    free,
+    kind_of,
+    like,
+    message,
+    plays,
+    private,
+    resolved,
+    state,
+    step,
+    together,
+)
+
+__all__ = [
+    "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
+    "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays",
+    "private", "state", "step", "together",
+]  # fmt: skip
+
+# --- randomness -------------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int, *names: str | int) -> np.random.Generator:
+    """A random stream of its own for every name: the key is SHA-256(seed / name / name …).
+
+    Streams are independent of the order in which they are asked for, of the number of parties and of the engine.
+
+    >>> generator(1, "silo-00", 3).integers(100) == generator(1, "silo-00", 3).integers(100)
+    np.True_
+    """
+    key = hashlib.sha256("/".join([str(seed), *map(str, names)]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from an `ask` or a `collect`."""
+
+    folded: dict[str, Any]
+    """Every fold's result by its name."""
+    each: dict[str, dict[str, Any]]
+    """Every field that was not folded: party -> value, in party order."""
+    failed: dict[str, str]
+    """The parties whose reply does not count, with the reason."""
+    arrived: tuple[str, ...]
+    """The parties whose replies count, in party order."""
+
+    def mean(self, name: str, *, by: str | None = None) -> float:
+        """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p."""
+        weights = self.each[by] if by else dict.fromkeys(self.each[name], 1)
+        return sum(self.each[name][p] * w for p, w in weights.items()) / sum(weights.values())
+
+
+class Abandoned(Exception):
+    """Too few replies: the round is given up and the state stays as it was before it."""
+
+
+# --- the two sides ----------------------------------------------------------------------------------------------------
+
+
+class Backbone(Protocol):
+    """A network whose tensors are told apart by what may be sent; `coalface.models.groups.Backbone` is the one."""
+
+    module: torch.nn.Module
+
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]: ...
+    @property
+    def policy(self) -> str: ...
+
+    def load(self, shared: Tensors, kept: Tensors | None = None) -> None: ...
+    def shared(self) -> Tensors: ...
+    def kept(self) -> Tensors: ...
+
+
+Made = TypeVar("Made")
+
+
+class Once(Protocol):
+    """What parties of one process would each compute alike is computed by the first of them that asks."""
+
+    def __call__(self, name: str, key: str, make: Callable[[], Made]) -> Made:
+        """`make()`, or what it gave when it was last called under this name, if the key was the same.
+
+        The key must tell apart all that the value follows from; a value is shared, so nobody may change it.
+        """
+
+
+def anew(name: str, key: str, make: Callable[[], Made]) -> Made:
+    """Remembers nothing."""
+    return make()
+
+
+@dataclass(frozen=True)
+class Party:
+    """What a step may see at its party."""
+
+    name: str
+    role: str
+    stage: str
+    round: int
+    """1 in the first round of a stage, 0 while the stage begins."""
+    rounds: int
+    """How many rounds the stage has."""
+    seed: int
+    rng: np.random.Generator
+    """A stream of its own for (run seed, party, stage, round, call)."""
+    data: Any
+    """The party's own images, a `coalface.data.faceset.FaceSet`."""
+    pairs: Any
+    """A validator's own pairs of its images, a `coalface.data.pairs.PairList`; None at others."""
+    public: Any
+    """The public images that every party holds, where the paper shares some; else None."""
+    device: torch.device
+    backbone: Backbone
+    """Built once a process and shared by the parties that it simulates: a step loads weights into it first."""
+    initial: Tensors
+    """The shared part of the backbone's first weights, which every party makes from the run's seed."""
+    compute: Any
+    """How images become embeddings here: `coalface.training.compute.Compute` (augmentation, autocast, memory
+    layout)."""
+    once: Once = anew
+    """Remembers what is the same at every party that this process plays, such as features of the public images."""
+    aside: Any = None
+    """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
+    shards: Any = None
+    """Where several processes play the party, this one's place among them:
+    `coalface.training.distributed.classifier.Shards`, which local training alone looks at. All of them run a step with
+    the same messages and the same `rng`."""
+
+    def stream(self, *names: str | int) -> np.random.Generator:
+        """A stream of this party's that does not change from round to round, for example for the order of an epoch."""
+        return generator(self.seed, "party", self.name, *names)
+
+
+@message
+class Probes:
+    """What a party verifies as it would somebody who claims to be its own person: images, already embedded."""
+
+    embeddings: torch.Tensor
+    """(n, d) by the shared model, not brought to length one."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a run leaves: a global model, one model per party, or both; and how parties verify, if in their own way."""
+
+    shared: Tensors | None = None
+    at_party: Callable[..., Any] | None = None
+    """A step with `stays=True` that makes a party's own model at the party."""
+    common: Any = None
+    """The message that this step, or `verify`, is given."""
+    class_embeddings: Tensors | None = None
+    """Those that the server knows, by party, (k, d) each; for the report."""
+    verify: Callable[..., Any] | None = None
+    """A step with `stays=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
+    own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
+    personal: Callable[..., Any] | None = None
+    """A step with `stays=True` that makes a party's own model for its own people, beside `shared`: the tensors of the
+    backbone, and where its features are mapped further, x ↦ A x + a, A as `branch.weight` and a as `branch.bias`;
+    nothing where it has none. The lab alone asks for it."""
+    classifier: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives the `class_embeddings` (k, d) of a pooled party's identities; nothing where
+    it has none. A run that starts from this one's model may want them, if its parties share these images."""
+    labels: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
+    where it has none. The lab alone asks for it."""
+    public_used: Callable[..., Any] | None = None
+    """A step with `stays=True` that gives how many public `images` (rounds,) a party trained on in each round that it
+    took part in; nothing where in none. The lab alone asks for it."""
+
+    def __post_init__(self) -> None:
+        if self.shared is None and self.at_party is None:
+            raise DeclarationError(
+                "Models() names no model: write `Models(shared=state.backbone)` for one global model, or "
+                "`Models(at_party=self.own_model)`, a step with stays=True, for one per party."
+            )
+        if self.shared is not None and not (
+            isinstance(self.shared, dict) and all(isinstance(t, torch.Tensor) for t in self.shared.values())
+        ):
+            raise DeclarationError(
+                f"Models(shared=…) is a {type(self.shared).__name__}; give the tensors of the backbone by name (a "
+                "dict), for example `state.backbone`."
+            )
+        if self.at_party is not None and not callable(self.at_party):
+            raise DeclarationError(
+                f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with stays=True, such as "
+                "`self.own_model`."
+            )
+        if self.verify is not None and (self.shared is None or self.at_party is not None or not callable(self.verify)):
+            raise DeclarationError(
+                f"Models(verify=…) is a {type(self.verify).__name__}; give a step with stays=True, such as "
+                "`self.verify`, beside `shared`, which embeds what it verifies, and without `at_party`."
+            )
+
+
+class Federation(ABC):
+    """What a method may ask of the engine that runs it."""
+
+    data: Any
+    """The server's public images, if the recipe gives any; else None."""
+    classifier: torch.Tensor | None
+    """(k, d) class embeddings of their identities, where the pre-training left some."""
+    initial: Tensors
+    """The backbone's first weights, made from the run's seed."""
+    parameters: frozenset[str]
+    """Which of them are trained; the others are BatchNorm's running statistics, which take no momentum and no noise."""
+    policy: str
+    """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
+    embedding_size: int
+    """d, the numbers of an embedding."""
+    rng: np.random.Generator
+    """A stream of its own for (run seed, server, stage, round)."""
+
+    @property
+    @abstractmethod
+    def round(self) -> int:
+        """The round under way, 1 for the first of a stage."""
+
+    @abstractmethod
+    def parties(self, role: str) -> tuple[str, ...]:
+        """The names of the parties with a role, sorted: `trainer` is every kind of trainers, `trainer/source` one."""
+
+    @abstractmethod
+    def images(self, party: str) -> int:
+        """How many images a party said it has when it joined."""
+
+    @abstractmethod
+    def weights(self, role: str) -> dict[str, float]:
+        """Party -> its images as they count in a mean over the role: one party's up to `engine.max_share` of all."""
+
+    @abstractmethod
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        """Run a step at parties and wait for the replies. Raises `Abandoned` where too few replies count.
+
+        It goes to the parties named in `to`, else to those of `each`, else to every party of the step's role.
+        `at_least` raises the run's quorum for this call.
+        """
+
+    @abstractmethod
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        """Start a step beside the coming rounds; time is counted in rounds, so collecting is what waits."""
+
+    @abstractmethod
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
+        """Wait for what was posted. With `optional` the round does without: the answer may be of no party at all."""
+
+    @abstractmethod
+    def stream(self, *names: str | int) -> np.random.Generator:
+        """A stream of its own for (run seed, server, stage, round, names), which leaves `rng` as it is."""
+
+    @abstractmethod
+    def log(self, **metrics: float) -> None:
+        """Write numbers into this round's line of the metrics."""
+
+    def sample(self, role: str, n: int) -> tuple[str, ...]:
+        """Draw n parties of a role without replacement by `rng`, sorted. Raises ValueError if there are fewer."""
+        names = self.parties(role)
+        if not 0 < n <= len(names):
+            raise ValueError(
+                f"cannot sample {n} of {len(names)} parties with role {role!r}: ask for 1 to {len(names)}."
+            )
+        return tuple(names[i] for i in sorted(self.rng.choice(len(names), size=n, replace=False)))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a method with rounds of its own; it receives the state of the stage before it."""
+
+    name: str
+    rounds: int
+    begin: Callable[[Federation, Any], Any]
+    """(federation, the state that the stage before left, None in the first) -> the first state."""
+    round: Callable[[Federation, Any], Any]
+    """(federation, state) -> state; its return annotation names the class that a checkpoint restores."""
+
+    @property
+    def state(self) -> type:
+        """The class of the state, from the annotation of `round`."""
+        made = resolved(self.round, f"stage {self.name}").get("return")
+        if kind_of(made) != "state":
+            raise DeclarationError(
+                f"stage {self.name}: its round must return a class declared with @state, since a checkpoint holds it; "
+                f"it has {made}. Write `-> State`."
+            )
+        return typing.cast(type, made)
+
+
+class Method(HasSteps, ABC):
+    """A federated method: frozen hyper-parameters, server code, and steps at parties. State goes in and comes out."""
+
+    title: ClassVar[str]
+    """One line: what it is."""
+    paper: ClassVar[str]
+    setting: ClassVar[str]
+    """`cross-silo`, `cross-device` or `any`."""
+    pooled: ClassVar[bool] = False
+    """True where one party holds everybody's data: a bound to compare with, not a federation."""
+    one_identity: ClassVar[bool] = False
+    """True where every trainer holds the images of one identity."""
+    domains: ClassVar[frozenset[str]] = frozenset()
+    """`source`, `target` or both: whose images a method for two domains trains on. Its parties are `trainer/source`
+    and `trainer/target`, or `pooled`. Empty: the method knows no domains."""
+    shares_public: ClassVar[bool] = False
+    """True where the server and every party hold the public images (`Party.public`, `Federation.data`)."""
+    told: ClassVar[bool] = False
+    """True where the method is told who is in the target's images: a bound to compare with."""
+    rounds: int
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in ("title", "paper", "setting"):
+            if not inspect.isabstract(cls) and not hasattr(cls, name):
+                raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
+        for name in {"init", "round"} & set(vars(cls)):
+            made = resolved(getattr(cls, name), f"method {cls.__name__}: {name}").get("return")
+            if kind_of(made) != "state":
+                raise DeclarationError(
+                    f"method {cls.__name__}: {name} must return a class declared with @state, since a checkpoint holds "
+                    f"it; it has {made}. Write `-> State`."
+                )
+
+    @abstractmethod
+    def init(self, fed: Federation) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: Any) -> Any:
+        """One round: the algorithm box."""
+
+    @abstractmethod
+    def models(self, fed: Federation, state: Any) -> Models:
+        """What the run leaves, from the last state; also what an observer judges during the run."""
+
+    def untrained(self) -> str:
+        """What is wrong with starting from a model that nobody has trained; empty where the method can."""
+        return ""
+
+    def why_not_together(self, images: int, backbone: Backbone) -> str:
+        """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `together`)."""
+        return "the method has no batched form"
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The method's parts in order; one stage called `train` unless the method says otherwise."""
+        if not isinstance(getattr(self, "rounds", None), int):
+            raise DeclarationError(
+                f"method {type(self).__name__} does not say how many rounds it has: give it a field `rounds: int = 20`."
+            )
+        return (Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round),)

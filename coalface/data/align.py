@@ -1,0 +1,212 @@
+"""Faces brought into one place, size and angle by their five landmarks, as the field's models expect them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.disk import writing
+from coalface.core.text import several, shown
+from coalface.data.readers.headers import check_header
+from coalface.data.readers.landmarks import ENDING, Landmarks
+from coalface.data.source import in_order
+from coalface.data.stores import Store, open_store
+
+SIDE = 112
+"""Side of the square that `TEMPLATE` is given for, in pixels."""
+TEMPLATE = np.array(
+    [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
+)
+"""(5, 2) where left eye, right eye, nose and the corners of the mouth belong, x to the right and y down, pixel centres
+at whole numbers: insightface's, for 112×112."""
+
+_LISTS = (".txt", ".csv", ".lst")
+"""Endings of the lists that go with the images."""
+_FEW = 3
+
+
+def similarity(points: NDArray[np.floating], target: NDArray[np.floating] = TEMPLATE) -> NDArray[np.float64]:
+    """The rotation, scale and shift (2, 3) that bring points (k, 2) nearest to a target (k, 2), without reflection.
+
+    The least squares Σ |s R p + t − q|² of Umeyama, IEEE TPAMI 13 (1991), in the plane: with points and target as
+    complex numbers about their means, s R is multiplication by Σ p̄ q / Σ |p|².
+
+    Raises ValueError where the points are not finite, or all one.
+    """
+    source, wanted = (np.asarray(xy, np.float64) @ [1, 1j] for xy in (points, target))
+    centred = source - source.mean()
+    spread = float((np.abs(centred) ** 2).sum())
+    if not np.isfinite(spread) or spread < 1e-12:
+        raise ValueError(f"the landmarks {np.asarray(points).tolist()} are not several places: no face lies like that")
+    turn = (centred.conj() * (wanted - wanted.mean())).sum() / spread
+    shift = wanted.mean() - turn * source.mean()
+    return np.array([[turn.real, -turn.imag, shift.real], [turn.imag, turn.real, shift.imag]])
+
+
+def align(image: NDArray[np.uint8], points: NDArray[np.floating], *, size: int = SIDE) -> NDArray[np.uint8]:
+    """The face (size, size) or (size, size, 3) whose landmarks in the image are `points` (5, 2).
+
+    `TEMPLATE` is scaled by size / 112. Pixels are interpolated linearly, without averaging where the face shrinks, and
+    black where the image ends: so the field's own scripts do it.
+    """
+    matrix = similarity(points, TEMPLATE * (size / SIDE))
+    return np.asarray(cv2.warpAffine(image, matrix, (size, size), flags=cv2.INTER_LINEAR, borderValue=0), np.uint8)
+
+
+def aligned_face(
+    encoded: bytes, where: str, points: NDArray[np.floating], *, size: int, grey: bool
+) -> tuple[NDArray[np.uint8], bool]:
+    """The face of an encoded image as a model takes it, (size, size, 1) grey or (size, size, 3) RGB, by `align`.
+
+    With it, whether the middle of its landmarks lies in the image. Raises ValueError, naming `where`, for an image that
+    is damaged and for landmarks that are not several places.
+    """
+    check_header(encoded, where)
+    image = _decoded(encoded, where, grey)
+    height, width = image.shape[:2]
+    x, y = points.mean(axis=0)
+    try:
+        face = align(image, points, size=size)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return face[:, :, None] if grey else face[:, :, ::-1], bool(0 <= x < width and 0 <= y < height)
+
+
+def align_folder(
+    store: Store,
+    landmarks: Landmarks,
+    out: str | os.PathLike[str],
+    *,
+    size: int = SIDE,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[str]:
+    """Write a folder with the store's images aligned, each in its place under its name; returns remarks.
+
+    Images without landmarks are left out, and the remarks say how many and which. Pair lists (.txt, .csv, .lst) go
+    with them; lists of landmarks, which would no longer fit, do not. What was a JPEG is one again, at quality 100
+    without chroma subsampling; other kinds lose nothing. All is written beside `out` and renamed when it is whole.
+
+    Raises FileExistsError if something is at `out`, and ValueError for a store that is no folder, for an image that is
+    damaged, for landmarks that lie beside their image, and where the folder would be read as other images.
+    """
+    out = Path(out)
+    if store.kind != "folder":
+        raise ValueError(f"{shown(store.path)} is a {store.kind}, whose images are aligned already: give a folder")
+    if size < 1:
+        raise ValueError(f"{size} pixels make no image: give a size of 1 or more")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
+    if out.resolve().is_relative_to(store.path.resolve()):
+        raise ValueError(f"{shown(out)} lies in what is aligned: choose a place outside {shown(store.path)}")
+    known = np.flatnonzero(landmarks.known)
+    names = [os.path.relpath(place, store.path) for place in store.places]
+    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with writing(out, partial):
+            partial.mkdir(parents=True)
+            made = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
+            for done, (image, data) in enumerate(zip(known.tolist(), made, strict=True), start=1):
+                (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
+                with writing(partial / names[image]):
+                    (partial / names[image]).write_bytes(data)
+                progress(done)
+            _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
+            _check(store, partial, out, {store.files[i]: store.names[store.labels[i]] for i in known.tolist()})
+            if out.is_dir():
+                out.rmdir()  # it is empty
+            os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return _remarks(store, landmarks)
+
+
+def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> bytes:
+    """An image of the store, aligned and encoded as what its name says."""
+    where, encoded = store.where(i), store.encoded(i)
+    header = check_header(encoded, where)
+    grey = header.channels <= 2
+    image = _decoded(encoded, where, grey)
+    middle, (height, width) = points.mean(axis=0), image.shape[:2]
+    if not (0 <= middle[0] < width and 0 <= middle[1] < height):
+        raise ValueError(
+            f"{where} has {width} × {height} pixels, and its landmarks lie about ({middle[0]:.0f}, {middle[1]:.0f}): "
+            "they belong to other images, or to these at another size"
+        )
+    try:
+        face = align(image, points, size=size)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    ending = Path(store.places[i]).suffix.lower()
+    if ending not in _WRITTEN:
+        ending = ".pgm" if grey else ".ppm"
+    return bytes(cv2.imencode(ending, face, _WRITTEN.get(ending, []))[1])
+
+
+def _decoded(encoded: bytes | memoryview, where: str, grey: bool) -> NDArray[np.uint8]:
+    """(height, width) grey, or (height, width, 3) with blue first."""
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
+        image = None
+    if image is None:
+        raise ValueError(f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original")
+    return np.asarray(image, np.uint8)
+
+
+_JPEG = [
+    *(cv2.IMWRITE_JPEG_QUALITY, 100),
+    *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
+]
+_WRITTEN: dict[str, Sequence[int]] = {
+    **{".jpg": _JPEG, ".jpeg": _JPEG, ".png": [], ".bmp": []},
+    ".webp": [cv2.IMWRITE_WEBP_QUALITY, 101],  # above 100: without loss
+}
+"""How an ending is encoded; others are a PNM, which is told by its first bytes."""
+
+
+def _copy_lists(source: Path, target: Path, landmarks: set[Path]) -> None:
+    for folder, folders, files in os.walk(source):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            file = Path(folder, name)
+            if not name.lower().endswith(_LISTS) or name.startswith(".") or name.endswith(ENDING):
+                continue
+            if file.resolve() not in landmarks:
+                place = target / file.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with writing(place):
+                    place.write_bytes(file.read_bytes())
+
+
+def _check(store: Store, partial: Path, out: Path, wanted: dict[str, str]) -> None:
+    """Raise ValueError unless what was written is read as these images of these identities."""
+    not_made = f"{shown(out)} is not made, since it would not be read again as it was meant"
+    try:
+        made = open_store(partial, part=store.part)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{not_made}: {str(error).replace(str(partial), str(out))}") from None
+    found = {file: made.names[label] for file, label in zip(made.files, made.labels.tolist(), strict=True)}
+    if found != wanted:
+        raise ValueError(
+            f"{not_made}: {several(len(found), 'image')} would be read, and {several(len(wanted), 'image')} are there"
+        )
+
+
+def _remarks(store: Store, landmarks: Landmarks) -> list[str]:
+    remarks = []
+    if len(unknown := np.flatnonzero(~landmarks.known)):
+        some = ", ".join(shown(store.files[i]) for i in unknown[:_FEW].tolist())
+        verb, them = ("has", "is") if len(unknown) == 1 else ("have", "are")
+        more = ", …" if len(unknown) > _FEW else ""
+        remarks.append(f"{several(len(unknown), 'image')} {verb} no landmarks and {them} left out: {some}{more}")
+    if landmarks.others:
+        verb = "names" if landmarks.others == 1 else "name"
+        remarks.append(f"{several(landmarks.others, 'line')} of the landmarks {verb} no image of the set")
+    return remarks

@@ -1,0 +1,229 @@
+"""What the header of an encoded image claims, read without decoding: a file of 140 KB can claim, and fill, 432 MB."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coalface.core.text import shown
+
+PIXEL_LIMIT = 40_000_000
+"""Width × height of the largest image that is decoded unless told otherwise: 120 MB in three channels. The largest
+photographs of the field's data sets have about half as many."""
+
+Bytes = bytes | memoryview
+
+_HEADER_TEXT = 65_536
+"""Bytes in which the header of a PNM, its comments included, must end."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an image says of itself before it is decoded."""
+
+    kind: str
+    """`jpeg`, `png`, `pnm`, `bmp` or `webp`."""
+    width: int
+    height: int
+    channels: int
+    """1 grey, 2 grey and alpha, 3 colour, 4 colour and alpha (or CMYK). An image with a palette counts as colour."""
+
+    @property
+    def pixels(self) -> int:
+        """Width × height."""
+        return self.width * self.height
+
+
+def kind_of(encoded: Bytes) -> str | None:
+    """The kind of an encoded image, by its first bytes: as `Header.kind`, None for anything else."""
+    return next((kind for kind, (begins, _) in _KINDS.items() if begins(encoded)), None)
+
+
+def read_header(encoded: Bytes, where: str) -> Header:
+    """Kind, width, height and channels of an encoded JPEG, PNG, PNM (PBM, PGM, PPM), BMP or WebP.
+
+    Only the header is looked at: that it is whole and its numbers possible, not that an image follows.
+
+    Raises ValueError, naming `where`, for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual,
+    Microsoft's BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
+    """
+    kind, where = kind_of(encoded), shown(where)
+    if kind is None:
+        raise ValueError(
+            f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it "
+            "(JPEG, PNG, PGM, PPM, BMP and WebP are read)"
+        )
+    try:
+        width, height, channels = _KINDS[kind][1](encoded)
+    except (struct.error, IndexError, _Broken) as error:
+        raise ValueError(
+            f"{where} is damaged or not an image ({len(encoded):,} bytes): its {kind.upper()} header is broken off"
+            f"{f' ({error})' if isinstance(error, _Broken) else ''}; replace it from the original, or delete it"
+        ) from None
+    if width < 1 or height < 1:
+        raise ValueError(
+            f"{where} is damaged or not an image ({len(encoded):,} bytes): its {kind.upper()} header claims "
+            f"{width} × {height} pixels; replace it from the original, or delete it"
+        )
+    return Header(kind, width, height, channels)
+
+
+def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Header:
+    """The header of a whole encoded image, as `read_header` gives it, if the image may be decoded.
+
+    Raises ValueError, naming `where`, if the claimed width × height is more than `limit` pixels, if a PNG's chunk
+    claims more bytes than there are (the decoder would set them aside, up to 2 GB), or if a JPEG has no end (OpenCV 4
+    would fill what is missing with grey), and what `read_header` raises.
+    """
+    where = shown(where)
+    header = read_header(encoded, where)
+    if header.pixels > limit:
+        raise ValueError(
+            f"{where} claims {header.width:,} × {header.height:,} = {header.pixels:,} pixels "
+            f"in {len(encoded):,} bytes, more than the limit of {limit:,}: "
+            "if it is a photograph, scale it down; if not, delete it"
+        )
+    if header.kind == "png":
+        _check_chunks(encoded, where)
+    if header.kind == "jpeg" and bytes(encoded[-2:]) != _END and not _ends(bytes(encoded)):
+        raise ValueError(
+            f"{where} is damaged or not an image ({len(encoded):,} bytes): it is cut short, without an end-of-image "
+            "marker; replace it from the original, or delete it"
+        )
+    return header
+
+
+class _Broken(Exception):
+    """A header that cannot be what its first bytes promise."""
+
+
+def _begins(*magics: bytes) -> Callable[[Bytes], bool]:
+    return lambda encoded: bytes(encoded[: max(map(len, magics))]).startswith(magics)
+
+
+def _png(encoded: Bytes) -> tuple[int, int, int]:
+    length, chunk, width, height, _, colour = struct.unpack_from(">I4sIIBB", encoded, 8)
+    if (length, chunk) != (13, b"IHDR"):
+        raise _Broken("the first chunk is not IHDR")
+    channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
+    if channels is None or max(width, height) >= 1 << 31:
+        raise _Broken(f"colour type {colour}, {width} × {height}")
+    return width, height, channels
+
+
+def _check_chunks(encoded: Bytes, where: str) -> None:
+    """ValueError if a chunk of a PNG is longer than what is left of the file."""
+    at = 8
+    while at + 8 <= len(encoded):
+        length, chunk = struct.unpack_from(">I4s", encoded, at)
+        if at + 12 + length > len(encoded):
+            raise ValueError(
+                f"{where} is damaged or not an image ({len(encoded):,} bytes): its {chunk!r} chunk at byte {at:,} "
+                f"claims {length:,} bytes; replace it from the original, or delete it"
+            )
+        if chunk == b"IEND":
+            return
+        at += 12 + length
+
+
+_STANDALONE = {0x01, *range(0xD0, 0xD8)}
+"""JPEG markers without a length after them: TEM and the restarts."""
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+"""JPEG markers that begin a frame of any coding: SOF0 to SOF15, without DHT, JPG and DAC, which lie among them."""
+
+
+_END = b"\xff\xd9"
+"""JPEG's EOI. Within the coded image a byte FF is followed by 00 or a restart, so it cannot stand there by chance."""
+
+
+def _ends(encoded: bytes) -> bool:
+    """Whether a JPEG's end is anywhere after its first scan begins: the end before may be a thumbnail's."""
+    at = 2
+    while at + 4 <= len(encoded):
+        marker = encoded[at + 1]
+        if encoded[at] != 0xFF:
+            return False
+        if marker == 0xDA:
+            return encoded.find(_END, at) >= 0
+        if marker == 0xFF or marker in _STANDALONE:
+            at += 1 if marker == 0xFF else 2
+            continue
+        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+    return False
+
+
+def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
+    at = 2
+    while True:
+        if encoded[at] != 0xFF:
+            raise _Broken(f"no marker at byte {at:,}")
+        while encoded[at] == 0xFF:  # any number of fill bytes
+            at += 1
+        marker = encoded[at]
+        at += 1
+        if marker in _STANDALONE:
+            continue
+        if marker in (0x00, 0xD8, 0xD9, 0xDA):
+            raise _Broken("no size before the image data")
+        (length,) = struct.unpack_from(">H", encoded, at)
+        if length < 2:
+            raise _Broken(f"a segment of {length} bytes at byte {at:,}")
+        if marker in _FRAMES:
+            _, height, width, channels = struct.unpack_from(">BHHB", encoded, at + 2)
+            if channels not in (1, 3, 4):
+                raise _Broken(f"{channels} channels")
+            return width, height, channels
+        at += length
+
+
+_PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n\r]*[\n\r])+(\d{1,9})" + rb"(?=[\s#])")
+
+
+def _pnm(encoded: Bytes) -> tuple[int, int, int]:
+    found = _PNM.match(bytes(encoded[:_HEADER_TEXT]))
+    if found is None:
+        raise _Broken("no width and height")
+    return int(found[2]), int(found[3]), 3 if found[1] in b"36" else 1
+
+
+def _bmp(encoded: Bytes) -> tuple[int, int, int]:
+    (size,) = struct.unpack_from("<I", encoded, 14)
+    if size == 12:
+        width, height, _, bits = struct.unpack_from("<HHHH", encoded, 18)
+    elif size >= 36:
+        width, height, _, bits = struct.unpack_from("<iiHH", encoded, 18)
+    else:
+        raise _Broken(f"an information header of {size} bytes")
+    if bits not in (1, 2, 4, 8, 16, 24, 32):
+        raise _Broken(f"{bits} bits a pixel")
+    return width, abs(height), 4 if bits == 32 else 3  # a negative height: the rows go from top to bottom
+
+
+def _webp(encoded: Bytes) -> tuple[int, int, int]:
+    chunk = bytes(encoded[12:16])
+    if chunk == b"VP8 ":
+        start, width, height = struct.unpack_from("<3sHH", encoded, 23)
+        if start != b"\x9d\x01\x2a":
+            raise _Broken("the first frame is no key frame")
+        return width & 0x3FFF, height & 0x3FFF, 3
+    if chunk == b"VP8L":
+        signature, bits = struct.unpack_from("<BI", encoded, 20)
+        if signature != 0x2F:
+            raise _Broken("no signature")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 4 if bits >> 28 & 1 else 3
+    if chunk == b"VP8X":
+        flags, _, *sides = struct.unpack_from("<B3s6B", encoded, 20)
+        width, height = (int.from_bytes(sides[i : i + 3], "little") + 1 for i in (0, 3))
+        return width, height, 4 if flags & 0x10 else 3
+    raise _Broken(f"the first chunk is {chunk!r}")
+
+
+_KINDS: dict[str, tuple[Callable[[Bytes], bool], Callable[[Bytes], tuple[int, int, int]]]] = {
+    "jpeg": (_begins(b"\xff\xd8\xff"), _jpeg),
+    "png": (_begins(b"\x89PNG\r\n\x1a\n"), _png),
+    "pnm": (_begins(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
+    "bmp": (_begins(b"BM"), _bmp),
+    "webp": (lambda encoded: bytes(encoded[:4]) == b"RIFF" and bytes(encoded[8:12]) == b"WEBP", _webp),
+}

@@ -1,0 +1,386 @@
+"""Packs: decoded face images in one flat file, which opens at once and is read through a memory map.
+
+A pack is a folder of four files:
+
+    pixels.u8      the images, raw bytes, (M, height, width, channels) in row-major order
+    labels.npy     (M,) int64, the identity of each image
+    index.json     {"names": [...], "files": [...]}
+    meta.json      format, version, shape, size, grey, the source's fingerprint, and the SHA-256 of the files above
+
+The pixels of a pack are read whole, and checked, when it is first opened and whenever the file's size, times or place
+on the disk have changed since; that they were sound is noted in the cache, for the next run and for worker processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.disk import writing
+from coalface.core.text import shown
+from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
+from coalface.data.faceset import FaceSet
+from coalface.data.source import Source
+
+FORMAT = "coalface-pack"
+VERSION = 1
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all) after every image."""
+
+_FILES = {"pixels.u8", "labels.npy", "index.json", "meta.json"}
+_MAKE_ANEW = "delete the folder and pack its source again"
+_LONG = 4 << 30
+"""From so many bytes on, checking takes long enough to be told."""
+_LOG = logging.getLogger(__name__)
+
+
+def cached_pack(
+    source: Source,
+    cache: str | os.PathLike[str] | None = None,
+    *,
+    size: int,
+    grey: bool,
+    progress: Progress | None = None,
+) -> FaceSet:
+    """The images of `source` from the cache, packed there first if they are not in it yet.
+
+    The pack's name is made of the source's fingerprint, the size and the colour, so a changed source makes a new pack.
+    It is its owner's alone, whatever the umask. One that is damaged is made anew, with a warning in the log.
+    """
+    folder = open_cache(default_cache() if cache is None else Path(cache))
+    path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
+    write_pack(source, path, size=size, grey=grey, progress=progress, mode=0o700)
+    use(path)
+    return read_pack(path)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A pack as a `Source`, which gives its images at the size and colour that they have."""
+
+    path: Path
+    verify: bool | None = None
+    """See `read_pack`."""
+
+    @cached_property
+    def faces(self) -> FaceSet:
+        """The images, mapped."""
+        return read_pack(self.path, verify=self.verify)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The identities."""
+        return self.faces.names
+
+    @property
+    def files(self) -> Sequence[str]:
+        """(n,) where each image came from."""
+        return self.faces.files or ()
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) the identity of each image."""
+        return self.faces.labels
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn. Raises ValueError where another size or colour is asked for."""
+        if self.faces.shape != (size, size, 1 if grey else 3):
+            height, width, channels = self.faces.shape
+            raise ValueError(
+                f"{shown(self.path)} holds images of {height}×{width}×{channels}, and {size}×{size}×{1 if grey else 3} "
+                "are asked for: ask for the pack's, or pack its source anew"
+            )
+        yield from self.faces.pixels
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what the pack says of itself."""
+        return _sha256(self.path / "meta.json")
+
+
+def write_pack(
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    size: int,
+    grey: bool,
+    progress: Progress | None = None,
+    mode: int = 0o777,
+) -> None:
+    """Decode every image of `source` once, at `size` × `size`, into a pack at `path`.
+
+    One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole: a
+    process that is killed leaves no half pack (only a folder `.NAME.….partial`, which may be deleted). A sound pack of
+    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced, a damaged one with a
+    warning in the log. `mode` is that of the folder, less the umask.
+
+    Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
+    """
+    if not 1 <= size <= 4096:
+        raise ValueError(f"images of {size} × {size} pixels cannot be packed: give a size from 1 to 4096")
+    path = Path(path)
+    wanted = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
+    if _holds(path, wanted):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with writing(path, partial):
+            partial.mkdir(mode)
+            _write(source, partial, wanted, progress)
+            _put_in_place(partial, path, wanted)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> FaceSet:
+    """Open a pack as a face set whose pixel store is a read-only memory map.
+
+    The small files are always checked against their SHA-256, the pixels against their length. `verify` reads all pixels
+    and checks their SHA-256 too; by default where the file is not as it was when they were last found sound, which
+    notices any change but one of the disk itself, behind the back of the file system.
+
+    Raises FileNotFoundError if there is no pack, ValueError if it is damaged, cut short or of another version.
+    """
+    path = Path(path)
+    meta = _read_meta(path)
+    shape = tuple(meta["shape"])
+    pixels, expected = path / "pixels.u8", math.prod(shape)
+    found = pixels.stat().st_size if pixels.is_file() else 0
+    if found != expected:
+        raise ValueError(
+            f"{shown(pixels)} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}"
+        )
+    for name in ("labels.npy", "index.json"):
+        _check_sha256(path / name, meta["sha256"][name])
+    if verify or (verify is None and not _known_sound(pixels, _stamp(pixels, meta["sha256"]["pixels.u8"]))):
+        if expected >= _LONG:
+            _LOG.warning("reading %s bytes of %s, to check them once", f"{expected:,}", shown(pixels))
+        check_pixels(path)
+    names, files = _read_index(path / "index.json", shape[0])
+    with open(str(pixels.resolve()), "rb") as file:  # what is mapped keeps the lock
+        hold(file)
+        mapped = np.memmap(file, dtype=np.uint8, mode="r", shape=shape)
+    return FaceSet(
+        pixels=mapped,
+        rows=np.arange(shape[0], dtype=np.int64),
+        labels=_read_labels(path / "labels.npy", shape[0], len(names)),
+        names=names,
+        files=files,
+    )
+
+
+def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None) -> None:
+    """Read all pixels of a pack, and raise ValueError unless their SHA-256 is that which was written.
+
+    `progress` is called with the bytes read so far.
+    """
+    pixels, expected = path / "pixels.u8", _read_meta(path)["sha256"]["pixels.u8"]
+    stamp = _stamp(pixels, expected)
+    _check_sha256(pixels, expected, progress)
+    note = _sound_note(pixels)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs a check each time
+        open_cache(note.parent.parent)
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.touch(mode=0o600)
+        note.write_bytes(stamp.encode())
+
+
+def _stamp(pixels: Path, sha256: str) -> str:
+    """What a file of pixels of this SHA-256 is known by, until it is written to, moved or replaced."""
+    status = os.stat(pixels)
+    return f"{sha256} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n"
+
+
+def _sound_note(pixels: Path) -> Path:
+    place = hashlib.sha256(os.fsencode(pixels.resolve())).hexdigest()
+    return default_cache() / SOUND / place[:24]
+
+
+def _known_sound(pixels: Path, stamp: str) -> bool:
+    try:
+        return _sound_note(pixels).read_bytes() == stamp.encode()
+    except OSError:
+        return False
+
+
+def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progress | None) -> None:
+    total = len(source.files)
+    if total == 0:
+        raise ValueError("the source lists no image, so there is nothing to pack: check where it reads from")
+    size, grey = wanted["size"], wanted["grey"]
+    shape = (total, size, size, 1 if grey else 3)
+    digest = hashlib.sha256()
+    written = 0
+    with writing(folder / "pixels.u8"), open(folder / "pixels.u8", "wb") as out:
+        hold(out)
+        for image in _exactly(total, source.images(size=size, grey=grey)):
+            if image.shape != shape[1:] or image.dtype != np.uint8:
+                raise ValueError(
+                    f"{shown(source.files[written])}: the source gave {image.dtype} {image.shape} where a pack of size "
+                    f"{size} needs uint8 {shape[1:]}; its images() must return what it is asked for"
+                )
+            raw = image.tobytes()
+            out.write(raw)
+            digest.update(raw)
+            written += 1
+            if progress is not None:
+                progress(written, total)
+    labels = io.BytesIO()  # NumPy's own way into a file tells no reason where it fails
+    np.save(labels, np.asarray(source.labels, dtype="<i8"))
+    index = json.dumps({"names": list(source.names), "files": list(source.files)})
+    with writing(folder):
+        (folder / "labels.npy").write_bytes(labels.getvalue())
+        (folder / "index.json").write_text(index, encoding="ascii")
+    sha256 = {name: _sha256(folder / name) for name in ("labels.npy", "index.json")} | {"pixels.u8": digest.hexdigest()}
+    meta = {"format": FORMAT, "version": VERSION, "shape": shape, **wanted, "sha256": sha256}
+    with writing(folder / "meta.json"):
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
+
+
+def _exactly(total: int, images: Iterable[NDArray[np.uint8]]) -> Iterable[NDArray[np.uint8]]:
+    """Pass on the images, and raise ValueError unless there are `total` of them."""
+    count = 0
+    for count, image in enumerate(images, start=1):
+        if count > total:
+            break
+        yield image
+    if count != total:
+        raise ValueError(
+            f"the source lists {total:,} images but gave {'more' if count > total else f'{count:,}'}: "
+            "it changed while it was read; list it again and repeat"
+        )
+
+
+def _put_in_place(partial: Path, path: Path, wanted: dict[str, Any]) -> None:
+    """Rename a whole pack to its name; another process may have put the same pack there meanwhile."""
+    try:
+        os.rename(partial, path)  # also onto an empty folder
+    except OSError:
+        if _holds(path, wanted, logging.DEBUG):  # what is wrong was told before it was packed
+            return
+        shutil.rmtree(path)
+        os.rename(partial, path)
+
+
+def _holds(path: Path, wanted: dict[str, Any], level: int = logging.WARNING) -> bool:
+    """Whether a sound pack of the wanted images is there; FileExistsError if what is there must not be replaced."""
+    if not path.exists():
+        return False
+    if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
+        raise FileExistsError(f"{shown(path)} is there and is not a pack: choose another path, or move it away")
+    try:
+        meta = _read_meta(path)
+        if {key: meta.get(key) for key in wanted} != wanted:
+            return False
+        read_pack(path)
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        _LOG.log(level, "%s; it is packed again", str(error).removesuffix(f"; {_MAKE_ANEW}"))
+        return False
+    return True
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / "meta.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{shown(path)} is not a pack: it has no meta.json; check the path, or make a pack there with "
+            "`coalface data pack` (in Python: write_pack)"
+        )
+    meta = _read_json(file)
+    try:
+        kind, version = meta["format"], meta["version"]
+        if kind == FORMAT and version == VERSION:
+            shape = meta["shape"]
+            if not (_is_list_of(shape, int) and len(shape) == 4 and min(shape) > 0 and shape[3] in (1, 3)):
+                raise ValueError("its shape is not that of images")
+            _ = [meta["sha256"][name] for name in _FILES - {"meta.json"}]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+    if kind != FORMAT:
+        raise ValueError(
+            f"{shown(path)} is not a pack: {file.name} says its format is {repr(kind)[:80]}, not {FORMAT!r}; check "
+            "the path"
+        )
+    if version != VERSION:
+        raise ValueError(
+            f"{shown(path)} is a pack of version {repr(version)[:80]}, and this release reads version {VERSION}; "
+            f"{_MAKE_ANEW}"
+        )
+    return dict(meta)
+
+
+def _read_index(file: Path, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the identities, and the file of each of `count` images."""
+    index = _read_json(file)
+    names, files = (index.get("names"), index.get("files")) if isinstance(index, dict) else (None, None)
+    if not (_is_list_of(names, str) and _is_list_of(files, str)) or len(files) != count:
+        raise ValueError(f"{shown(file)} is damaged: it does not name the identities and {count:,} files; {_MAKE_ANEW}")
+    return tuple(names), tuple(files)
+
+
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '<i8', 'fortran_order': False, 'shape': \((\d{1,18}),\), \} *\n", re.S
+)
+
+
+def _read_labels(file: Path, count: int, identities: int) -> NDArray[np.int64]:
+    """(count,) the labels. `numpy.load` would set aside whatever the header claims, and fail in many ways."""
+    raw = file.read_bytes()
+    found = _NPY.match(raw)
+    whole = found is not None and int(found[2]) == count and len(raw) == found.end() + 8 * count
+    labels = (
+        np.frombuffer(raw, "<i8", count, found.end()).astype(np.int64) if found and whole else np.zeros(0, np.int64)
+    )
+    if not whole or labels.min() < 0 or labels.max() >= identities:
+        raise ValueError(
+            f"{shown(file)} is damaged: it does not hold {count:,} labels from 0 to {identities - 1:,}; {_MAKE_ANEW}"
+        )
+    return labels
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+
+
+def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
+    return isinstance(value, list) and all(type(entry) is kind for entry in value)
+
+
+def _sha256(file: Path, progress: Callable[[int], None] = lambda read: None) -> str:
+    digest, block, done = hashlib.sha256(), memoryview(bytearray(1 << 20)), 0
+    with open(file, "rb", buffering=0) as opened:
+        while read := opened.readinto(block):
+            digest.update(block[:read])
+            progress(done := done + read)
+    return digest.hexdigest()
+
+
+def _check_sha256(file: Path, expected: str, progress: Callable[[int], None] = lambda read: None) -> None:
+    found = _sha256(file, progress) if file.is_file() else "missing"
+    if found != expected:
+        raise ValueError(
+            f"{shown(file)} is damaged: its SHA-256 is {found}, not {shown(expected)[:80]} as written; {_MAKE_ANEW}"
+        )

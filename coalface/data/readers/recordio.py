@@ -1,0 +1,407 @@
+"""RecordIO: one file of records and an index of where each begins, as MXNet defines it and insightface uses it.
+
+All numbers are little-endian, and every part of a record begins at a multiple of 4:
+
+    part      uint32 magic 0xCED7230A | uint32 kind << 29 | length | `length` bytes | zeros up to a multiple of 4
+    kind      0 a whole record, 1 its first part, 2 a middle one, 3 the last
+    record    uint32 flag | float32 label | uint64 id | uint64 id2 | `flag` × float32 labels | payload
+    index     a line `record number, tab, offset of its first part` a record, in any order
+
+A record in which the magic lies at a multiple of 4 is cut there into parts, and the magic itself is left out, so that
+the magic at a multiple of 4 always begins a part. With flag 0 the record's label is the one in the header, else the
+first of those that follow. Source: the format's description in dmlc-core (`recordio.h`) and MXNet (`recordio.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn, TypeVar
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+from coalface.core.text import shown
+
+MAGIC = 0xCED7230A
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+LENGTH_BITS = 29
+LONGEST = (1 << LENGTH_BITS) - 1
+"""The most bytes that a record may have, 512 MiB less one."""
+
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+_HEADER = struct.Struct("<IfQQ")
+_FRAME = 8
+_WINDOW = 10
+"""Words of 4 bytes that are fetched of each record at once: the frame's 2, the header's 6, and 2 labels."""
+_CHUNK = 1 << 18
+_LINE = re.compile(rb"\d{1,18}\t\d{1,18}")
+
+Number = TypeVar("Number", int, NDArray[np.int64])
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The headers of n records, and where the payload of each lies in `file.data`."""
+
+    file: RecordFile
+    keys: NDArray[np.int64]
+    """(n,) their numbers."""
+    offsets: NDArray[np.int64]
+    """(n,) where each begins, in bytes."""
+    flags: NDArray[np.int64]
+    """(n,) how many labels follow the header."""
+    label: NDArray[np.float32]
+    """(n,) the label: the header's, or the first that follows it."""
+    second: NDArray[np.float32]
+    """(n,) the second label that follows; NaN where there is none."""
+    ids: NDArray[np.uint64]
+    """(n, 2) the header's two ids."""
+    starts: NDArray[np.int64]
+    """(n,) the payload's first byte in `file.data`; −1 where the record has several parts."""
+    lengths: NDArray[np.int64]
+    """(n,) the payload's bytes."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def payload(self, i: int) -> memoryview:
+        """The payload of the i-th: a view of the map, or a copy where the record has several parts."""
+        if self.starts[i] < 0:
+            whole = self.file.join(int(self.offsets[i]))
+            return memoryview(whole)[len(whole) - int(self.lengths[i]) :]
+        start = int(self.starts[i])
+        return self.file.view[start : start + int(self.lengths[i])]
+
+    def payloads(self) -> Iterator[memoryview]:
+        """The payloads in turn, as `payload` gives them."""
+        if np.any(self.starts < 0):
+            return map(self.payload, range(len(self)))
+        return map(self.file.view.__getitem__, map(slice, self.starts.tolist(), (self.starts + self.lengths).tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordFile:
+    """A record file, memory-mapped, and its index, in ascending order of the record numbers."""
+
+    path: Path
+    index: Path | None
+    """The index that was read; None where the records were found by reading through the file."""
+    view: memoryview
+    """The whole file, a read-only map."""
+    keys: NDArray[np.int64]
+    """(N,) the record numbers, ascending."""
+    offsets: NDArray[np.int64]
+    """(N,) where each begins, in bytes."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """(bytes of the file,) the map as an array."""
+        return np.frombuffer(self.view, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def read_many(self, keys: ArrayLike) -> Records:
+        """The records of these numbers in one call, in the order asked: headers parsed, payloads as places in the map.
+
+        Raises ValueError, naming file, record and remedy, for a number that the index lacks and for the first record
+        that is cut short or damaged, or that the index puts where none begins.
+        """
+        records, faults = self._survey(keys)
+        if faults:
+            raise ValueError(faults[min(faults)])
+        return records
+
+    def faults(self, keys: ArrayLike) -> dict[int, str]:
+        """What is wrong with which of these records, by record number; payloads are not looked into."""
+        records, faults = self._survey(keys)
+        return {int(records.keys[row]): fault for row, fault in faults.items()}
+
+    def join(self, offset: int) -> bytes:
+        """The record that begins at `offset`, header included, put together from its parts."""
+        return MAGIC_BYTES.join(self.view[start : start + length] for start, length in _parts(self.view, offset))
+
+    def _survey(self, keys: ArrayLike) -> tuple[Records, dict[int, str]]:
+        """The records asked for, and what is wrong by row; a faulty row's figures mean nothing."""
+        asked = np.asarray(keys).astype(np.int64, casting="safe") if np.size(keys) else np.zeros(0, np.int64)
+        offsets = self._offsets(asked)
+        size = len(self.view)
+        rows = _windows(np.frombuffer(self.view, "<u4", size // 4), offsets // 4)
+        kinds = rows[:, 1] >> LENGTH_BITS
+        lengths = (rows[:, 1] & LONGEST).astype(np.int64)
+        flags = rows[:, 2].astype(np.int64)
+        ids = rows[:, 4:8].copy().view("<u8")
+        label = np.where(flags > 0, rows[:, 8], rows[:, 3]).view("<f4")
+        second = np.where(flags > 1, rows[:, 9].view("<f4"), np.float32(np.nan))
+        before = _HEADER.size + 4 * flags
+        starts, left = offsets + _FRAME + before, lengths - before
+
+        reasons = [
+            (offsets + _FRAME > size, "outside"),
+            ((offsets % 4 != 0) | (rows[:, 0] != MAGIC) | (kinds >= MIDDLE), "astray"),
+            (offsets + _FRAME + _padded(lengths) > size, "cut"),
+            ((kinds == WHOLE) & (left < 0), "short"),
+        ]
+        bad = np.zeros(len(asked), bool)
+        faults: dict[int, str] = {}
+        for where, reason in reasons:
+            for row in np.flatnonzero(where & ~bad):
+                faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), reason)
+            bad |= where
+
+        walked: dict[int, tuple[int, bytes] | str] = {}  # by offset: no index can make the same parts be walked often
+        for row in np.flatnonzero((kinds == FIRST) & ~bad):
+            offset = int(offsets[row])
+            if offset not in walked:
+                walked[offset] = self._beginning(offset)
+            beginning = walked[offset]
+            if isinstance(beginning, str):
+                faults[int(row)] = self._fault(int(asked[row]), offset, beginning)
+                continue
+            total, head = beginning
+            flag, one, *both = _HEADER.unpack_from(head)
+            follow = np.frombuffer(head, "<f4", min(flag, 2), _HEADER.size)
+            flags[row], ids[row], starts[row], left[row] = flag, both, -1, total - _HEADER.size - 4 * flag
+            label[row] = follow[0] if flag else one
+            second[row] = follow[1] if flag > 1 else np.nan
+        return Records(self, asked, offsets, flags, label, second, ids, starts, left), faults
+
+    def _beginning(self, offset: int) -> tuple[int, bytes] | str:
+        """A record's length and its first bytes (the header, and 2 labels where it has them), or what is wrong."""
+        try:
+            parts = _parts(self.view, offset)
+        except _FaultError as error:
+            return str(error)
+        total = sum(length for _, length in parts) + len(MAGIC_BYTES) * (len(parts) - 1)
+        wanted = _HEADER.size + 8
+        few = parts[: wanted // len(MAGIC_BYTES) + 1]  # even empty parts bring a magic each
+        head = MAGIC_BYTES.join(self.view[start : start + min(length, wanted)] for start, length in few)[:wanted]
+        if total < _HEADER.size or total < _HEADER.size + 4 * _HEADER.unpack_from(head)[0]:
+            return "short"
+        return total, head
+
+    def _offsets(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.keys[-1] - self.keys[0] + 1 == len(self):  # without gaps, as in the field: no search
+            rows = np.clip(asked, self.keys[0], self.keys[-1]) - self.keys[0]
+        else:
+            rows = np.minimum(np.searchsorted(self.keys, asked), len(self) - 1)
+        if np.any(missing := self.keys[rows] != asked):
+            listed = shown(f"the index {self.index}" if self.index else self.path)
+            raise ValueError(
+                f"{shown(self.path)}, record {asked[missing][0]}: {listed} has no record of this number, only "
+                f"{len(self):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
+            )
+        return self.offsets[rows]
+
+    def _fault(self, key: int, offset: int, reason: str) -> str:
+        said = {
+            "outside": f"the index puts it at byte {offset:,}, outside the file of {len(self.view):,} bytes",
+            "astray": f"no record begins at byte {offset:,}, where the index puts it",
+            "cut": f"it begins at byte {offset:,} and goes on after the end of the file ({len(self.view):,} bytes)",
+            "short": f"at byte {offset:,} it is too short for the header and the labels that it claims",
+            "parts": f"its parts, from byte {offset:,} on, do not follow one another",
+        }[reason]
+        remedy = _remedy(self.index) if reason == "astray" else _BOTH if reason == "outside" else _FETCH
+        return f"{shown(self.path)}, record {key}: {said}; {remedy}"
+
+
+_FETCH = "fetch the file again from where it came, or write it anew"
+_BOTH = "fetch both files again: this one is cut short, or the index is another file's"
+
+
+class _FaultError(Exception):
+    """What is wrong with one record, before it is known which number it has."""
+
+
+def open_records(
+    path: str | os.PathLike[str], index: str | os.PathLike[str] | None, broken: list[str] | None = None
+) -> RecordFile:
+    """Map a record file and read its index; without one, read through the file and number the records as they lie.
+
+    Raises FileNotFoundError for a missing file, ValueError for an empty or damaged one. Where there is a list for what
+    is `broken`, damage that is met on reading through is noted there, and the records before it are kept.
+    """
+    path = Path(path)
+    view = _mapped(path)
+    if index is None:
+        offsets = np.fromiter(_scan(path, view, broken), np.int64)
+        return RecordFile(path, None, view, np.arange(len(offsets)), offsets)
+    keys, offsets = read_index(index)
+    return RecordFile(path, Path(index), view, keys, offsets)
+
+
+def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The record numbers of an index, ascending, and their offsets in bytes; the lines may come in any order.
+
+    Raises ValueError, naming file and line, if a line is anything but two numbers, and if a number stands there twice.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{shown(path)} is not a file: check the path of the index")
+    blocks: list[NDArray[np.int64]] = []
+    lines = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK) + file.readline(64):
+            block = _numbers(chunk)
+            if block is None:
+                _complain(path, chunk, lines)
+            blocks.append(block)
+            lines += len(block)
+    if not lines:
+        raise ValueError(f"{shown(path)} is empty: an index has a line a record; {_remedy(path)}")
+    keys, offsets = (np.concatenate([block[:, column] for block in blocks]) for column in (0, 1))
+    if np.any(np.diff(keys) <= 0):
+        order = _order(keys)
+        keys, offsets = keys[order], offsets[order]
+        if np.any(twice := np.diff(keys) == 0):
+            raise ValueError(f"{shown(path)} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
+    return keys, offsets
+
+
+def header(label: float | Sequence[float], *, id: int = 0) -> bytes:
+    """A record's header: flag 0 for a number, else the flag is how many labels follow."""
+    if isinstance(label, int | float):
+        return _HEADER.pack(0, label, id, 0)
+    return _HEADER.pack(len(label), 0.0, id, 0) + struct.pack(f"<{len(label)}f", *label)
+
+
+def write_record(out: BinaryIO, record: bytes) -> int:
+    """Write a record (header and payload), in parts where it holds the magic at a multiple of 4; bytes written."""
+    if len(record) > LONGEST:
+        raise ValueError(
+            f"a record of {len(record):,} bytes is too long: the format has {LENGTH_BITS} bits for a length, "
+            f"{LONGEST:,} bytes; store the image smaller"
+        )
+    cuts = [at for at in _find(record, MAGIC_BYTES) if at % 4 == 0]
+    begins, ends = [0, *(at + len(MAGIC_BYTES) for at in cuts)], [*cuts, len(record)]
+    written = 0
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        kind = WHOLE if not cuts else FIRST if number == 0 else LAST if number == len(cuts) else MIDDLE
+        out.write(struct.pack("<II", MAGIC, kind << LENGTH_BITS | end - begin))
+        out.write(record[begin:end])
+        out.write(bytes(-(end - begin) % 4))
+        written += _FRAME + _padded(end - begin)
+    return written
+
+
+def _mapped(path: Path) -> memoryview:
+    if not path.is_file():
+        raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{shown(path)} is empty; {_FETCH}")
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[int]:
+    """Where each record begins, found by going from one to the next."""
+    offset = number = 0
+    while offset < len(data):
+        try:
+            start, length = _parts(data, offset)[-1]
+        except _FaultError as error:
+            fault = "is cut short" if str(error) == "cut" else "is damaged"
+            said = f"{shown(path)}, record {number}, at byte {offset:,}, {fault}"
+            if broken is None or number == 0:
+                raise ValueError(f"{said}; {_FETCH}") from error
+            broken.append(f"{said}, and {len(data) - offset:,} bytes from there on are left out; {_FETCH}")
+            return
+        yield offset
+        offset, number = start + _padded(length), number + 1
+
+
+def _parts(data: memoryview, offset: int) -> list[tuple[int, int]]:
+    """The first byte and the length of each part of the record that begins at `offset`."""
+    parts: list[tuple[int, int]] = []
+    while True:
+        if offset + _FRAME > len(data):
+            raise _FaultError("cut")
+        magic, word = struct.unpack_from("<II", data, offset)
+        kind, length = word >> LENGTH_BITS, word & LONGEST
+        if magic != MAGIC or kind not in ((MIDDLE, LAST) if parts else (WHOLE, FIRST)):
+            raise _FaultError("parts")
+        if offset + _FRAME + _padded(length) > len(data):
+            raise _FaultError("cut")
+        if kind in (FIRST, MIDDLE) and length % 4:
+            raise _FaultError("parts")
+        parts.append((offset + _FRAME, length))
+        if kind in (WHOLE, LAST):
+            return parts
+        offset += _FRAME + length
+
+
+def _windows(words: NDArray[np.uint32], at: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """(n, _WINDOW) the words from each place on; zeros after the end of the file."""
+    last = max(len(words) - _WINDOW, 0)
+    tail = np.concatenate([words[last:], np.zeros(_WINDOW + 1, words.dtype)])
+    late = at > last
+    early = sliding_window_view(words, _WINDOW) if len(words) >= _WINDOW else sliding_window_view(tail, _WINDOW)
+    rows: NDArray[np.uint32] = early[np.minimum(at, last)]
+    rows[late] = sliding_window_view(tail, _WINDOW)[np.minimum(at[late] - last, len(tail) - _WINDOW)]
+    return rows
+
+
+def _order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `argsort` gives; numbers without gaps are put into their places, which is many times faster."""
+    least, most = int(keys.min()), int(keys.max())
+    if most - least + 1 == len(keys):
+        order = np.full(len(keys), -1)
+        order[keys - least] = np.arange(len(keys))
+        if order.min() >= 0:
+            return order
+    return np.argsort(keys, kind="stable")
+
+
+def _numbers(chunk: bytes) -> NDArray[np.int64] | None:
+    """(n, 2) the numbers of whole lines of an index, or None where a line is anything else."""
+    text = np.frombuffer(chunk.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n", np.uint8)
+    ends = np.flatnonzero(text < ord("0"))
+    widths = np.diff(ends, prepend=-1) - 1
+    separators = text[ends]
+    if (
+        len(ends) % 2
+        or not (np.all(separators[::2] == ord("\t")) and np.all(separators[1::2] == ord("\n")))
+        or text.max() > ord("9")
+        or widths.min() < 1
+        or widths.max() > 18
+    ):
+        return None
+    values = np.zeros(len(ends), np.int64)
+    for place in range(int(widths.max())):  # all the units first, then all the tens …
+        digits = text[np.maximum(ends - 1 - place, 0)].astype(np.int64) - ord("0")
+        values += np.where(widths > place, digits, 0) * 10**place
+    return values.reshape(-1, 2)
+
+
+def _complain(path: Path, chunk: bytes, before: int) -> NoReturn:
+    lines = chunk.replace(b"\r\n", b"\n").split(b"\n")
+    wrong = next((number for number, line in enumerate(lines) if not _LINE.fullmatch(line)), 0)
+    raise ValueError(
+        f"{shown(path)}, line {before + wrong + 1}: {lines[wrong][:40]!r} is not a record number, a tab and an offset; "
+        f"{_remedy(path)}"
+    )
+
+
+def _remedy(index: Path | None) -> str:
+    if index is None:
+        return _FETCH
+    name = shown(index.name)
+    return f"fetch both files again, or delete {name}: the records are then found by reading through the other"
+
+
+def _padded(length: Number) -> Number:
+    return (length + 3) // 4 * 4
+
+
+def _find(text: bytes, wanted: bytes) -> Iterator[int]:
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + 1)

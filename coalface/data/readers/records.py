@@ -1,0 +1,326 @@
+"""insightface's training sets: a folder of `train.rec`, `train.idx` and `property`.
+
+    record 0            flag 2, no payload, labels [h, e]: the images are the records 1 to h − 1
+    records 1 to h − 1  an image each: its encoded bytes, after the label (flag 0), or after [label, aligned] (flag 2)
+    records h to e − 1  an identity each: flag 2, no payload, labels [a, b]: its images are the records a to b − 1
+    property            a line `identities,height,width`
+
+A file without such a record 0 holds images alone. Source: the readers and writers of insightface's recognition code
+(`arcface_torch/dataset.py`, `common/face2rec2.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, TextIO, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from coalface.core.disk import writing
+from coalface.core.text import several, shown
+from coalface.data.readers.recordio import RecordFile, Records, header, open_records, write_record
+from coalface.data.source import DECODER, decode, in_order
+
+EXACT = 1 << 24
+"""Up to here a float32, in which the format keeps record numbers and labels, holds every whole number."""
+LABELS = 1 << 31
+"""Labels from here on are taken for damage."""
+
+_BLOCK = 1 << 18
+_AHEAD = 1 << 12  # records whose headers are read at once while their images are decoded
+_FETCH = "fetch the file again from where it came, or write it anew"
+
+
+@dataclass(frozen=True)
+class RecFiles(Sequence[str]):
+    """(n,) `identity/record number` of each image, made when asked for: a set may have millions."""
+
+    names: tuple[str, ...]
+    labels: NDArray[np.int64]
+    keys: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> RecFiles: ...
+    def __getitem__(self, i: int | slice) -> str | RecFiles:
+        if isinstance(i, slice):
+            return RecFiles(self.names, self.labels[i], self.keys[i])
+        return f"{self.names[self.labels[i]]}/{self.keys[i]:08d}"
+
+
+@dataclass(frozen=True, eq=False)
+class Rec:
+    """The images of a record file, found but not yet decoded: a `Source`."""
+
+    records: RecordFile
+    names: tuple[str, ...]
+    """The labels that occur, in ascending order, with zeros before them so that they sort as text as well."""
+    labels: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    """(n,) the record of each image."""
+    identities: NDArray[np.int64]
+    """(k,) the records that give an identity's range; their two labels are its first image and one past the last."""
+    announced: tuple[int, int, int] | None
+    """Identities, height and width, as the file `property` says; None without one."""
+    stamp: str
+    faults: dict[int, str]
+    """What is wrong with the records that were left out, by record; empty unless that was asked for."""
+    broken: tuple[str, ...] = ()
+    """What is wrong with the header record, the file `property`, and the end of a file without an index, likewise."""
+
+    @property
+    def files(self) -> RecFiles:
+        """(n,) where each image comes from, as `label/record number`."""
+        return RecFiles(self.names, self.labels, self.keys)
+
+    def read_many(self, indices: ArrayLike) -> Records:
+        """The records of these images (0 to n − 1) in one call; see `RecordFile.read_many`."""
+        return self.records.read_many(self.keys[np.asarray(indices, dtype=np.intp)])
+
+    def encoded(self, indices: ArrayLike | None = None) -> Iterator[tuple[int, bytes]]:
+        """(label, encoded image) of these images in turn, or of all."""
+        rows = np.arange(len(self.keys)) if indices is None else np.asarray(indices, dtype=np.intp)
+        for block in _blocks(rows):
+            payloads = self.read_many(block).payloads()
+            yield from zip(self.labels[block].tolist(), map(bytes, payloads), strict=True)
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, (size, size, 1 or 3); ValueError names the record of a damaged one."""
+        for start in range(0, len(self.keys), _AHEAD):
+            records = self.records.read_many(self.keys[start : start + _AHEAD])
+
+            def read(i: int, records: Records = records) -> NDArray[np.uint8]:
+                where = f"{shown(self.records.path)}, record {records.keys[i]},"
+                return decode(records.payload(i), where, size=size, grey=grey)
+
+            yield from in_order(read, len(records))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over sizes and times of change of the record file and its index."""
+        return self.stamp
+
+
+def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave out"] = "error") -> Rec:
+    """Open insightface's record file: `path` is the folder that holds `train.rec`, or the `.rec` file.
+
+    The index lies beside it under the same name with `.idx`; where there is none, the file is read through once and
+    its records are numbered as they lie. All headers are read and checked here, no image is.
+
+    Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
+    damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
+    to be left out, what is wrong with each is in `faults`, and with the header in `broken`, as is where reading through
+    a file without an index came to an end: then a record of two
+    labels and no image is taken for an identity's, and an error is only what makes the whole file unreadable.
+    """
+    path = Path(path)
+    path = path / "train.rec" if path.is_dir() else path
+    index = path.with_suffix(".idx")
+    broken: list[str] = []
+    records = open_records(path, index if index.exists() else None, broken if damaged == "leave out" else None)
+    images, identities, exact = _divide(records, broken if damaged == "leave out" else None)
+    if not len(images):
+        raise ValueError(f"{shown(path)} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
+    faults = records.faults(images) if damaged == "leave out" else {}
+    images = images[~np.isin(images, list(faults))] if faults else images
+    raw = np.empty(len(images), np.float32)
+    empty = np.empty(len(images), bool)
+    for rows in _blocks(np.arange(len(images))):
+        found = records.read_many(images[rows])
+        raw[rows], empty[rows] = found.label, found.lengths == 0
+    if not exact and not np.all(empty):  # a rounded border may have let in a few of the identities' records
+        kept = len(empty) - int(np.argmin(empty[::-1]))
+        images, raw, empty = images[:kept], raw[:kept], empty[:kept]
+    strange = ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))) & ~empty
+    for key in images[empty].tolist():
+        faults[key] = f"{shown(path)}, record {key}: it has no image; {_FETCH}"
+    for key, label in zip(images[strange].tolist(), raw[strange].tolist(), strict=True):
+        faults[key] = f"{shown(path)}, record {key}: its label is {label}, which is no whole number from 0 on; {_FETCH}"
+    sound = ~(empty | strange)
+    if faults and (damaged == "error" or not np.any(sound)):
+        raise ValueError(faults[min(faults)])
+    images, raw = images[sound], raw[sound]
+    classes, labels = np.unique(raw.astype(np.int64), return_inverse=True)
+    width = len(str(classes[-1]))
+    names = tuple(f"{label:0{width}d}" for label in classes.tolist())
+    stamp = hashlib.sha256(f"insightface records, decoder {DECODER}\n".encode())
+    for file in (path, records.index):
+        if file is not None:
+            status = file.stat()
+            stamp.update(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    try:
+        said = _property(path.with_name("property"))
+    except ValueError as error:
+        if damaged == "error":
+            raise
+        said = None
+        broken.append(str(error))
+    labels = labels.astype(np.int64)
+    return Rec(records, names, labels, images, identities, said, stamp.hexdigest(), faults, tuple(broken))
+
+
+def write_rec(
+    images: Iterable[tuple[int, bytes]],
+    folder: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] = (112, 112),
+    aligned: bool = False,
+) -> None:
+    """Write encoded images, (label, bytes) in turn, into a new folder as `train.rec`, `train.idx` and `property`.
+
+    The labels are 0, 1, 2, … with the images of each identity together, since an identity's record names a range.
+    `size` is the images' height and width, for `property`. Images have flag 0; with `aligned` they have flag 2 and
+    the labels [label, 0]. The bytes go into the file as they are. The folder is written beside its place and renamed.
+
+    Raises FileExistsError if something is at `folder`, and ValueError for labels in another order, for an image
+    without bytes or too long for a record, without any image, and where `check_room` does: before anything is written
+    if `images` has a length that says so, else at the first image that is too many.
+    """
+    if isinstance(images, Sized):
+        check_room(len(images), 1)
+    folder = Path(folder)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise FileExistsError(f"{shown(folder)} is there already: choose another folder, or move it away")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
+    record, listed = partial / "train.rec", partial / "train.idx"
+    try:
+        with writing(folder, partial):
+            partial.mkdir()
+            with writing(record), open(record, "wb") as out, open(listed, "w", encoding="ascii") as index:
+                identities = _write(images, out, index, aligned)
+            with writing(partial / "property"):
+                (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
+            os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_room(images: int, identities: int) -> None:
+    """Raise ValueError if one record file cannot hold so many images of so many identities.
+
+    They are the records 1 to images + identities, and record 0 says in float32 which comes after the last; float32
+    holds every whole number up to 2²⁴. The labels, 0 to identities − 1, are smaller and so are held as well.
+    """
+    if images + identities + 1 > EXACT:
+        raise ValueError(
+            f"{several(images, 'image')} of {several(identities, 'identity', 'identities')} are too many for one file: "
+            f"record numbers and labels are kept as float32, which holds whole numbers up to {EXACT:,}; split the set "
+            "into several files"
+        )
+
+
+def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, aligned: bool) -> int:
+    """Write all the records; returns how many identities there were."""
+    key = offset = 0
+
+    def put(record: bytes) -> None:
+        nonlocal key, offset
+        index.write(f"{key}\t{offset}\n")
+        offset += write_record(out, record)
+        key += 1
+
+    put(header([0.0, 0.0]))  # of the same length as it has in the end
+    first: list[int] = []  # the first image of each identity
+    for label, image in images:
+        if label == len(first):
+            first.append(key)
+        elif not first or label != len(first) - 1:
+            expected = f"{len(first) - 1} or {len(first)}" if first else "0"
+            raise ValueError(
+                f"image {key - 1} has label {label} where {expected} was expected: records are written identity by "
+                "identity, with the labels 0, 1, 2, …; number the identities without gaps and sort the images by them"
+            )
+        check_room(key, len(first))
+        if not image:
+            raise ValueError(f"image {key - 1} (label {label}) has no bytes: replace it from the original")
+        try:
+            put(header([label, 0.0] if aligned else int(label), id=key) + image)
+        except ValueError as error:
+            raise ValueError(f"image {key - 1} (label {label}): {error}") from error
+    if not first:
+        raise ValueError("there is no image to write: check where they are read from")
+    border, end = key, key + len(first)
+    for a, b in zip(first, [*first[1:], border], strict=True):
+        put(header([a, b], id=key))
+    out.seek(0)
+    write_record(out, header([border, end]))
+    return len(first)
+
+
+def _divide(records: RecordFile, broken: list[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """The images' records, the identities' records, and whether the border between them is exact.
+
+    A header record has labels and no payload. Any other record 0, or none, means that all records are images. What is
+    wrong with the header goes into `broken`, and those with two labels and no payload are identities'; or it is raised.
+    """
+    keys = records.keys
+    if keys[0] != 0:
+        return keys, keys[:0], True
+    try:
+        return _by_header(records)
+    except ValueError as error:
+        if broken is None:
+            raise
+        broken.append(str(error))
+    keys = keys[1:]
+    faults = list(records.faults(keys))
+    sound = keys[~np.isin(keys, faults)]
+    ranges = [sound[:0]]
+    for rows in _blocks(sound):
+        found = records.read_many(rows)
+        ranges.append(rows[(found.lengths == 0) & (found.flags == 2)])
+    identities = np.concatenate(ranges)
+    return keys[~np.isin(keys, identities)], identities, True
+
+
+def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """The division that record 0 announces; ValueError where it cannot be."""
+    keys = records.keys
+    zero = records.read_many([0])
+    if zero.flags[0] == 0 or zero.lengths[0] > 0:
+        return keys, keys[:0], True
+    border, end = float(zero.label[0]), float(zero.second[0])
+    if not (1 <= border <= end < 1 << 62 and border == int(border) and end == int(end)):
+        raise ValueError(
+            f"{shown(records.path)}, record 0: it should give the first identity's record and one past the last, and "
+            f"gives {border:g} and {end:g}; {_FETCH}"
+        )
+    images, identities = keys[(keys > 0) & (keys < border)], keys[(keys >= border) & (keys < end)]
+    exact = end <= EXACT
+    if exact and (missing := int(end) - 1 - len(images) - len(identities)):
+        raise ValueError(
+            f"{shown(records.path)}, record 0: it announces images up to record {border - 1:.0f} and identities up to "
+            f"{end - 1:.0f}, and {missing:,} of these records are missing; {_FETCH}"
+        )
+    return images, identities, exact
+
+
+def _property(path: Path) -> tuple[int, int, int] | None:
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        text = file.read(200)
+    found = re.fullmatch(rb"\s*(\d{1,9}),(\d{1,9}),(\d{1,9})\s*", text)
+    if found is None:
+        raise ValueError(
+            f"{shown(path)} says {text[:40]!r} where a line `identities,height,width` is expected, as 85742,112,112: "
+            "correct it, or delete it"
+        )
+    identities, height, width = map(int, found.groups())
+    return identities, height, width
+
+
+def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))

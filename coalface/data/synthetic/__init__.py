@@ -1,0 +1,1 @@
+"""Faces drawn from a seed."""

@@ -1,0 +1,1 @@
+"""Looking through image sets, and converting them."""

@@ -1,0 +1,341 @@
+"""From one form of a set of face images to another: identity folders, records, `.bin` packs of pairs, our packs.
+
+The encoded bytes of an image are kept as they are, so that nothing is lost on the way; only our pack holds pixels,
+which become PNG images, without loss, when they leave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import typing
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coalface.core.disk import writing
+from coalface.core.text import several, shown
+from coalface.data.faceset import FaceSet
+from coalface.data.pairs import PairList, balanced_pairs, read_pairs
+from coalface.data.readers.bin import read_bin, write_bin
+from coalface.data.readers.headers import Header, read_header
+from coalface.data.readers.layouts import has_lists, read_list, read_list_file
+from coalface.data.readers.pack import write_pack
+from coalface.data.readers.records import check_room, write_rec
+from coalface.data.source import in_order
+from coalface.data.stores import IDENTITIES, Kind, Store, check_names, open_store
+from coalface.data.tools.decode_check import all_whole
+from coalface.data.tools.naming import NAMED, file_names
+
+PAIRS = "pairs.txt"
+"""Among identity folders that were made of a `.bin`: its pairs, in LFW's format."""
+
+Progress = Callable[[int, int], None]
+_ENDINGS = {"jpeg": ".jpg", "png": ".png", "bmp": ".bmp", "webp": ".webp", "pnm": ".pgm"}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs go into a `.bin`: those of a list, or so many drawn; nothing: the store's own, where it has one."""
+
+    path: Path | None = None
+    """A pair list, or the file of a layout's own list."""
+    draw: int | None = None
+    rng: np.random.Generator | None = None
+    """For `draw`."""
+    name: str | None = None
+    """A layout's own list, by its name."""
+
+
+def kind_of(out: Path, wanted: str | None) -> Kind:
+    """The form to make: `wanted`, or that of the name. Raises ValueError where neither says it."""
+    kinds: tuple[Kind, ...] = typing.get_args(Kind)
+    for kind in kinds:
+        if kind == wanted or (wanted is None and kind == "bin" and out.suffix == ".bin"):
+            return kind
+    if wanted is None:
+        wanted = f"--to {', --to '.join(kinds)}"
+        raise ValueError(f"{shown(out)}: say what to make, by {wanted}, or by a name that ends in .bin")
+    raise ValueError(f"--to {wanted}: there is no such form; known: {', '.join(kinds)}")
+
+
+def convert(
+    store: Store,
+    out: str | os.PathLike[str],
+    kind: Kind,
+    *,
+    size: int = 112,
+    grey: bool = False,
+    pairs: Pairs | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[str]:
+    """Write the images of `store` to `out` in another form; returns remarks on what could not be carried over.
+
+    `size` and `grey` are for our pack. A `.bin` takes its pairs from `pairs`, or from the store if that is one.
+    Everything is written beside `out` and renamed when it is whole.
+
+    Raises FileExistsError if something is at `out`, and ValueError for a form that the images do not fit, and for the
+    first image that is damaged: each is decoded once, so that no damage is handed on as if it were an image.
+    """
+    out = Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
+    if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
+        raise ValueError(f"{shown(out)} lies in what is converted: choose a place outside {shown(store.path)}")
+    remarks = [f"passed over: {said}" for said in store.passed_over()]
+    if kind == "folder":
+        return remarks + _to_folder(store, out, progress)
+    if kind == "rec":
+        return remarks + _to_rec(store, out, progress)
+    if kind == "bin":
+        return remarks + _to_bin(store, out, pairs, progress)
+    return remarks + _to_pack(store, out, size, grey, progress)
+
+
+_FOR: dict[str, Kind] = {"--size": "pack", "--grey": "pack", "--pairs": "bin", "--draw": "bin", "--list": "bin"}
+
+
+def check_options(kind: Kind, given: Iterable[str]) -> None:
+    """Raise ValueError for options of the command that do nothing for this form, or that exclude each other."""
+    given = list(given)
+    if idle := [option for option in given if _FOR.get(option, kind) != kind]:
+        raise ValueError(
+            f"{idle[0]} is for a {_FOR[idle[0]]}, and this makes a {kind}: leave it out, or say --to {_FOR[idle[0]]}"
+        )
+    sources = [option for option in given if option in ("--pairs", "--list", "--draw")]
+    if len(sources) > 1:
+        raise ValueError(f"{' and '.join(sources)}: pairs come from one place; keep one of them")
+    if "--seed" in given and "--draw" not in given:
+        raise ValueError("--seed is for drawn pairs: give --draw as well, or leave it out")
+
+
+def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
+    """`IDENTITY/IDENTITY_0001.jpg`, as LFW; a store that has file names of its own keeps them."""
+    remarks: list[str] = []
+    with _beside(out) as partial:
+        files = []
+        sound = _sound(store, range(len(store)))
+        for i, (stem, (data, header)) in enumerate(zip(file_names(store), sound, strict=True)):
+            ending = "" if store.kind in NAMED else _ENDINGS[header.kind]
+            name = Path(f"{stem}{ending}")
+            (partial / name.parent).mkdir(parents=True, exist_ok=True)
+            with writing(out / name), open(partial / name, "xb") as file:
+                file.write(data)
+            files.append(name)
+            progress(i + 1, len(store))
+        _check_folder(store, partial, out, files)
+        if store.pairs is not None:
+            text, remarks = _pair_lines(store.pairs, files)
+            if text:
+                with writing(out / PAIRS):
+                    (partial / PAIRS).write_text(text, encoding="utf-8")
+        _rename(partial, out)
+    return remarks
+
+
+def _check_folder(store: Store, partial: Path, out: Path, files: Sequence[Path]) -> None:
+    """Raise ValueError unless the folders that were written are read as the store's images of its identities."""
+    not_made = f"{shown(out)} is not made, since the folders would not be read again as they were meant"
+    try:
+        made = open_store(partial)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{not_made}: {str(error).replace(str(partial), str(out))}") from None
+    found = dict(zip(made.files, made.labels.tolist(), strict=True))
+    wanted = dict(zip(map(str, files), store.labels.tolist(), strict=True))
+    both = {(label, found.get(file, -1)) for file, label in wanted.items()}
+    one_to_one = len(both) == len({label for label, _ in both}) == len({label for _, label in both})
+    named = all(made.names[found[file]] == os.path.dirname(file) for file in wanted if file in found)
+    if found.keys() != wanted.keys() or not one_to_one or not named:
+        held = f"{several(len(found), 'image')} of {several(len(made.names), 'identity', 'identities')}"
+        meant = f"{several(len(wanted), 'image')} of {several(len(set(wanted.values())), 'identity', 'identities')}"
+        raise ValueError(f"{not_made}: {held} would be read, and {meant} are there")
+
+
+def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
+    order = np.argsort(store.labels, kind="stable")
+    present, labels = np.unique(store.labels, return_inverse=True)
+    check_room(len(order), len(present))
+    check_names(store.names, shown(store.path))
+    first = read_header(store.encoded(int(order[0])), store.where(int(order[0])))
+    others = 0
+
+    def images() -> Iterator[tuple[int, bytes]]:
+        nonlocal others
+        for done, (i, (data, header)) in enumerate(zip(order, _sound(store, order.tolist()), strict=True), start=1):
+            others += (header.width, header.height) != (first.width, first.height)
+            yield int(labels[i]), bytes(data)
+            progress(done, len(order))
+
+    with _beside(out) as partial:
+        write_rec(images(), partial, size=(first.height, first.width))
+        names = [store.names[k] for k in present.tolist()]
+        text = "".join(f"{name}\n" for name in names)
+        with writing(out / IDENTITIES):
+            (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        made = open_store(partial)
+        if list(made.names) != names or not np.array_equal(made.labels, labels[order]):
+            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
+        _rename(partial, out)
+    remarks = []
+    if others or (first.width, first.height) != (112, 112):
+        more = f", and {several(others, 'image')} {'is of another size' if others == 1 else 'are of other sizes'}"
+        sizes = f"{first.width}×{first.height}" + (more if others else "")
+        remarks.append(f"the images are {sizes}: insightface's loader wants all of them to be 112×112")
+    if store.pairs is not None:
+        remarks.append("records hold no pairs: those of the .bin are left out")
+    return remarks
+
+
+def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -> list[str]:
+    listed = _pairs_of(store, wanted)
+    places = np.stack([listed.left, listed.right], axis=1).reshape(-1)
+
+    def images() -> Iterator[bytes | memoryview]:
+        for done, (data, _) in enumerate(_sound(store, places.tolist()), start=1):
+            yield data
+            progress(done, len(places))
+
+    with _beside(out) as partial:
+        with writing(out, partial / out.name):
+            write_bin(partial / out.name, images(), listed.same.tolist())
+        if not np.array_equal(read_bin(partial / out.name).same, listed.same):
+            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
+        if out.is_dir():
+            out.rmdir()
+        os.rename(partial / out.name, out)
+    remarks = []
+    left = len(store) - len(np.unique(places))
+    if left:
+        remarks.append(
+            f"{several(left, 'image')} {'is' if left == 1 else 'are'} in no pair, so a .bin has no place for "
+            f"{'it' if left == 1 else 'them'}"
+        )
+    if listed.fold is not None and not np.array_equal(listed.fold, np.sort(listed.fold)):
+        remarks.append("the pairs are not in the order of their folds, and a .bin cuts folds by position")
+    return remarks
+
+
+def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
+    wanted = wanted or Pairs()
+    if sum(given is not None for given in (wanted.path, wanted.draw, wanted.name)) > 1:
+        raise ValueError("pairs come from one place: give one of --pairs, --list and --draw")
+    pixels = np.zeros((len(store), 1, 1, 1), np.uint8)
+    faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, tuple(store.files))
+    if wanted.path is not None:
+        own = read_list_file(store.path, faces, wanted.path, layout=store.layout) if store.layout else None
+        return own or read_pairs(wanted.path, faces, root=store.path)
+    if wanted.draw is not None:
+        if wanted.rng is None:
+            raise ValueError("drawn pairs need their number and a generator")
+        try:
+            return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+        except ValueError as error:
+            raise ValueError(f"--draw {wanted.draw}: {error}") from None
+    if wanted.name is None and store.pairs is not None:
+        return store.pairs
+    if store.layout and (wanted.name is not None or has_lists(store.path, faces, layout=store.layout)):
+        return read_list(store.path, faces, layout=store.layout, name=wanted.name)
+    if wanted.name is not None:
+        raise ValueError(f"--list {wanted.name[:80]}: {shown(store.path)} has no pair lists of its own with names")
+    raise ValueError(
+        "a .bin holds pairs: give a pair list (--pairs FILE), or how many genuine and as many impostor "
+        "pairs to draw (--draw N)"
+    )
+
+
+def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
+    if store.pairs is None:
+        write_pack(store, out, size=size, grey=grey, progress=progress)
+        return []
+    files = [f"{name}.jpg" for name in file_names(store)]  # called as LFW's, so that a list can name them
+    text, remarks = _pair_lines(store.pairs, [Path(file) for file in files])
+    write_pack(dataclasses.replace(store, files=files), out, size=size, grey=grey, progress=progress)
+    if not text:
+        return remarks
+    beside = out.with_name(f"{out.name}.{PAIRS}")
+    with writing(beside):
+        beside.write_text(text, encoding="utf-8")
+    return [f"its pairs are in {beside}", *remarks]
+
+
+def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
+    """A pair list in LFW's format, of View 2 where every fold has its genuine pairs first, and as many impostor pairs.
+
+    Other lists become View 1, which has no folds: all genuine pairs, then all impostor pairs, as many of each; what is
+    more of one kind is left out, with a remark. Where all pairs are of one kind, which the format has no list for, the
+    text is empty. Raises ValueError where an impostor pair shows one identity.
+    """
+    half = len(pairs) // 20
+    blocks = np.tile(np.repeat([True, False], half), 10)
+    whole = half > 0 and len(pairs) == 20 * half and np.array_equal(pairs.same, blocks)
+    remarks = []
+    if whole:
+        order, head = np.arange(len(pairs)), f"10 {half}"
+    else:
+        genuine, impostor = np.flatnonzero(pairs.same), np.flatnonzero(~pairs.same)
+        count = min(len(genuine), len(impostor))
+        if count == 0:
+            return "", [f"there is no {PAIRS}: the pairs are all of one kind, and LFW's format wants as many of each"]
+        order, head = np.concatenate([genuine[:count], impostor[:count]]), str(count)
+        if 2 * count < len(pairs):
+            left = len(pairs) - 2 * count
+            said = f"{several(left, 'pair')} {'is' if left == 1 else 'are'} left out"
+            remarks.append(f"{said}: LFW's format wants as many of each kind")
+        if not np.array_equal(order, np.arange(len(pairs))):
+            remarks.append(
+                "the pairs are in another order than in the .bin, without folds: LFW's format has no such mix"
+            )
+    lines = [head]
+    for left, right, same in zip(pairs.left[order], pairs.right[order], pairs.same[order], strict=True):
+        one, other = files[left], files[right]
+        if not same and one.parent == other.parent:
+            raise ValueError(
+                f"an impostor pair of {shown(one)} and {shown(other)} is one identity by other pairs: the .bin "
+                "contradicts itself, and LFW's format cannot say so"
+            )
+        numbers = [int(file.stem.rpartition("_")[2]) for file in (one, other)]
+        name, second = one.parent.name, other.parent.name
+        lines.append(f"{name}\t{numbers[0]}\t{numbers[1]}" if same else f"{name}\t{numbers[0]}\t{second}\t{numbers[1]}")
+    return "\n".join(lines) + "\n", remarks
+
+
+def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memoryview, Header]]:
+    """These images in turn, encoded, and their headers; ValueError names the first that is damaged.
+
+    Each is decoded to see that, but for a pack's, which were encoded a moment ago.
+    """
+
+    def read(k: int) -> tuple[bytes | memoryview, str]:
+        return store.encoded(places[k]), store.where(places[k])
+
+    try:
+        if store.kind == "pack":
+            yield from in_order(lambda k: (read(k)[0], read_header(*read(k))), len(places))
+        else:
+            yield from all_whole(read, len(places))
+    except ValueError as error:
+        raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
+
+
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A folder to make `out` in, gone afterwards; what cannot be written there is named by its place in `out`."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with writing(out, partial):
+            partial.mkdir()
+            yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _rename(partial: Path, out: Path) -> None:
+    if out.is_dir():
+        out.rmdir()  # it is empty
+    os.rename(partial, out)

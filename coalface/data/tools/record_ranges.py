@@ -1,0 +1,121 @@
+"""Whether the identities' records of an insightface file fit the images that they name, for an inspection."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.text import several, shown
+from coalface.data.readers.records import EXACT, Rec
+
+
+def misfits(found: Rec) -> Iterator[str]:
+    """What is wrong with the identities' records, each with its number; nothing for a file without any.
+
+    Identity k's record gives a range [a, b) of records. The ranges begin before they end, lie among the images, do not
+    overlap, and leave out no image; the images of a range have one label, which is k. In a file whose labels have gaps,
+    and so are other numbers than k, they ascend from range to range. Numbers above `EXACT` are rounded in the file, and
+    ranges that reach there are passed over.
+    """
+    if not len(found.identities):
+        return
+    path, border = shown(found.records.path), int(found.identities[0])
+    faults = found.records.faults(found.identities)
+    yield from faults.values()
+    readable = found.identities[~np.isin(found.identities, list(faults))]
+    records = found.records.read_many(readable)
+    sound: list[tuple[int, int, int]] = []
+    for key, flag, length, a, b in zip(
+        readable.tolist(),
+        records.flags.tolist(),
+        records.lengths.tolist(),
+        records.label.tolist(),
+        records.second.tolist(),
+        strict=True,
+    ):
+        where = f"{path}, record {key}"
+        if flag != 2 or length:
+            yield f"{where}: it should be an identity's range, two labels without an image, and is something else"
+        elif not (a < b and a == int(a) and b == int(b)):
+            yield f"{where}: its range is from {a:g} to {b:g}, which is none"
+        elif a < 1 or b > border:
+            yield f"{where}: its range, {a:.0f} to {b - 1:.0f}, reaches beyond the images, records 1 to {border - 1}"
+        elif b <= EXACT:
+            sound.append((key, int(a), int(b)))
+    yield from _overlaps(path, sound)
+    yield from _labels(path, found, border, sound)
+    if border <= EXACT and len(sound) == len(found.identities):
+        yield from _left_out(path, found.keys, sound)
+    last = int(found.identities[-1])
+    if last <= EXACT and (after := int(np.count_nonzero(found.records.keys > last))):
+        yield f"{path}, record 0: it announces records up to {last}, and the file has {several(after, 'record')} more"
+
+
+def _overlaps(path: str, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
+    furthest, owner = 0, -1
+    for key, a, b in sorted(ranges, key=lambda found: (found[1], found[0])):
+        if a < furthest:
+            yield f"{path}, record {key}: its range, {a} to {b - 1}, overlaps that of record {owner}"
+        if b > furthest:
+            furthest, owner = b, key
+
+
+def _left_out(path: str, keys: NDArray[np.int64], ranges: list[tuple[int, int, int]]) -> Iterator[str]:
+    begins = np.searchsorted(keys, [a for _, a, _ in ranges])
+    ends = np.searchsorted(keys, [b for _, _, b in ranges])
+    depth = np.zeros(len(keys) + 1, np.int64)
+    np.add.at(depth, begins, 1)
+    np.add.at(depth, ends, -1)
+    outside = keys[np.cumsum(depth[:-1]) == 0]
+    if len(outside):
+        yield (
+            f"{path}, record {outside[0]}: no identity's range holds it (so for {several(len(outside), 'image')} of "
+            f"{len(keys):,})"
+        )
+
+
+def _labels(path: str, found: Rec, border: int, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
+    """Ranges with several labels, and with the label of another identity."""
+    numbers = np.array([int(name) for name in found.names])
+    one: list[tuple[int, int]] = []  # identities' records and the label of their images
+    for key, a, b in ranges:
+        begin, end = np.searchsorted(found.keys, (a, b))
+        labels = found.labels[begin:end]
+        if not len(labels):
+            continue  # all of them damaged, which is said of each
+        first = int(labels[0])
+        if np.any(strange := labels != first):
+            other = found.keys[begin:end][strange][0]
+            label = numbers[labels[strange][0]]
+            yield (
+                f"{path}, record {key}: the images of its range, {a} to {b - 1}, have several labels: record "
+                f"{found.keys[begin]} has {numbers[first]} and record {other} has {label}"
+            )
+        else:
+            one.append((key, int(numbers[first])))
+    own = [key for key, label in one if label == key - border]
+    in_place = set(own) if 2 * len(own) > len(one) else _ascending(one)
+    for key, label in one:
+        if key not in in_place:
+            yield f"{path}, record {key}: it is identity {key - border}, and its images have the label {label}"
+
+
+def _ascending(pairs: list[tuple[int, int]]) -> set[int]:
+    """The keys of the longest run of pairs, not necessarily neighbours, whose labels ascend (patience sorting)."""
+    ends: list[int] = []
+    last: list[int] = []
+    before: list[int] = []
+    for i, (_, label) in enumerate(pairs):
+        place = bisect.bisect_left(ends, label)
+        before.append(last[place - 1] if place else -1)
+        ends[place : place + 1] = [label]
+        last[place : place + 1] = [i]
+    run = set()
+    at = last[-1] if last else -1
+    while at >= 0:
+        run.add(pairs[at][0])
+        at = before[at]
+    return run

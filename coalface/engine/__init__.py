@@ -1,0 +1,1 @@
+"""The server's side of a run, and the local transport."""

@@ -1,0 +1,157 @@
+"""Many parties as one batch: how a round is cut into cohorts, what comes back of one, and the ledger of them all.
+
+A cohort is a simulation of its parties: each would send its own reply, and what is computed is their mean of what the
+server folds, and each one's own of the rest. So there is no single model whose hash a ledger could hold. The lines of
+`cohorts.jsonl` say how many parties would have sent each piece, the bytes of them all, and the SHA-256 of what was
+computed: of the mean once, and of the parties' own values one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from coalface.core import codec
+from coalface.core.declarations import StepDeclaration, counterpart, without_none
+from coalface.core.method import Mean, Tensors
+from coalface.engine.party.executor import Request
+from coalface.privacy import ledger
+
+COHORTS = "cohorts"
+"""What their ledger is called."""
+
+
+class Apart(ValueError):
+    """The parties of a cohort cannot be taken as one: each is asked by itself."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The replies of some parties that were computed as one batch."""
+
+    requests: Sequence[Request]
+    replies: Sequence[Any]
+    """In the order of the requests; a mean over them is the same object in each."""
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """The fields that hold a mean over the parties."""
+        if len(self.replies) == 1:
+            return frozenset()
+        names = [n for n, value in vars(self.replies[0]).items() if isinstance(value, Tensor | dict)]
+        return frozenset(n for n in names if all(getattr(r, n) is getattr(self.replies[0], n) for r in self.replies))
+
+
+def can_fold(declaration: StepDeclaration, folds: Sequence[Mean]) -> bool:
+    """Whether a step has a batched form, and the server asks of its replies the means that such a form gives.
+
+    These are by images, and of all that starts alike at the parties: the fields that look like one of `common`.
+    """
+    if declaration.together is None or declaration.reply is None:
+        return False
+    plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in folds)
+    reply, common, own = (
+        codec.hints(c) if c else {} for c in (declaration.reply, declaration.common, declaration.each)
+    )
+    tensors = [name for name, hint in reply.items() if without_none(hint)[0] in (Tensor, Tensors)]
+    alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - own.keys()}
+    return plain and alike <= {mean.field for mean in folds}
+
+
+def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) -> Iterator[list[Request]]:
+    """Requests in a row whose parties have `most` images together at most, one party at least."""
+    found: list[Request] = []
+    held = 0
+    for request in requests:
+        own = images(request.party)
+        if found and held + own > most:
+            yield found
+            found, held = [], 0
+        found.append(request)
+        held += own
+    if found:
+        yield found
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What a ledger lists of a cohort, as it does of one message."""
+
+    entries: tuple[codec.Entry, ...]
+    sums: tuple[str, ...]
+
+
+class CohortLedger:
+    """The hash chain of a run's cohorts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head: ledger.Head | None = None
+
+    def check(self) -> dict[str, str]:
+        """What is wrong with its chain, if anything, under its name."""
+        try:
+            if self.size:
+                ledger.verify(self.path)
+            if self._head is not None:
+                ledger.check_holds(self.path, self._head)
+        except (FileNotFoundError, ValueError) as error:
+            return {COHORTS: str(error)}
+        return {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 where there is none."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def cut(self, size: int) -> None:
+        """Take back the lines of rounds that a resume repeats. ValueError where lines before them are missing."""
+        if self.size < size:
+            raise ValueError(
+                f"{self.path} has {self.size} bytes, and had {size} at the last checkpoint: lines were removed. "
+                "Restore the file, or start a new run."
+            )
+        if self.size > size:
+            os.truncate(self.path, size)
+
+    def write(self, cohort: Cohort) -> None:
+        """Append the lines of a cohort."""
+        head = ledger.read_head(self.path) if self._head is None else self._head
+        first, last = cohort.requests[0], cohort.requests[-1]
+        about: dict[str, str | int] = {"run": first.run, "stage": first.stage, "round": first.round}
+        about |= {"call": first.call, "step": first.step, "to": "server", "protection": "none"}
+        about |= {"parties": len(cohort.requests), "first": first.party, "last": last.party}
+        lines = ledger.lines_for(_listed(cohort), about, head)
+        ledger.append(self.path, lines, head)
+        self._head = head.after(lines)
+
+
+def _listed(cohort: Cohort) -> _Listed:
+    count, shared = len(cohort.replies), cohort.shared
+    some = codec.encode(cohort.replies[0])
+    sizes = [codec.size(reply) for reply in cohort.replies]
+    entries, sums = [], []
+    for entry, digest in zip(some.entries, some.sums, strict=True):
+        field, _, name = entry.name.partition("/")
+        if entry.kind == "header":
+            tensors = sum(e.bytes for e in some.entries) - entry.bytes
+            entries.append(replace(entry, bytes=sum(sizes) - count * tensors))
+            plain = [{n: v for n, v in vars(r).items() if isinstance(v, int | float | str)} for r in cohort.replies]
+            sums.append(hashlib.sha256(repr(plain).encode()).hexdigest())
+            continue
+        entries.append(replace(entry, bytes=count * entry.bytes))
+        if field in shared:
+            sums.append(digest)
+            continue
+        own = hashlib.sha256()
+        for reply in cohort.replies:
+            value = getattr(reply, field)
+            own.update(codec.raw(value[name] if name else value))
+        sums.append(own.hexdigest())
+    return _Listed(tuple(entries), tuple(sums))

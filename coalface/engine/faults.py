@@ -1,0 +1,98 @@
+"""Simulated trouble, for tests and studies: parties that drop out, come late or send nonsense, drawn by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface.core.method import Tensors, generator
+
+Change = Callable[[Tensors], Tensors]
+
+
+def _first(change: Callable[[Tensor], Tensor]) -> Change:
+    def apply(tensors: Tensors) -> Tensors:
+        name = next((n for n, t in tensors.items() if t.is_floating_point()), None)  # a whole number cannot be NaN
+        return {**tensors, name: change(tensors[name])} if name is not None else tensors
+
+    return apply
+
+
+TENSOR_TROUBLE: dict[str, Change] = {
+    "nan": _first(lambda t: torch.full_like(t, float("nan"))),
+    "shape": _first(lambda t: torch.zeros((*t.shape, 2), dtype=t.dtype)),
+    "dtype": _first(lambda t: t.double() if t.dtype == torch.float32 else t.float()),
+    "name": lambda tensors: {f"other.{name}": tensor for name, tensor in tensors.items()},
+}
+COUNT_TROUBLE = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lambda n: 10**12}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What goes wrong, and how often. Draws depend on (seed, party, stage, round, call, try) alone."""
+
+    dropout: float = 0.0
+    """Probability that a party is not reached: it does not train."""
+    lost: float = 0.0
+    """Probability that a party trains and its reply is lost on the way."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Mean delay of a party in simulated seconds (exponential); the party's name, or `*` for all others."""
+    deadline: float = math.inf
+    """Simulated seconds after which a reply is late and does not count."""
+    corrupt: Mapping[str, str] = field(default_factory=dict)
+    """What a party's replies are turned into: nan, shape, dtype, name, negative, zero or absurd."""
+
+    def __post_init__(self) -> None:
+        known = [*TENSOR_TROUBLE, *COUNT_TROUBLE]
+        for party, what in self.corrupt.items():
+            if what not in known:
+                raise ValueError(f"trouble.corrupt.{party}: {what!r} is unknown; choose one of {', '.join(known)}.")
+        for name in ("dropout", "lost"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"trouble.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
+        for party, mean in self.slow.items():
+            if not 0 <= mean < math.inf:
+                raise ValueError(f"trouble.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
+        if not self.deadline > 0:
+            raise ValueError(f"trouble.deadline is in seconds, more than 0; got {self.deadline}.")
+        if any(self.slow.values()) and self.deadline == math.inf:
+            raise ValueError(
+                "trouble.slow makes nobody late without a deadline: set trouble.deadline, in simulated seconds."
+            )
+
+    def before(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:
+        """Why the party is not reached, or None."""
+        if self.dropout and generator(seed, "trouble", "dropout", party, *when).random() < self.dropout:
+            return "dropped out"
+        return None
+
+    def after(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:
+        """Why a reply that was sent does not arrive in time, or None."""
+        if self.lost and generator(seed, "trouble", "lost", party, *when).random() < self.lost:
+            return "the reply was lost"
+        mean = self.slow.get(party, self.slow.get("*", 0.0))
+        if mean:
+            delay = generator(seed, "trouble", "slow", party, *when).exponential(mean)
+            if delay > self.deadline:
+                return f"late: {delay:.1f} s, the deadline is {self.deadline:g} s"
+        return None
+
+    def reply(self, party: str, message: Any) -> Any:
+        """The reply as the party sends it: as it is, or corrupted."""
+        what = self.corrupt.get(party)
+        if what is None:
+            return message
+        for f in fields(message):
+            value = getattr(message, f.name)
+            if what in COUNT_TROUBLE and isinstance(value, int) and not isinstance(value, bool):
+                return replace(message, **{f.name: COUNT_TROUBLE[what](value)})
+            if what in TENSOR_TROUBLE and isinstance(value, dict):
+                return replace(message, **{f.name: TENSOR_TROUBLE[what](value)})
+            if what in TENSOR_TROUBLE and what != "name" and isinstance(value, Tensor):
+                return replace(message, **{f.name: TENSOR_TROUBLE[what]({"": value})[""]})
+        return message

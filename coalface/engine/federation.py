@@ -1,0 +1,442 @@
+"""What a method may ask, the same for every engine: requests, replies, folds, and what the lab alone looks at."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from coalface.core import codec, compression
+from coalface.core.calls import check_call
+from coalface.core.disk import writing
+from coalface.core.json_text import strict_json
+from coalface.core.method import (
+    Abandoned,
+    Answer,
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Probes,
+    Tensors,
+    Ticket,
+    generator,
+    plays,
+)
+from coalface.engine.client_batch import COHORTS, Apart, Cohort, CohortLedger, can_fold
+from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.receipts import FILE, Receipts, receipt
+from coalface.engine.replies import FEW, Gathering, Lost
+from coalface.engine.rounds import Round, Rules
+from coalface.engine.run_state import Call, Numerics, Standing, Tally
+from coalface.engine.running_sums import heaviest
+from coalface.engine.sum_guard import Opened
+from coalface.engine.transport import Reply, RunFailed, Transport
+
+BELIEVED = 4.0
+"""How many times the median number of images a party is believed to have where it is asked how far it may go."""
+
+
+def _data(reply: bytearray | memoryview | codec.Encoded) -> bytearray | memoryview:
+    return reply.data if isinstance(reply, codec.Encoded) else reply
+
+
+def _size(reply: Reply) -> int | None:
+    """None of a reply that never came."""
+    if isinstance(reply, StepFailed):
+        return None if isinstance(reply, Unanswered) else 0
+    return len(_data(reply))
+
+
+def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
+    """The names by which trouble is drawn: of the first try those of a call, of others its number as well."""
+    return (*when, "try", attempt + 1) if attempt else when
+
+
+class Asking(Federation):
+    """What a method may ask of a run: requests out, replies validated, counted and folded."""
+
+    def __init__(
+        self,
+        method: Method,
+        rules: Rules,
+        numerics: Numerics,
+        transport: Transport,
+        folder: Path,
+        *,
+        backbone: Backbone,
+        public: Any = None,
+        classifier: Tensor | None = None,
+    ) -> None:
+        self.method, self.rules, self.numerics, self.transport, self.folder = method, rules, numerics, transport, folder
+        self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
+        self.classifier = classifier
+        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
+        self.embedding_size = backbone.embedding_size
+        self.at = Standing({name: Tally() for name in sorted(transport.members)})
+        self._stages = method.stages()
+        self._now = Round()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._opened = Opened(folder / "opened.jsonl")
+        self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
+        self._receipts = Receipts(folder / FILE)
+        self._left_out: dict[str, str] = {}
+        """Parties of which what they keep did not hold when the run went on, and why: they are asked nothing."""
+
+    @property
+    def round(self) -> int:
+        return self.at.round
+
+    # --- what a method may ask ----------------------------------------------------------------------------------------
+
+    def parties(self, role: str) -> tuple[str, ...]:
+        return tuple(name for name in self.at.tallies if plays(self.transport.members[name].role, role))
+
+    def images(self, party: str) -> int:
+        return self.transport.members[party].images
+
+    def weights(self, role: str) -> dict[str, float]:
+        parties = self.parties(role)
+        most = self._heaviest(parties)
+        return {party: min(float(self.images(party)), most) for party in parties}
+
+    def stream(self, *names: str | int) -> np.random.Generator:
+        return generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+
+    def log(self, **metrics: float) -> None:
+        self._now.metrics |= metrics
+
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        call = self._idle(self._call(step, to, common, each, folds))
+        failed: dict[str, str] = {}
+        self._event("asks", call)
+        answer = self._gather(call, self._replies(call, folds, failed), failed, folds, at_least)
+        self._event("answered", call)
+        return answer
+
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        call = self._idle(self._call(step, to, common, each, ()))
+        ticket = Ticket(call.stage, call.round, call.call)
+        self.at.posted[ticket] = call
+        self._event("posts", call)
+        self.transport.post(ticket, list(self._requests(call, {})))
+        return ticket
+
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
+        if ticket not in self.at.posted:
+            raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
+        call, failed = self.at.posted[ticket], dict[str, str]()
+        requests = list(self._requests(call, failed))
+        self._event("collects", call)
+        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least, optional)
+        self._event("collected", call)
+        del self.at.posted[ticket]
+        return answer
+
+    def _call(
+        self,
+        step: Callable[..., Any],
+        to: Iterable[str] | None,
+        common: Any,
+        each: Mapping[str, Any] | None,
+        folds: Sequence[Mean] | None = None,
+    ) -> Call:
+        name, _, names = check_call(self.method, step, self.parties, to=to, common=common, each=each, folds=folds)
+        self._now.calls += 1
+        stage = self._stages[self.at.stage]
+        encoded = codec.encode(common) if common is not None else None
+        when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
+        return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
+
+    def _idle(self, call: Call) -> Call:
+        if busy := sorted({p for other in self.at.posted.values() for p in other.to} & set(call.to))[:5]:
+            raise ValueError(
+                f"{type(self.method).__name__}, step {call.step}: {busy} still work on what was posted to them; "
+                "collect that ticket first."
+            )
+        return call
+
+    def _requests(
+        self, call: Call, failed: dict[str, str] | None, to: Sequence[str] | None = None
+    ) -> Iterator[Request]:
+        """The requests of a call, each made when it is dispatched, so that memory does not grow with the parties.
+
+        `failed` takes the parties that are not reached; with None every party is. With `to` those to some parties.
+        """
+        ordinal, checkpointed = self.at.horizons[0]
+        when = (call.stage, call.round, call.call)
+        shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
+        before = encoded = None
+        for party in call.to if to is None else to:
+            if failed is not None and (why := self._left_out.get(party) or self._not_reached(party, when)):
+                failed[party] = why
+                continue
+            if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
+                before, encoded = call.each[party], codec.encode(call.each[party])
+            yield Request(
+                run=self.rules.run,
+                party=party,
+                each=encoded,
+                base=self._now.accepted.get(party, self.at.accepted.get(party)),
+                horizon=(ordinal, checkpointed.get(party)),
+                **shared,
+            )
+
+    def _not_reached(self, party: str, when: tuple[str | int, ...]) -> str | None:
+        """Why a party is simulated not to be reached by any of the tries, or None."""
+        why = None
+        for attempt in range(self.rules.retries + 1):
+            if (why := self.rules.trouble.before(self.rules.seed, party, _named(when, attempt))) is None:
+                return None
+        return why
+
+    def _gather(
+        self,
+        call: Call,
+        replies: Iterator[tuple[Request, Reply] | Cohort],
+        failed: dict[str, str],
+        folds: Sequence[Mean],
+        at_least: int | None,
+        optional: bool = False,
+    ) -> Answer:
+        now, got = self._now, self._gathering(call, folds, failed)
+        for item in replies:
+            for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
+                self._take(got, request, reply, simulated=True)
+        got = self._bounded(got, call, folds, failed)
+        now.bytes.update(got.bytes)
+        now.asked |= set(call.to)
+        now.failed |= failed
+        for party in failed:
+            self.at.tallies[party].failed += 1
+        share = self.rules.quorum * len(call.to)
+        need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
+        if len(got.arrived) < need:  # before any sum is opened
+            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
+            raise Abandoned(f"{len(got.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        if got.arrived and any(mean.once for mean in folds):
+            self._opened.record(call, folds, got.arrived)
+        try:
+            folded = got.folded() if got.arrived else {}
+        except ValueError as error:  # those with a weight are among those that failed
+            raise Abandoned(str(error)) from error
+        now.accepted |= got.accepted
+        now.receipts += got.receipts
+        now.losses |= got.each.get("loss", {})
+        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
+
+    def _take(self, got: Gathering, request: Request, reply: Reply, *, simulated: bool = False) -> None:
+        """Take in a reply; of one that did not come whole, what comes when the same is asked again, in its place.
+
+        A party trains once, and answers with what it has saved: so a reply that was `simulated` to be lost is in hand.
+        """
+        tally, most = self.at.tallies[request.party], self._most(request.party)
+        for attempt in range(self.rules.retries + 1):
+            last = attempt == self.rules.retries
+            if not last and isinstance(reply, Unanswered):
+                failed: Exception | None = reply
+            else:
+                if not isinstance(reply, StepFailed):
+                    self._now.seen[request.party] = time.time()
+                    got.bytes["again"] += _size(reply) or 0 if attempt else 0
+                read = functools.partial(self._read, request, reply, attempt if simulated else None)
+                failed = got.take(request, _size(reply), read, tally, most)
+                if failed is None and not isinstance(reply, StepFailed):
+                    got.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
+            if last or not isinstance(failed, Lost | Unanswered | codec.WireError):
+                return
+            if not isinstance(failed, Lost):
+                ((_, reply),) = self.transport.exchange([request])
+
+    def _bounded(self, got: Gathering, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
+        """What was gathered, or where a reply is too large beside the others, the same call gathered again.
+
+        The median, and who answers at all, are known when all are in, and by then they are summed. So the same requests
+        are asked again, which the parties answer with the replies that they have saved; the sums are those of a round
+        in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
+        """
+        ratio, clip = self.rules.max_update_norm, self.rules.oversized == "clip"
+        limits = got.limits(ratio) if ratio else {}
+        beyond, asked = got.beyond(limits), self._heaviest(call.to)
+        to = [party for party in got.arrived if clip or party not in beyond]
+        heaviest = min(asked, self._heaviest(to))  # the absent hold nobody down
+        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in folds)
+        held = by_images and any(min(self._most(party), asked) > heaviest for party in to)
+        if not limits and not held:
+            return got
+        again = self._gathering(
+            call, folds, failed, heaviest=heaviest, first=got.norms, limits=limits if clip else None
+        )
+        again.bytes.update(got.bytes)
+        if clip:
+            self._now.clipped |= beyond
+        else:
+            failed |= beyond
+            again.bytes["refused"] += sum(got.sizes[party] for party in beyond)
+        for request, reply in self.transport.exchange(self._requests(call, None, to)):
+            again.bytes["again"] += _size(reply) or 0
+            self._take(again, request, reply)
+        return again
+
+    def _replies(
+        self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
+    ) -> Iterator[tuple[Request, Reply] | Cohort]:
+        requests = self._requests(call, failed)
+        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds) and not self._bound(call):
+            return self.transport.together(requests, self.numerics.cohorts)
+        return self.transport.exchange(requests)
+
+    def _together(self, got: Gathering, cohort: Cohort) -> Iterator[tuple[Request, Reply]]:
+        """Take in a cohort; where that cannot be, the replies of its parties, each asked by itself."""
+        try:
+            got.take_together(cohort, self.at.tallies, self._most)
+        except Apart:
+            return self.transport.exchange(cohort.requests)
+        self._cohorts.write(cohort)
+        return iter(())
+
+    def _most(self, party: str) -> int:
+        """The most images that a party can say it has trained on."""
+        return self.images(party) + (len(self.data) if self.data is not None else 0)
+
+    def _bound(self, call: Call) -> bool:
+        """Whether a number of images weighs less than it says at a party: then a cohort, a mean already, cannot be."""
+        return self._heaviest(call.to) < max(self._most(party) for party in call.to)
+
+    def _heaviest(self, to: Sequence[str]) -> float:
+        """The most that a number of images may weigh, by what the parties said when they joined, not what they send.
+
+        Of two parties nobody can tell whose number is wrong.
+        """
+        share = self.rules.max_share
+        return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
+
+    def _lengths(self, to: Sequence[str]) -> dict[str, float]:
+        """How far each may be expected to go: the root of its images, where these say how many steps it takes.
+
+        A number that is the party's word alone counts up to `BELIEVED` times the median, or a lie would go as far.
+        """
+        if self.rules.equal_steps:
+            return dict.fromkeys(to, 1.0)
+        images = {party: max(1, self.images(party)) for party in to}
+        most = math.inf if self.rules.max_share is None else BELIEVED * statistics.median_low(images.values())
+        return {party: math.sqrt(min(number, most)) for party, number in images.items()}
+
+    def _gathering(
+        self, call: Call, folds: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
+    ) -> Gathering:
+        declaration = self.method.steps[call.step][1]
+        everyone = self.parties(declaration.role)
+        return Gathering(
+            call,
+            declaration,
+            folds,
+            failed,
+            block=self.numerics.block,
+            everyone=everyone,
+            lengths=self._lengths(call.to),
+            heaviest=self._heaviest(call.to) if heaviest is None else heaviest,
+            statistics=frozenset(self.initial) - self.parameters,
+            **again,
+        )
+
+    def _read(self, request: Request, reply: Reply, attempt: int | None, cls: type, sent: Sequence[Any]) -> Any:
+        """The message in a reply; it may be simulated to be lost at an `attempt`, but for None."""
+        if isinstance(reply, StepFailed):
+            if self.rules.on_error == "stop":
+                raise RunFailed(
+                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
+                ) from reply
+            raise reply
+        when = (request.stage, request.round, request.call)
+        if attempt is not None and (
+            why := self.rules.trouble.after(self.rules.seed, request.party, _named(when, attempt))
+        ):
+            raise Lost(why)
+        message = compression.decode(_data(reply), cls, sent, self.numerics.updates)
+        return self.rules.trouble.reply(request.party, message)
+
+    def _drain(self, tickets: Iterable[Ticket]) -> None:
+        """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
+        for ticket in tickets:
+            call, failed = self.at.posted.pop(ticket), dict[str, str]()
+            got = self._gathering(call, (), failed)
+            for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
+                got.count(request, _size(reply), self.at.tallies[request.party])
+            self._now.bytes.update(got.bytes)
+
+    # --- for the lab's eyes alone -------------------------------------------------------------------------------------
+
+    def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """Every party's own model, made at the party by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.at_party is None else self._staying(models.at_party, models.common)
+
+    def verified(self, models: Models, embeddings: Tensor) -> Iterator[tuple[str, Tensors]]:
+        """How every party scores embeddings (n, d) by the step that `models` names: for the lab's eyes alone."""
+        if models.verify is None:
+            return iter(())
+        role = self.method.find(models.verify)[1].role
+        probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
+        return self._staying(models.verify, models.common, probes)
+
+    def personal(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """Every party's own model for its own people, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.personal is None else self._staying(models.personal, models.common)
+
+    def classifiers(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """The class embeddings of a pooled party, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.classifier is None else self._staying(models.classifier, None)
+
+    def labelled(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """The labels that every party has for its images, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.labels is None else self._staying(models.labels, None)
+
+    def used_public(self, models: Models) -> Iterator[tuple[str, Tensors]]:
+        """How many public images each party trained on, by the step that `models` names: for the lab's eyes alone."""
+        return iter(()) if models.public_used is None else self._staying(models.public_used, None)
+
+    def _staying(
+        self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[str, Tensors]]:
+        """What a step with stays=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
+        return self.transport.own_models(self._requests(self._call(step, None, common, each), None))
+
+    # --- what is written of it ----------------------------------------------------------------------------------------
+
+    def _event(self, what: str, call: Call) -> None:
+        """What the server does, about which call: `asks` till `answered`; `posts`, `collects` till `collected`."""
+        about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
+        self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
+
+    def _write_line(self, name: str, record: Mapping[str, Any]) -> bytes:
+        path, line = self.folder / name, strict_json(record).encode() + b"\n"
+        with writing(path), open(path, "ab") as file:
+            file.write(line)
+        return line

@@ -1,0 +1,378 @@
+"""The local engine: all parties on this machine, one after the other or in worker processes, with the same bits."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import ctypes
+import dataclasses
+import multiprocessing
+import pickle
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface.core import codec
+from coalface.core.disk import writing
+from coalface.core.method import Backbone, Method, Party, Tensors, Ticket, generator
+from coalface.core.names import check_name
+from coalface.data.faceset import FaceSet
+from coalface.engine import processes
+from coalface.engine.client_batch import Cohort, cut
+from coalface.engine.party.commits import read_span
+from coalface.engine.party.executor import Desk, Request, Site, StepFailed, take_together
+from coalface.engine.party.sharding import Crews
+from coalface.engine.run_state import Numerics
+from coalface.engine.transport import Member, Reply, RunFailed
+
+_WORKER_DIED = (
+    "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
+    "workers if memory was short."
+)
+_NOT_BEGUN = (
+    "a worker process ended before it could begin. What it printed says why; if it printed nothing it was killed, most "
+    f"likely for lack of memory: take fewer workers. {processes.ADVICE}."
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part, with what data, network and arithmetic. A process builds its own."""
+
+    data: Mapping[str, FaceSet]
+    """Each party's own images, by name."""
+    backbone: Backbone
+    compute: Any
+    """`coalface.training.compute.Compute`."""
+    roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The role of each party; `trainer` where it is not named."""
+    public: FaceSet | None = None
+    """Images that the server and every party hold."""
+    augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
+    pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
+    aside: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    """Images of a party's that nobody trains on, by which it chooses settings of its own."""
+
+    def __post_init__(self) -> None:
+        for name in self.data:
+            check_name(name)  # parties have folders
+
+    def members(self) -> dict[str, Member]:
+        """What each party says of itself when it joins."""
+        roles = {name: self.roles.get(name, "trainer") for name in self.data}
+        return {n: Member(roles[n], len(faces), len(faces.names)) for n, faces in self.data.items()}
+
+
+class Remembered:
+    """What parties of this process would each compute alike: under each name, the value of the last key."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, Any]] = {}
+
+    def __call__(self, name: str, key: str, make: Callable[[], Any]) -> Any:
+        """See `coalface.core.method.Once`."""
+        if name not in self._last or self._last[name][0] != key:
+            self._last.pop(name, None)  # what it replaces takes no memory beside it
+            self._last[name] = key, make()
+        return self._last[name][1]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a process needs to play the parties; it can be sent to a worker."""
+
+    method: Method
+    build: Callable[[], World]
+    """Makes the world anew in each process, so that pixels are mapped and never sent."""
+    numerics: Numerics
+    seed: int
+    folder: Path
+    save_replies: bool = True
+
+    def site(self, world: World) -> Site:
+        """The desk's view of this process."""
+        members, device = world.members(), torch.device(self.numerics.device)
+        initial, once = world.backbone.shared(), Remembered()
+        computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
+
+        def party(request: Request) -> Party:
+            when = (request.stage, request.round, request.call)
+            return Party(
+                name=request.party,
+                role=members[request.party].role,
+                stage=request.stage,
+                round=request.round,
+                rounds=request.rounds,
+                seed=self.seed,
+                rng=generator(self.seed, "party", request.party, *when),
+                data=world.data[request.party],
+                pairs=world.pairs.get(request.party),
+                aside=world.aside.get(request.party),
+                public=world.public,
+                once=once,
+                device=device,
+                backbone=world.backbone,
+                initial=initial,
+                compute=computes.get(request.party, world.compute),
+            )
+
+        return Site(
+            self.method,
+            party,
+            self.folder,
+            save_replies=self.save_replies,
+            shards=self.numerics.shards,
+            updates=self.numerics.updates,
+        )
+
+    def prepare(self) -> None:
+        """Set this process's arithmetic as the run's record says."""
+        torch.set_num_threads(self.numerics.threads)
+        torch.set_flush_denormal(self.numerics.flush_denormals)
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep up to 1 GiB of freed memory for reuse; other C libraries are left as they are.
+
+    By default it gives the activations of every training step back to the kernel and takes them anew in the next, and
+    the page faults cost up to a quarter of the step. It changes no bits.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_mmap_threshold, 32 << 20)  # the largest that it admits
+        mallopt(m_trim_threshold, 1 << 30)
+
+
+class InProcess:
+    """Runs every step in this process, one party after the other; helpers share the work of a party that has shards."""
+
+    late: Mapping[str, int] = {}
+    """Nothing is given up here."""
+    children = False
+    """Whether there are processes beside this one even if no party has shards."""
+
+    def __init__(self, setup: Setup, world: World) -> None:
+        setup.prepare()
+        self.members = world.members()
+        if self.children or setup.numerics.shards:
+            processes.wait_for_workers(setup.folder)
+        self.heads: dict[str, tuple[int, str]] = {}
+        self._crews = Crews(setup)
+        self._site = self._crews.site(setup.site(world))
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order."""
+        for request in requests:
+            desk = Desk(self._site, request.party)
+            try:
+                reply: Reply = desk.answer(request)
+            except StepFailed as error:
+                reply = error
+            if desk.head is not None:
+                self.heads[request.party] = desk.head
+            yield request, reply
+
+    def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+        """Cohorts of so many images at most, computed in this process whatever the workers; where one fails, singly."""
+        for some in cut(requests, lambda party: self.members[party].images, images):
+            try:
+                cohort = Cohort(some, take_together(self._site, some))
+            except Exception:  # whatever it is, the party that it is about will say it by itself
+                yield from self.exchange(some)
+                continue
+            yield cohort
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Nothing runs beside anything in one process: the work is done when it is collected, with the same bits."""
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Run what was posted."""
+        return self.exchange(requests)
+
+    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """What a step with stays=True gives at each party's desk, such as its own model."""
+        for request in requests:
+            yield request.party, Desk(self._site, request.party).own_model(request)
+
+    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+        """Tell every party which commit was accepted last, up to the round `ordinal`."""
+        for party, commit in accepted.items():
+            Desk(self._site, party).settle(commit, ordinal)
+
+    def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
+        """What is wrong with parties' ledgers, held against their accepted commits; the first `whole` are read whole.
+
+        What a crash left unfinished is mended first.
+        """
+        faults = {}
+        for place, (party, commit) in enumerate(accepted.items()):
+            try:
+                Desk(self._site, party).check(commit, whole=place < whole)
+            except (FileNotFoundError, ValueError) as error:
+                faults[party] = str(error)
+        return faults
+
+    def close(self) -> None:
+        """End the helpers."""
+        self._crews.close()
+
+
+class Workers(InProcess):
+    """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead.
+
+    A party that has shards has a worker of its own, beside the others, whose helpers share its work. Posted work has
+    workers of its own, as many and begun when first needed, so that nobody who is asked waits for it.
+    """
+
+    children = True
+
+    def __init__(self, setup: Setup, world: World, workers: int, window: int) -> None:
+        super().__init__(setup, world)
+        self._window = window
+        self._mail = setup.folder / "mail"
+        shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
+        self._mail.mkdir(parents=True)
+        self._posted: dict[Ticket, list[concurrent.futures.Future[Any]]] = {}
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
+        context = multiprocessing.get_context("spawn")
+        self._begun = context.Event()
+        self._told, self._tell = context.Pipe(duplex=False)
+        given = (processes.packed(setup), setup.folder, self._begun, self._told)
+
+        def pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
+            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, given)
+
+        self._pool, self._beside = pool(workers), pool(workers)  # a pool's processes begin as they are needed
+        self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
+        ahead: collections.deque[tuple[Request, concurrent.futures.Future[Any]]] = collections.deque()
+        last = None
+        for request in requests:
+            last = request
+            ahead.append((request, self._submit(request)))
+            if len(ahead) >= self._window:
+                yield self._result(*ahead.popleft())
+        while ahead:
+            yield self._result(*ahead.popleft())
+        if last is not None:  # by now every worker that needs the letter has read it
+            self._letter(last).unlink(missing_ok=True)
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Start the work; it runs beside the coming rounds."""
+        self._posted[ticket] = [self._submit(request, self._beside) for request in requests]
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Wait for what was posted."""
+        futures = self._posted.pop(ticket, None) or [self._submit(request, self._beside) for request in requests]
+        for request, future in zip(requests, futures, strict=True):
+            yield self._result(request, future)
+        if requests:
+            self._letter(requests[0]).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the workers; where a run is broken off, at once: they hold nothing that a commit does not."""
+        super().close()
+        with processes.ending():
+            if self._under_way:
+                self._tell.send(None)
+            for pool in (self._pool, self._beside, *self._own.values()):
+                pool.shutdown(cancel_futures=True)
+        self._tell.close()
+        self._told.close()
+        shutil.rmtree(self._mail, ignore_errors=True)
+
+    def _letter(self, request: Request) -> Path:
+        """Where the message for all parties of a call lies, so that each worker reads it once."""
+        return self._mail / f"{request.ordinal}-{request.call}"
+
+    def _submit(
+        self, request: Request, pool: concurrent.futures.ProcessPoolExecutor | None = None
+    ) -> concurrent.futures.Future[Any]:
+        letter = None
+        if request.common is not None:
+            letter = self._letter(request)
+            if not letter.exists():
+                with writing(letter):
+                    letter.write_bytes(request.common.data)
+            request = dataclasses.replace(request, common=None)
+        try:
+            with processes.starting():
+                future = self._own.get(request.party, pool or self._pool).submit(_serve, request, letter, self._mail)
+        except concurrent.futures.BrokenExecutor as error:
+            raise self._died() from error
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def _result(self, request: Request, future: concurrent.futures.Future[Any]) -> tuple[Request, Reply]:
+        try:
+            reply, self.heads[request.party] = future.result()
+            return request, reply
+        except StepFailed as error:
+            return request, error
+        except concurrent.futures.BrokenExecutor as error:
+            raise self._died() from error
+
+    def _died(self) -> RunFailed:
+        return RunFailed(_WORKER_DIED if self._begun.is_set() else _NOT_BEGUN)
+
+
+_here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
+
+
+def _start_worker(given: bytes, folder: Path, begun: Event, told: Connection) -> None:
+    """Raises nothing, which would end the process without a word: its first reply says what went wrong."""
+    try:
+        processes.join_run(folder, told)
+        begun.set()
+        setup: Setup = pickle.loads(given)
+        setup.prepare()
+        _here["site"] = Crews(setup).site(setup.site(setup.build()))
+    except Exception as error:
+        _here["failed"] = error
+
+
+class _Parcel:
+    """A reply on its way from a worker: a file, which is read and removed where the parcel is unpickled.
+
+    A model goes through a file in a fraction of the processor time that the pool's pipe takes for it.
+    """
+
+    def __init__(self, path: Path, data: bytearray | memoryview) -> None:
+        with writing(path):
+            path.write_bytes(data)
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], Reply], tuple[Path]]:
+        return _unpack_parcel, (self._path,)
+
+
+def _unpack_parcel(path: Path) -> bytearray | memoryview:
+    data = read_span(path, 0, path.stat().st_size)
+    path.unlink()
+    return data
+
+
+def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, tuple[int, str] | None]:
+    if (error := _here.get("failed")) is not None:
+        raise processes.not_begun(error, "a worker process") from error
+    if letter is not None:
+        if _here.get("letter") != letter:
+            _here.update(letter=letter, common=codec.Encoded(bytearray(letter.read_bytes())))
+        request = dataclasses.replace(request, common=_here["common"])
+    desk = Desk(_here["site"], request.party)
+    reply = desk.answer(request)
+    data = reply.data if isinstance(reply, codec.Encoded) else reply
+    return _Parcel(mail / f"{request.party}-{request.id}", data), desk.head

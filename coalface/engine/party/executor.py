@@ -1,0 +1,407 @@
+"""The desk: runs a step at one party, in every engine, and writes one atomic commit of what came of it.
+
+A commit is one file with the private state, the saved reply and the ledger lines, renamed into place. It is *pending*
+until a later message names it as the party's last accepted one; what was refused, late or abandoned is never built on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from coalface.core import codec, compression, permissions
+from coalface.core.compression import Updates
+from coalface.core.declarations import StepDeclaration, plays
+from coalface.core.method import Method, Party, Tensors
+from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
+from coalface.privacy import ledger
+from coalface.training.distributed.classifier import ShardLost
+
+if TYPE_CHECKING:
+    from coalface.engine.party.encryption import Vault
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server sends to one party: which step, the encoded messages, and where the party stands."""
+
+    run: str
+    party: str
+    stage: str
+    round: int
+    rounds: int
+    ordinal: int
+    """Rounds begun since the start of the run, over all stages; work that was posted keeps that of its posting."""
+    call: int
+    step: str
+    common: codec.Encoded | None
+    each: codec.Encoded | None
+    base: str | None
+    """The party's last accepted commit: the private state that the step starts from."""
+    horizon: tuple[int, str | None]
+    """(ordinal, accepted commit) at the server's last checkpoint: the party keeps what a resume from there needs."""
+    receipts: tuple[int, str] | None = None
+    """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit."""
+
+    @property
+    def id(self) -> str:
+        """Names the request by (run, stage, round, call, step, content): the same request again has the same id."""
+        content = [m.digest if m else None for m in (self.common, self.each)]
+        text = json.dumps([self.run, self.stage, self.round, self.call, self.step, content])
+        return f"{self.ordinal:07d}.{self.call:03d}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+class StepFailed(RuntimeError):
+    """A step could not be run at its party; the message names party, step and round."""
+
+
+class Unanswered(StepFailed):
+    """A party did not answer: nobody knows whether the request ever came to it."""
+
+
+class Crew(Protocol):
+    """The processes that play a party together with this one, which alone has a desk for the server."""
+
+    def beside(self, request: Request) -> AbstractContextManager[None]:
+        """Within, each of them runs the step too."""
+
+    def agree(self, sums: tuple[str, ...]) -> None:
+        """Raise ValueError unless all of them came to the reply with these hashes."""
+
+    def keep(self, request: Request, *, flush: bool) -> tuple[str, ...]:
+        """Each writes its part of the private state, beside the commit; the names of the files, by rank."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a process gives to the steps that it runs."""
+
+    method: Method
+    party: Callable[[Request], Party]
+    folder: Path
+    """Holds `parties/NAME/` (private state) and `ledger/NAME.jsonl`."""
+    flush: bool = False
+    """Flush every commit to the disk, as a deployment must; a simulation flushes with its checkpoints."""
+    save_replies: bool = True
+    """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
+    the same private state, which gives the same bytes and writes nothing."""
+    shards: Mapping[str, int] = field(default_factory=dict)
+    """The parties that several processes play, and how many."""
+    rank: int = 0
+    """Which of them this one is; 0 has the desk."""
+    crew: Callable[[str], Crew | None] = lambda party: None
+    """The others, by party."""
+    updates: Updates | None = None
+    """The type that updates are sent in."""
+    vault: Vault | None = None
+    """Of a process that plays one party: its commits are encrypted with it."""
+
+
+class Desk:
+    """One party's desk. It holds nothing in memory between requests, so ten thousand desks cost nothing."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.folder = site.folder / "parties" / name
+        self.ledger = site.folder / "ledger" / f"{name}.jsonl"
+        self.head: tuple[int, str] | None = None
+        """Lines and last hash of the ledger once it had the lines of the reply that was given last."""
+
+    def answer(self, request: Request) -> codec.Encoded | bytearray | memoryview:
+        """Run the step that the request names and return its reply; the same request again trains once.
+
+        Raises StepFailed, from its cause, and then leaves the party as it was.
+        """
+        commits, head = self._look({f"{name}.commit" for name in (request.base, request.horizon[1])})
+        place = self.folder / f"{request.id}.commit"
+        # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
+        before = self._open(place) if place.name in commits else None
+        again = before is not None and before.base == request.base
+        if before is not None and again:
+            self.head = before.head.lines, before.head.chain
+            with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
+                if (saved := before.read(REPLY)) is not None:
+                    return saved
+        base = self._base(request)
+        encoded, kept = self._run(request, base)
+        if again:
+            return encoded
+        parts = self._parts(base, kept)
+        if parts:
+            parts[DATA] = base.read(DATA) or made_from(self.site.party(request))
+        if self.site.save_replies:
+            parts[REPLY] = encoded.data
+        about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
+        about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
+        over = self._prune(commits, request)
+        lines = ledger.lines_for(encoded, about, head)
+        parts[LINES] = "\n".join(lines).encode()
+        flush, shards = self.site.flush, self._shards_of(request, over)
+        after, vault = head.after(lines), self.site.vault
+        self.head = after.lines, after.chain
+        write_commit(
+            place,
+            request.base,
+            after,
+            parts,
+            over=over,
+            flush=flush,
+            shards=shards,
+            vault=vault,
+            receipts=request.receipts,
+        )
+        ledger.append(self.ledger, lines, head, flush=self.site.flush)
+        if flush and not head.size:
+            flush_folder(self.ledger.parent)
+        return encoded
+
+    def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
+        """Beside the desk, in another process of the party: run the step on this process's part of the private state.
+
+        Returns the hashes of the reply (none of a model that stays), and what writes the part and names the file; it
+        is given whether to flush. Without a commit that names it, the file is rubbish.
+        """
+        base = self._base(request)
+        reply, kept = self._run(request, base)
+
+        def keep(flush: bool) -> str:
+            # by the base as well: where a commit is replaced by one from another base, both have parts for a while
+            began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
+            name = f"{request.id}.{self.site.rank}-{began}.shard"
+            parts = self._parts(base, kept)
+            vault = self.site.vault
+            write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush, vault=vault)
+            return name
+
+        return reply.sums if isinstance(reply, codec.Encoded) else (), keep
+
+    def own_model(self, request: Request) -> Tensors:
+        """Run a step with `stays=True` on the accepted state; the model that it returns stays at the party."""
+        model: Tensors = self._run(request, self._base(request))[0]
+        return model
+
+    def settle(self, accepted: str | None, ordinal: int) -> None:
+        """Forget every commit up to the round `ordinal` but the accepted one: nothing of them is pending after it.
+
+        Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
+        """
+        if accepted is None and not self.folder.exists():
+            return
+        if f"{accepted}.commit" in (commits := self._look({f"{accepted}.commit"})[0]):
+            stays = {f"{accepted}.commit", *self._open(self.folder / f"{accepted}.commit").shards}
+        else:
+            stays = set()
+        if commits:
+            for entry in list(os.scandir(self.folder)):
+                if entry.name not in stays and int(entry.name[:7]) <= ordinal:
+                    os.unlink(entry.path)
+
+    def check(self, accepted: str | None, *, whole: bool) -> None:
+        """Mend what a crash cut off; then see that the ledger has the lines that the accepted commit says.
+
+        All that the commits hold is held against its digests, what is larger than 4 MiB here alone. With `whole` the
+        chain is followed from its start. Raises FileNotFoundError or ValueError, with what to do.
+        """
+        if accepted is None and not self.folder.exists():
+            return
+        self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
+        if accepted is not None:
+            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit", self.site.vault).head)
+        if whole and self.ledger.exists():
+            ledger.verify(self.ledger)
+
+    def _open(self, path: Path) -> Commit:
+        return Commit.open(path, self.site.vault)
+
+    def _base(self, request: Request) -> Commit:
+        made = self._open(self.folder / f"{request.base}.commit") if request.base else Commit()
+        return made.part(self.site.rank, self.site.shards.get(self.name, 1))
+
+    def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
+        """The private states by class name: those that the step started from, and what it keeps."""
+        parts = base.states(but=type(kept).__name__)
+        if kept is not None:
+            parts[type(kept).__name__] = codec.pack(kept).data
+        return parts
+
+    def _shards_of(self, request: Request, over: Path | None) -> tuple[str, ...]:
+        """Have the other processes of the party write their parts, once those that no commit names are gone.
+
+        `over` is a commit that is about to be written over.
+        """
+        crew = self.site.crew(self.name)
+        if crew is None:
+            return ()
+        named = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
+        for path in self.folder.glob("*.shard"):
+            if path.name not in named:
+                path.unlink()
+        try:
+            return crew.keep(request, flush=self.site.flush)
+        except Exception as error:
+            raise StepFailed(f"{self._where(request)}: {error}") from error
+
+    def _where(self, request: Request) -> str:
+        return f"{self.name}, step {request.step}, {request.stage} round {request.round}"
+
+    def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
+        where = self._where(request)
+        if request.step not in self.site.method.steps:
+            raise StepFailed(
+                f"{where}: {type(self.site.method).__name__} has no such step; run one version on both sides."
+            )
+        owner, declaration = self.site.method.steps[request.step]
+        try:
+            crew = self.site.crew(self.name)
+        except (ShardLost, OSError) as error:  # not what is wrong with the run, whichever party is asked
+            raise StepFailed(f"{where}: {error}") from error
+        party = self.site.party(request)
+        if not plays(party.role, declaration.role):
+            raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
+        if (before := base.read(DATA)) is not None and (now := made_from(party)) != before:
+            raise StepFailed(f"{where}: {_why_other(json.loads(bytes(before)), json.loads(now))}")
+        try:
+            with nullcontext() if crew is None else crew.beside(request):
+                arguments = self._arguments(declaration, request, base)
+                result = declaration.function(owner, party=party, **arguments)
+            reply, kept = result if isinstance(result, tuple) else (result, None)
+            if declaration.reply is None:
+                return reply, None
+            if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
+                got = f"{type(reply).__name__} and {type(kept).__name__}"
+                raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
+            sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
+            encoded = compression.encode(reply, sent, self.site.updates, hashed=True)
+            if crew is not None:
+                crew.agree(encoded.sums)
+            return encoded, kept
+        except Exception as error:
+            raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
+
+    def arguments(self, request: Request) -> dict[str, Any]:
+        """What the step is given beside its party."""
+        declaration = self.site.method.steps[request.step][1]
+        return self._arguments(declaration, request, self._base(request))
+
+    def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for name in ("common", "each"):
+            cls, given = getattr(declaration, name), getattr(request, name)
+            if cls is not None:
+                arguments[name] = given.message(cls) if given is not None else None
+        if declaration.own is not None:
+            stored = base.read(declaration.own.__name__)
+            arguments["own"] = codec.unpack(stored, declaration.own) if stored is not None else None
+        return arguments
+
+    def _look(
+        self, needed: Collection[str], *, doubt: bool = False, whole: bool = False
+    ) -> tuple[list[str], ledger.Head]:
+        """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first.
+
+        A ledger as long as the last commit says is taken to be whole; in `doubt` if its last line is right, and with
+        `whole` only once the chain has been followed.
+
+        After a power cut any of the files that were not flushed may be torn, or gone. A commit that is damaged is
+        dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit. One that does
+        not open with the party's key raises LockedCommit, needed or not.
+        """
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
+        except FileNotFoundError:
+            names = []
+        if not names or not self.ledger.exists():  # a kill may have come between these folders
+            permissions.make_folder(self.folder)
+            permissions.make_folder(self.ledger.parent)
+            for made in (self.folder.parent, self.site.folder) if self.site.flush else ():
+                flush_folder(made)
+        commits: dict[str, Commit] = {}
+        for name in names:
+            try:
+                commits[name] = Commit.whole(self.folder / name, self.site.vault)
+                if doubt:
+                    commits[name].check()
+            except (DamagedCommit, FileNotFoundError):
+                if name in needed:
+                    raise
+                (self.folder / name).unlink()
+        size = self.ledger.stat().st_size if self.ledger.exists() else 0
+        # The commit written last, which a resume may have named before others, has the most lines behind it.
+        newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
+        if size == newest.size and not whole and not (doubt and not self._ends(newest)):
+            return list(commits), newest
+        head = ledger.follow(self.ledger) if size else ledger.Head()
+        for name in sorted(commits, key=lambda name: commits[name].head.lines):
+            if commits[name].head.lines > head.lines:
+                lines = commits[name].lines()
+                try:
+                    head = ledger.extend(self.ledger, lines, head, flush=self.site.flush)
+                except ValueError:  # the commits before it are lost, and their lines
+                    if name in needed or self.site.flush:
+                        raise
+                    (self.folder / name).unlink()
+                    del commits[name]
+        if size > head.size:
+            os.truncate(self.ledger, head.size)
+        return list(commits), head
+
+    def _ends(self, head: ledger.Head) -> bool:
+        try:
+            return ledger.read_head(self.ledger) == head
+        except ValueError:
+            return False
+
+    def _prune(self, commits: list[str], request: Request) -> Path | None:
+        """Remove the commits that no resume can need, but one, which is returned to be written over."""
+        ordinal, checkpointed = request.horizon
+        needed = {f"{request.base}.commit", f"{checkpointed}.commit"}
+        spare = [self.folder / name for name in commits if int(name[:7]) <= ordinal and name not in needed]
+        for path in spare[1:]:
+            path.unlink()
+        return spare[0] if spare else None
+
+
+def made_from(party: Party) -> bytes:
+    """Who is in a party's images and in the public ones: private state has a row for each, by their numbers.
+
+    Which image of a person is which is left out, so that a file may be mended.
+    """
+    about: dict[str, Any] = {}
+    for whose, faces in (("its", party.data), ("the public", party.public)):
+        if faces is not None:
+            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
+    return json.dumps(about).encode()
+
+
+def _why_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is different in the images that the private state was made from."""
+    whose = next(each for each in {**before, **now} if before.get(each) != now.get(each))
+    was, there = (
+        f"{one['images']} of {one['identities']} identities" if (one := said.get(whose)) else "none"
+        for said in (before, now)
+    )
+    others = "the same numbers, but other identities" if was == there else f"then {was}, now {there}"
+    return (
+        f"{whose} images are not those that the party's private state was made from ({others}), and what it knows of "
+        "one person would be taken for another's: put the data back as it was, or start a new run"
+    )
+
+
+def take_together(site: Site, requests: Sequence[Request]) -> list[Any]:
+    """The replies of a step that keeps nothing, at many parties as one batch; the step has a form for that."""
+    owner, declaration = site.method.steps[requests[0].step]
+    assert declaration.together is not None
+    every = [Desk(site, request.party).arguments(request) for request in requests]
+    given = {name: [one[name] for one in every] for name in every[0] if name != "common"}
+    common = {"common": every[0]["common"]} if "common" in every[0] else {}
+    replies = declaration.together(owner, parties=[site.party(request) for request in requests], **common, **given)
+    if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
+        raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
+    return list(replies)

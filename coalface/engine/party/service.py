@@ -1,0 +1,103 @@
+"""A party's own side of a federation: what it answers to a server elsewhere, however the words come to it.
+
+A reply is encoded bytes, or the kind of the error for which it failed: what an error says may name images, so it stays
+in the party's log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coalface.core import codec
+from coalface.core.method import Tensors
+from coalface.engine.party.executor import Desk, Request, Site
+from coalface.engine.transport import Member
+
+log = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9]{7,20}\.[0-9]{3,20}-[0-9a-f]{24}")
+"""`Request.id`: the name of a commit's file, which the server says."""
+
+Said = Mapping[str, Any]
+Data = Mapping[str, bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a node plays: one party."""
+
+    name: str
+    member: Member
+    site: Site
+    keep: Callable[[Tensors], None] = lambda model: None
+    """Takes the party's own model when a run ends; it stays at the party."""
+    public: str | None = None
+    """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
+
+
+def answer(seat: Callable[[], Seat], about: str, said: Said, data: Data) -> tuple[Said, Data]:
+    """What a party says to a message: plain values and bytes. An error of any kind is logged here and told as `failed`.
+
+    `about` is one of `coalface.flower.app.records`: its last word says what is asked.
+    """
+    try:
+        return _WORK[about.rpartition(".")[2]](seat(), said, data)
+    except Exception as error:
+        log.exception("%s failed", about)
+        return {"failed": type(error.__cause__ or error).__name__}, {}
+
+
+def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    return {"name": seat.name, **asdict(seat.member), "public": seat.public}, {}
+
+
+def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    request, desk = _request(seat, said, data), Desk(seat.site, seat.name)
+    reply = desk.answer(request)
+    encoded = reply.data if isinstance(reply, codec.Encoded) else reply
+    sha256 = hashlib.sha256(encoded).hexdigest()
+    return {"id": request.id, "sha256": sha256, "head": desk.head}, {"reply": encoded}
+
+
+def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    request = _request(seat, said, data)
+    seat.keep(Desk(seat.site, seat.name).own_model(request))
+    return {"id": request.id, "sha256": hashlib.sha256().hexdigest()}, {}
+
+
+def _settle(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    Desk(seat.site, seat.name).settle(_commit(said["accepted"]), said["ordinal"])
+    return {}, {}
+
+
+def _check(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+    try:
+        Desk(seat.site, seat.name).check(_commit(said["accepted"]), whole=said["whole"])
+    except (FileNotFoundError, ValueError) as error:
+        log.error("what the party keeps does not hold: %s", error)
+        return {"fault": type(error).__name__}, {}
+    return {}, {}
+
+
+def _request(seat: Seat, said: Said, data: Data) -> Request:
+    if said["party"] != seat.name:
+        raise ValueError(f"a request for {said['party']} came to {seat.name}: it is left alone")
+    common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
+    ordinal, checkpointed = said["horizon"]
+    said = {**said, "base": _commit(said["base"]), "horizon": (ordinal, _commit(checkpointed))}
+    return Request(**said, common=common, each=each)
+
+
+def _commit(name: str | None) -> str | None:
+    """The name of a commit, or None for none. Raises ValueError for what would lead out of the party's folder."""
+    if name is not None and not _COMMIT.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} names no commit: the request is left alone")
+    return name
+
+
+_WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _settle, "check": _check}

@@ -1,0 +1,115 @@
+"""Processes that a run starts on this machine: they end with what started them, and a resume waits until they have."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.resource_tracker
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+from coalface.engine.transport import RunFailed
+
+_AT_WORK = "workers.lock"
+_held: list[IO[str]] = []  # as long as this process lives
+ADVICE = (
+    "A process that a run starts imports the modules anew, a script as well: define and register what the run needs at "
+    'the top of a module, and start the run below `if __name__ == "__main__":`. Or let one process play all parties: '
+    "engine.workers=1, and no engine.shards"
+)
+"""What to do where a process does not come to begin."""
+
+
+class NotBegun(RunFailed):
+    """A process that plays parties could not begin: no fault of a party, so no run goes on without one."""
+
+
+def not_begun(error: Exception, who: str) -> NotBegun:
+    """What such a process says of itself: its own error, and what to do unless the machine is at fault."""
+    why = f"{who} could not begin: {type(error).__name__}: {error}".rstrip(".")
+    # the run's own process has built the same world: but for the machine, what differs is what each has imported
+    return NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {ADVICE}.")
+
+
+def check_may_start() -> None:
+    """Raise RunFailed in a process that another run is starting, and that came to begin a run while it imports."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RunFailed(f"a process that a run has just started came to start that run once more. {ADVICE}.")
+
+
+def packed(setup: Any) -> bytes:
+    """What a process is started with, so that what it cannot import is found where it can tell.
+
+    Raises RunFailed where it cannot be sent at all.
+    """
+    try:
+        return pickle.dumps(setup)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RunFailed(f"the run cannot be handed to another process ({error}). {ADVICE}.") from error
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them."""
+    multiprocessing.resource_tracker.ensure_running()  # the first process starts it otherwise, and that unblocks it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Within, Ctrl-C is not heard: what it asks for is under way, and a process that is starting needs this one."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def join_run(folder: Path, told: Connection | None = None) -> None:
+    """In a process that was started: hold the run's folder, and end when the process that started this one does.
+
+    Also where that one says something to `told`, whatever this one is at.
+    """
+    threading.Thread(target=_end_with_parent, args=(told,), daemon=True).start()
+    _held.append(open(folder / _AT_WORK, "a"))
+    fcntl.flock(_held[-1], fcntl.LOCK_SH)
+
+
+def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
+    """Wait until no process of a killed run is at the folder any more. Raises RunFailed where one stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
+    with open(folder / _AT_WORK, "a") as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RunFailed(
+                        f"{folder}: workers are still writing here; end the run that they belong to."
+                    ) from None
+                time.sleep(0.05)
+
+
+def _end_with_parent(told: Connection | None) -> None:
+    """A process whose run was killed must not go on: a resume may be at the same folder."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel, *([] if told is None else [told])])
+        os._exit(1)

@@ -1,0 +1,78 @@
+"""What the server has accepted: each reply's SHA-256 and the head of its party's ledger then, in a hash chain.
+
+The next request to a party carries the head of this chain, and the party keeps it in its commit. So each side holds
+the other's word: a party that cuts or rewrites its ledger is told by the heads here, a server that does so with this
+file by the heads that the parties hold. No resume cuts the file: what a repeated round accepts again is listed already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coalface.core import codec
+from coalface.engine.party.executor import Request
+from coalface.privacy import ledger
+
+FILE = "receipts.jsonl"
+
+
+class Receipts:
+    """The chain of a run's accepted replies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head = ledger.Head()
+        self._repeated: set[str] = set()
+
+    def restore(self, kept: Mapping[str, Any] | None) -> None:
+        """Follow the chain, on which a checkpoint had the head `kept`. Raises ValueError where it does not hold."""
+        at = ledger.Head(**kept) if kept else ledger.Head()
+        holds = not at.lines
+        for head, line in ledger.lines(self.path) if self.path.exists() else ():
+            self.head = head
+            holds |= head == at
+            if head.lines > at.lines:
+                self._repeated.add(json.dumps({n: said for n, said in line.items() if n not in ("line", "chain")}))
+        if not holds:
+            raise ValueError(
+                f"{self.path} does not hold the {at.lines} lines that it had at the last checkpoint: lines were "
+                "changed or removed. Restore the file, or start a new run."
+            )
+
+    def write(self, accepted: Iterable[Mapping[str, Any]]) -> None:
+        """Append what `receipt` gave, but for what is listed since the last checkpoint."""
+        said = [json.dumps(one) for one in accepted]
+        lines = ledger.chained((one[1:-1] for one in said if one not in self._repeated), self.head)
+        if lines:
+            ledger.append(self.path, lines, self.head)
+            self.head = self.head.after(lines)
+
+
+def receipt(
+    request: Request, reply: bytearray | memoryview | codec.Encoded, head: tuple[int, str] | None
+) -> dict[str, Any]:
+    """What is listed of an accepted reply; `head` is what its party says of its ledger: its lines, the last hash."""
+    about: dict[str, Any] = {"run": request.run, "party": request.party, "stage": request.stage}
+    about |= {"round": request.round, "call": request.call, "step": request.step}
+    sums = reply.sums if isinstance(reply, codec.Encoded) else _sums(reply)
+    lines, last = head or (None, None)
+    return about | {"pieces": len(sums), "sha256": combined(sums), "lines": lines, "head": last}
+
+
+def combined(sums: Iterable[str]) -> str:
+    """One SHA-256 for a reply, of those of its pieces, which its ledger lists."""
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def _sums(data: bytearray | memoryview) -> list[str]:
+    """SHA-256 of the pieces of a reply that has been decoded."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    entries = json.loads(bytes(data[8:start]))
+    ends = [start, *(start + entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")]
+    view = memoryview(data)
+    pieces = [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return list(codec.Hashing(pieces).result())

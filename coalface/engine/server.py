@@ -1,0 +1,287 @@
+"""The server's side of a run, the same for every engine: stages, rounds, accepting, checkpoints, observers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from torch import Tensor
+
+from coalface.core import codec
+from coalface.core.calls import check_state
+from coalface.core.method import Abandoned, Backbone, Method, Models, generator
+from coalface.core.text import told
+from coalface.engine import checkpoint
+from coalface.engine.federation import Asking
+from coalface.engine.rounds import Round, Rules
+from coalface.engine.run_state import Numerics, Tally, check_same
+from coalface.engine.transport import RunFailed, Transport
+
+READ = 200
+"""Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
+
+
+Observer = Callable[["Server", Models], dict[str, Any]]
+"""Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
+
+
+class Server(Asking):
+    """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
+
+    def __init__(
+        self,
+        method: Method,
+        rules: Rules,
+        numerics: Numerics,
+        transport: Transport,
+        folder: Path,
+        *,
+        backbone: Backbone,
+        public: Any = None,
+        classifier: Tensor | None = None,
+        observers: Sequence[Observer] = (),
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
+        super().__init__(method, rules, numerics, transport, folder, **given)
+        self.observers, self.report = observers, report
+        self._metrics = hashlib.sha256()
+        """Of the lines of the metrics so far."""
+        self._advanced = False
+        """Whether a round was accepted since the last checkpoint."""
+        self._held: dict[str, str] | None = None
+        """Accepted commits that were found whole at their parties."""
+        self._first_faults: dict[str, str] = {}
+        """What was wrong at parties by the last checkpoint; a look by an earlier one drops commits that are damaged."""
+        self._late: dict[str, int] = {}
+        """What the transport has counted by the last line of the events."""
+
+    def run(self) -> tuple[Any, Models]:
+        """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
+
+        Raises RunFailed after `rules.patience` abandoned rounds in a row, or at a failed step if `on_error` is `stop`.
+        """
+        state = self._restore()
+        for index in range(self.at.stage, len(self._stages)):
+            stage = self._stages[index]
+            if self.at.stage != index or state is None:
+                self.at.stage, self.at.round = index, 0
+                state = self._begin(stage.begin, state)
+            while self.at.round < stage.rounds:
+                self.at.round += 1
+                state = self._one_round(stage.round, state, last=self.at.round == stage.rounds)
+            asked = [party for party, tally in self.at.tallies.items() if tally != Tally()]
+            self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
+        return state, self.method.models(self, state)
+
+    def resumes_after(self) -> tuple[int, Mapping[str, int], tuple[str, ...]]:
+        """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up.
+
+        And why later checkpoints cannot be gone on from, if there are any.
+        """
+        found = self._last_checkpoint()
+        if found is None:
+            return 0, self.at.totals, ()
+        rounds = sum(s.rounds for s in self._stages[: found.stage]) + found.round
+        return rounds, found.record["totals"], found.passed_over
+
+    def check_ledgers(self) -> dict[str, str]:
+        """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
+        parties = {party: self.at.accepted.get(party) for party in self.at.tallies}
+        return self._cohorts.check() | self.transport.check(parties, READ)
+
+    def checkpoint_share(self) -> float:
+        """The checkpoints' share of the time of all rounds so far."""
+        return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
+
+    def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
+        self.at.ordinal += 1
+        self._start()
+        try:
+            state = self._finite(
+                check_state(self.method, self._stages[self.at.stage], begin(self, before), beginning=True)
+            )
+        except Abandoned as error:
+            raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
+        if not self._stages[self.at.stage].rounds:
+            self._drain(list(self.at.posted))
+        self.at.accepted |= self._now.accepted
+        self._receipts.write(self._now.receipts)
+        self._count()
+        return state
+
+    @staticmethod
+    def _finite(state: Any) -> Any:
+        """A state that may be accepted. Raises Abandoned where it is not finite: nobody could train from it."""
+        if (name := codec.not_finite(state)) is not None:
+            raise Abandoned(f"what came of the replies is not finite: {name}")
+        return state
+
+    def _count(self) -> None:
+        for what, count in self._now.bytes.items():
+            self.at.totals[what] = self.at.totals.get(what, 0) + count
+
+    def _start(self) -> None:
+        self._now = Round()
+        self.rng = generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round)
+
+    def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
+        self.at.ordinal += 1
+        self._start()
+        begun, abandoned = time.perf_counter(), None
+        kept_open = dict(self.at.posted)
+        try:
+            state = self._finite(check_state(self.method, self._stages[self.at.stage], round_(self, state)))
+            self.at.accepted |= self._now.accepted
+            self._receipts.write(self._now.receipts)
+            self.at.abandoned, self._advanced = 0, True
+        except Abandoned as error:
+            abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
+            self._drain(t for t in list(self.at.posted) if t not in kept_open)  # they start from what was accepted
+            self._now.accepted.clear()
+            self.at.posted = kept_open
+        if last:
+            self._drain(list(self.at.posted))
+        trained = time.perf_counter()
+        for party in self._now.arrived:
+            self.at.tallies[party].rounds += abandoned is None
+        self._count()
+        record = self._now.record(self._stages[self.at.stage].name, self.at.round, abandoned)
+        if self.rules.judge and (self.at.round % self.rules.judge == 0 or last):
+            models = self.method.models(self, state)
+            record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
+        judged = time.perf_counter()
+        self.at.seconds["training"] += trained - begun
+        self.at.seconds["judging"] += judged - trained
+        self._metrics.update(self._write_line("metrics.jsonl", record))
+        in_a_row = self.at.abandoned
+        over = abandoned is not None and in_a_row >= self.rules.patience
+        if over:  # a resume goes on from here and counts anew; one after a kill in the row goes on counting
+            self.at.abandoned = 0
+        if last or over or self.at.ordinal % self.rules.checkpoint == 0:
+            self._checkpoint(state, keep=1 if last else self.rules.keep)
+        ended = time.perf_counter()
+        self.at.seconds["checkpoint"] += ended - judged
+        clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
+        ends = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
+        if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
+            self._late, ends["late"] = dict(self.transport.late), late
+        self._write_line("events.jsonl", ends)
+        self.report({**record, **clock})
+        if over:
+            rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
+            raise RunFailed(
+                f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
+                f"lower engine.quorum (now {self.rules.quorum:g}) or more engine.patience (now {self.rules.patience})."
+                f"{self._ways_back()}"
+            )
+        return state
+
+    def _ways_back(self) -> str:
+        """What to do where what was accepted before is why no round can be any more."""
+        rounds = [stage.rounds for stage in self._stages]
+        if len(ends := sorted(checkpoint.accepted_ends(self.folder / "checkpoints", rounds))) < 2:
+            return ""
+        *earlier, last = map(str, ends)
+        return (
+            f" If the model itself is spoilt: accepted checkpoints are those after round {', '.join(earlier)} and "
+            f"{last}; `coalface resume {quote(str(self.folder))} --from-round {quote(earlier[-1])}` goes back to one."
+        )
+
+    # --- what a resume needs ------------------------------------------------------------------------------------------
+
+    @property
+    def _row_rules(self) -> dict[str, float]:
+        return {"quorum": self.rules.quorum, "patience": self.rules.patience}
+
+    def _checkpoint(self, state: Any, *, keep: int) -> None:
+        at = self.at
+        length = (self.folder / "metrics.jsonl").stat().st_size
+        record, posted = at.record(self.numerics, self.rules.seed, length)
+        record["metrics_sha256"] = self._metrics.hexdigest()
+        record["rules"], record["cohorts"] = self._row_rules, self._cohorts.size
+        record["receipts"] = vars(self._receipts.head)
+        packed = bytes(codec.pack(state).data)
+        here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
+        os.sync()  # the parties' commits of these rounds before the checkpoint that names them
+        checkpoint.save(self.folder / "checkpoints", here, keep=keep, advanced=self._advanced)
+        if self._advanced:
+            at.horizons = [*at.horizons, at.horizon][-keep:]
+        self._advanced = False
+
+    def _refuse_faults(self) -> None:
+        """Raise RunFailed where what a party keeps does not hold; with `on_error=exclude` it is left out from here,
+        unless nobody is left.
+        """
+        faults = self.check_ledgers()
+        faults |= {party: why for party, why in self._first_faults.items() if party in faults}
+        if self.rules.on_error == "exclude" and len(faults) < len(self.at.tallies):
+            self._left_out |= faults
+            for party, why in faults.items():
+                said = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
+                self._write_line("events.jsonl", said)
+        elif faults:
+            more = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
+            raise RunFailed(f"{next(iter(faults.values()))}{more}")
+
+    def _last_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The last checkpoint whose private states are whole at their parties too, if there is one; else the last."""
+        folder = self.folder / "checkpoints"
+        if self.rules.on_error == "stop":  # else the party is left out
+            with contextlib.suppress(checkpoint.CheckpointError):  # `_refuse_faults` says what is wrong
+                return checkpoint.load(folder, self._read_parties)
+        return checkpoint.load(folder, self._read_metrics)
+
+    def _read_parties(self, record: Mapping[str, Any]) -> None:
+        """As `_read_metrics`; and raises ValueError where a party does not hold what was accepted of it."""
+        self._read_metrics(record)
+        accepted = record["accepted"]
+        if accepted == self._held:
+            return
+        faults = self.transport.check({party: accepted.get(party) for party in self.at.tallies}, READ)
+        if faults:
+            self._first_faults = self._first_faults or faults
+            raise ValueError(next(iter(faults.values())))
+        self._held = accepted
+
+    def _read_metrics(self, record: Mapping[str, Any]) -> None:
+        """Begin the digest with the lines of a checkpoint. Raises ValueError where these are not in the file."""
+        path, size = self.folder / "metrics.jsonl", record["metrics"]
+        with open(path, "rb") as file:
+            lines = file.read(size)
+        self._metrics = hashlib.sha256(lines)
+        if len(lines) < size:
+            raise ValueError(f"{path} has {len(lines)} bytes, and had {size}: lines were removed")
+        if record.get("metrics_sha256", self._metrics.hexdigest()) != self._metrics.hexdigest():
+            raise ValueError(f"{path} is not as it was written, its SHA-256 is another")
+
+    def _restore(self) -> Any:
+        found = self._last_checkpoint()
+        metrics = self.folder / "metrics.jsonl"
+        try:  # before its chain is followed: a kill may have cut off the last line
+            self._cohorts.cut(0 if found is None else found.record.get("cohorts", 0))
+            self._receipts.restore(None if found is None else found.record.get("receipts"))
+        except ValueError as error:
+            raise RunFailed(str(error)) from error
+        if found is None:
+            self._refuse_faults()
+            metrics.write_bytes(b"")
+            return None
+        for why in found.passed_over:
+            self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
+        check_same(found.record, self.numerics, self.rules.seed)
+        self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
+        self.at.restore(found.record, found.posted, self.method, self.rules.keep)
+        if found.record.get("rules") != self._row_rules:  # other rules: a row of abandoned rounds begins anew
+            self.at.abandoned = 0
+        self._refuse_faults()  # before any party is at work again
+        os.truncate(metrics, found.record["metrics"])
+        for ticket, call in self.at.posted.items():
+            self.transport.post(ticket, list(self._requests(call, {})))
+        return checkpoint.unpack_state(found.state, self._stages[self.at.stage].state)

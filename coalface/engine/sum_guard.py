@@ -1,0 +1,56 @@
+"""Which parties' replies a sum was opened over, on the disk before it is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from coalface.core.disk import writing
+from coalface.core.method import Abandoned, Mean
+from coalface.engine.run_state import Call
+
+
+class Opened:
+    """A line of `path` for every call that had a `Mean(once=True)`; it outlives a kill, and no resume cuts it back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: dict[tuple[str, int, int], str] = {}
+        if path.exists():
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):  # a sum is opened after its line is whole on the disk
+                os.truncate(path, whole)
+            for line in data[:whole].decode().splitlines():
+                entry = json.loads(line)
+                self._seen[entry["stage"], entry["round"], entry["call"]] = entry["sha256"]
+
+    def record(self, call: Call, folds: Sequence[Mean], arrived: Iterable[str]) -> None:
+        """Write down what is about to be opened. Raises Abandoned where this call opened something else before.
+
+        Two sums of the same round differ by the replies of those who came or went, so that these could be solved for.
+        """
+        here = (call.stage, call.round, call.call)
+        means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in folds]
+        about = {"arrived": sorted(arrived), "means": [dataclasses.asdict(mean) for mean in means]}
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        if here not in self._seen:
+            entry = {"stage": call.stage, "round": call.round, "call": call.call, "sha256": digest}
+            with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._seen[here] = digest
+        elif self._seen[here] != digest:
+            raise Abandoned(
+                f"step {call.step}: before the run was resumed the sums of this round were opened over other parties "
+                "or by other weights, and the difference would tell single replies"
+            )
+
+
+def _plain(by: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
+    return dict(by) if isinstance(by, Mapping) else by

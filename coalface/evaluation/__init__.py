@@ -1,0 +1,1 @@
+"""Evaluation of models: during a run, after it, and of finished models."""

@@ -1,0 +1,288 @@
+"""Judging a finished model on pairs that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.method import generator
+from coalface.core.names import check_name
+from coalface.core.text import several
+from coalface.data.faceset import FaceSet
+from coalface.data.pairs import PairList, balanced_pairs, most_pairs, read_pairs
+from coalface.data.readers.layouts import has_lists, read_list, read_lists
+from coalface.data.readers.pack import cached_pack, read_pack
+from coalface.data.stores import open_store
+from coalface.evaluation import membership
+from coalface.evaluation.feature_file import QUIET, Show
+from coalface.evaluation.membership import BY_NAME, STRANGER, Members
+from coalface.evaluation.metrics.verification import judge, roc, score_pairs, two_list_accuracy
+from coalface.experiments import model_folder
+from coalface.models import Backbone, branched, build
+from coalface.models.embedding import embed, images_needed
+
+FARS = (0.1, 0.01, 0.001)
+FOLDS = 10
+"""Of accuracy, where a list has none."""
+PAIRS = 3000
+"""Genuine pairs that are drawn, and as many impostor pairs, where the images make as many."""
+
+
+def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
+    """The network of a run folder or model folder, and `model.json`.
+
+    Raises FileNotFoundError with what there is, and ValueError where a file is not as it was written, or no party can
+    be called so.
+    """
+    if party is not None:
+        check_name(party)
+    folder = _folder(place)
+    if not (folder / model_folder.ABOUT).exists():
+        there = f": {place / 'model' / model_folder.ABOUT} is not there" if (place / "model").exists() else ""
+        hint = model_folder.remedy(place / "model") if there else "give a run folder, or the folder `model` in one"
+        raise FileNotFoundError(f"{place} holds no model{there}: {hint}")
+    about = model_folder.read_about(folder)
+    name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
+    path = folder / name
+    if party is not None and (folder / "backbone.safetensors").exists():
+        raise ValueError(f"{place}: this run left one global model, and none of {party}'s own: leave --party out")
+    if not path.exists():
+        found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
+        hint = (
+            f"each party has its own: add --party with one of {', '.join(found[:8])}"
+            if found
+            else model_folder.remedy(folder)
+        )
+        raise FileNotFoundError(f"{path} is not there; {hint}")
+    module = build(
+        about["backbone"],
+        size=about["size"],
+        channels=about["channels"],
+        embedding_size=about["embedding_size"],
+        generator=generator(0, "replaced by the weights"),
+    )
+    backbone, tensors = Backbone(module), model_folder.read_tensors(folder, name, about)
+    branch = {name: tensors.pop(name) for name in branched.NAMES if name in tensors}
+    try:
+        backbone.load(tensors)
+    except ValueError as error:
+        raise ValueError(f"{path} is no {about['backbone']} as {model_folder.ABOUT} says it: {error}") from None
+    return Backbone(branched.Branched(module, branch)) if branch else backbone, about
+
+
+def _folder(place: Path) -> Path:
+    return place / "model" if (place / "model" / "model.json").exists() else place
+
+
+def read_faces(place: Path, about: dict[str, Any], show: Show = QUIET) -> FaceSet:
+    """Images of a pack, of identity folders, or in another of the field's forms, as the model takes them."""
+    size, grey = about["size"], about["channels"] == 1
+    if not (place / "meta.json").exists():
+        store = open_store(place)
+        with show("decoding", len(store)) as count:
+            return cached_pack(store, size=size, grey=grey, progress=lambda done, total: count(done))
+    faces = read_pack(place)
+    if faces.shape != (size, size, about["channels"]):
+        raise ValueError(
+            f"{place} holds images of {faces.shape}, the model takes {(size, size, about['channels'])}: "
+            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits"
+        )
+    return faces
+
+
+def judge_model(
+    model: Path,
+    on: Path,
+    *,
+    images: Path | None = None,
+    party: str | None = None,
+    threshold_from: Path | None = None,
+    flip: bool = False,
+    pairs: int | None = None,
+    own: str | None = None,
+    show: Show = QUIET,
+) -> dict[str, Any]:
+    """Figures of a model on a pair list over `images`, or on pairs drawn from a pack or from identity folders.
+
+    Where `on` is a folder in one of the field's layouts that brings pair lists (`coalface.data.readers.layouts`), the
+    figures are those of each of its lists by name, in `lists`, or of the one that `own` names. `pairs`, if given, asks
+    for so many drawn pairs nevertheless. `drawn` says how many genuine pairs were drawn, and as many impostor pairs.
+
+    Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1),
+    and `people_in_both_lists` says how many people the two share: where it is not 0, the figure flatters the model.
+    `roc` holds points of the curve as `far` and `tar` from 0 to 1, all other figures are in percent.
+
+    `trained_on` says how many of the judged people were trained on (`people` of `of`, `by_name_alone` where no image
+    of theirs says so), and how many `pairs` show one; None where no run around the model says it.
+    `threshold_trained_on` says it of the second list. If there are any, `others` has the figures on the pairs that show
+    none, as far as these carry
+    them, with the threshold chosen on such pairs alone.
+
+    Raises ValueError for what would be left unused, where the second list holds pairs of the first, and for `own` where
+    there is no such list.
+    """
+    backbone, about = read_model(model, party)
+    members = membership.read_beside(_folder(model))
+    if not on.exists():
+        raise FileNotFoundError(f"{on} is not there: give a pair list, a .bin, a pack, or identity folders")
+    if own is not None and pairs is not None:
+        raise ValueError("--list takes a list of the data set, and --pairs draws pairs: leave one of them out")
+    faces, chosen, drawn = _chosen(on, images, about, pairs, own, show)
+    figures: dict[str, Any] = {"model": str(model), "on": str(on), **({"drawn": drawn} if drawn else {})}
+    one = _Judge(backbone, faces, images or on, members, flip, show)
+    if isinstance(chosen, PairList):
+        return figures | one.figures(chosen, on, threshold_from)
+    return figures | {"lists": {name: one.figures(each, on, threshold_from) for name, each in chosen.items()}}
+
+
+def _chosen(
+    on: Path, images: Path | None, about: dict[str, Any], pairs: int | None, own: str | None, show: Show
+) -> tuple[FaceSet, PairList | dict[str, PairList], int]:
+    """The images, the pairs (one list, or by name those that a data set of the field brings), how many were drawn."""
+    store = open_store(on) if on.suffix == ".bin" or (on.is_dir() and not (on / "meta.json").exists()) else None
+    layout = store.layout if store is not None else ""
+    if own is not None and not layout:
+        raise ValueError(f"{on} is no data set with pair lists of its own: leave --list out")
+    brings_images = on.is_dir() or on.suffix in (".rec", ".bin")
+    if images is not None and brings_images:
+        raise ValueError(
+            f"{on} holds images, and those are judged: leave --images out; to judge {images}, give it, or a list of "
+            "its pairs, with --on"
+        )
+    if pairs is not None and (not brings_images or (store is not None and store.pairs is not None)):
+        raise ValueError(f"{on} says which pairs are judged, so none are drawn: leave --pairs out")
+    if layout and pairs is None:
+        faces = read_faces(on, about, show)
+        if own is not None:
+            return faces, {own: read_list(on, faces, layout=layout, name=own)}, 0
+        if has_lists(on, faces, layout=layout):
+            return faces, read_lists(on, faces, layout=layout), 0
+    if store is not None and store.pairs is not None:
+        return read_faces(on, about, show), store.pairs, 0
+    if brings_images:
+        faces, rng = read_faces(on, about, show), generator(2048, "pairs")
+        drawn = min(PAIRS, most_pairs(faces)) if pairs is None else pairs
+        return faces, balanced_pairs(faces, pairs=drawn, rng=rng, title=on.name), drawn
+    if images is None:
+        raise ValueError(f"{on} names pairs of images: say where these lie with --images FOLDER (or a pack)")
+    faces = read_faces(images, about, show)
+    return faces, read_pairs(on, faces, root=images), 0
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """A model, the images of a set, and who the model was trained on, if that is known."""
+
+    backbone: Backbone
+    faces: FaceSet
+    root: Path
+    """Where the images lie."""
+    members: Members | None
+    flip: bool
+    show: Show
+
+    def figures(self, chosen: PairList, on: Path, threshold_from: Path | None) -> dict[str, Any]:
+        """Those of a list, and those of the pairs in it that show nobody who was trained on."""
+        other = None if threshold_from is None else self._second(threshold_from, chosen, on)
+        said, strangers = self._trained_on(chosen)
+        judged = self._embedded(chosen)
+        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": said, **_figures(judged)}
+        rest = judged.only(strangers)
+        others: dict[str, Any] = {"pairs": len(rest.pairs), **(_figures(rest) if _carries(rest.pairs) else {})}
+        known = not strangers.all()
+        if other is not None:
+            figures["people_in_both_lists"] = len(np.intersect1d(self._people(chosen), self._people(other)))
+            figures["threshold_trained_on"], strangers = self._trained_on(other)
+            second = self._embedded(other)
+            figures |= _by_threshold(second, judged)
+            if _has_both(rest.pairs) and _has_both(second.only(strangers).pairs):
+                others |= _by_threshold(second.only(strangers), rest)
+            known = known or not strangers.all()
+        if known:
+            figures["others"] = others
+        counted = np.ones(len(chosen), dtype=bool) if chosen.headline is None else chosen.headline | ~chosen.same
+        curve = roc(judged.scores()[counted], chosen.same[counted])
+        return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
+
+    def _second(self, path: Path, chosen: PairList, on: Path) -> PairList:
+        """The list that a threshold is chosen on. Raises ValueError where it holds pairs that are judged."""
+        faces, other = self.faces, read_pairs(path, self.faces, root=self.root)
+        if shared := _images(chosen) & _images(other):
+            first, second = (faces.files[faces.rows[image]] for image in min(shared)) if faces.files else min(shared)
+            raise ValueError(
+                f"{path} and {on} share {several(len(shared), 'pair')}, such as {first} with "
+                f"{second}: a threshold chosen on pairs that are judged flatters the model; give a list of others"
+            )
+        return other
+
+    def _people(self, pairs: PairList) -> NDArray[np.int64]:
+        return np.unique(self.faces.labels[np.concatenate([pairs.left, pairs.right])])
+
+    def _trained_on(self, pairs: PairList) -> tuple[dict[str, int] | None, NDArray[np.bool_]]:
+        """How many people of a list were trained on, if that is known; and (n,) which pairs show none of them."""
+        if self.members is None:
+            return None, np.ones(len(pairs), dtype=bool)
+        people = self._people(pairs)
+        found = self.members.among(self.faces, people)
+        met = found != STRANGER
+        strangers = ~(met[self.faces.labels[pairs.left]] | met[self.faces.labels[pairs.right]])
+        by_name_alone = int((found == BY_NAME).sum())
+        said = {"people": int(met.sum()), "of": len(people), "by_name_alone": by_name_alone}
+        return said | {"pairs": int((~strangers).sum())}, strangers
+
+    def _embedded(self, pairs: PairList) -> _Embedded:
+        needed, left, right = images_needed(pairs.left, pairs.right)
+        with self.show("embedding", len(needed)) as count:
+            features = embed(self.backbone.module, self.faces, needed, flip=self.flip, progress=count)
+        return _Embedded(features, replace(pairs, left=left, right=right))
+
+
+@dataclass(frozen=True, eq=False)
+class _Embedded:
+    """Pairs, and the features that they are places in."""
+
+    features: NDArray[np.float32]
+    pairs: PairList
+
+    def scores(self) -> NDArray[np.float64]:
+        return score_pairs(self.features, self.pairs.left, self.pairs.right)
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Embedded:
+        whole = self.pairs
+        fold = None if whole.fold is None else whole.fold[chosen]
+        headline = None if whole.headline is None else whole.headline[chosen]
+        left, right, same = whole.left[chosen], whole.right[chosen], whole.same[chosen]
+        return replace(self, pairs=replace(whole, left=left, right=right, same=same, fold=fold, headline=headline))
+
+
+def _figures(judged: _Embedded) -> dict[str, float]:
+    pairs = judged.pairs
+    found = judge(judged.features, pairs.left, pairs.right, pairs.same, pairs.fold, pairs.headline, FARS)
+    return found.figures() | {f"threshold@far={tar.far:g}": tar.threshold for tar in found.tars if tar.carried}
+
+
+def _by_threshold(second: _Embedded, judged: _Embedded) -> dict[str, float]:
+    found = two_list_accuracy(second.scores(), second.pairs.same, judged.scores(), judged.pairs.same)
+    return {"accuracy_two_lists": 100 * found.mean, "threshold_two_lists": found.thresholds[0]}
+
+
+def _has_both(pairs: PairList) -> bool:
+    """Whether there are genuine pairs that count, and impostor pairs."""
+    genuine = pairs.same if pairs.headline is None else pairs.same & pairs.headline
+    return bool(genuine.any() and not pairs.same.all())
+
+
+def _carries(pairs: PairList) -> bool:
+    """Whether what is left of a list carries its figures: pairs of both kinds, in two folds or more."""
+    if pairs.headline is not None or pairs.fold is not None:
+        return _has_both(pairs) and (pairs.fold is None or len(np.unique(pairs.fold)) > 1)
+    return min(int(pairs.same.sum()), int((~pairs.same).sum())) >= FOLDS
+
+
+def _images(pairs: PairList) -> set[tuple[int, int]]:
+    """The pairs of a list, whichever of the two images it names first."""
+    return {(min(pair), max(pair)) for pair in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)}

@@ -1,0 +1,184 @@
+"""The lab's judge: an observer outside the method that scores models on pair lists, with nothing on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.disk import writing
+from coalface.core.method import Backbone, Models, Tensors
+from coalface.engine.server import Server
+from coalface.evaluation.metrics.bootstrap import PairIdentities
+from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
+from coalface.evaluation.metrics.identification import Identification, identify
+from coalface.evaluation.metrics.verification import histogram, judge, roc, score_pairs
+from coalface.experiments.setup.pair_lists import Lists
+from coalface.models.embedding import embed, images_needed
+
+FARS = (0.01, 0.001)
+"""The false accept rates at which runs are judged unless a recipe names others."""
+
+Figures = dict[str, dict[str, float]]
+"""List name -> figure name -> percent."""
+
+
+@dataclass
+class Judge:
+    """Scores a shared model, or the parties' own ones, on every list of a recipe."""
+
+    lists: Sequence[Lists]
+    backbone: Backbone
+    flip: bool = False
+    device: str = "cpu"
+    most: int = 16
+    """Own models that are judged, the first by party name."""
+    last_scores: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
+    """Of the last judgement: each list's scores, model by model."""
+    last_hits: dict[str, list[NDArray[np.bool_]]] = field(default_factory=dict)
+    """Of the last judgement: which queries of each list were right at rank 1, model by model; none without queries."""
+    last_parties: dict[str, Figures] = field(default_factory=dict)
+    """Of the last judgement: the figures of each party's own model."""
+    fars: tuple[float, ...] = ()
+    """False accept rates of the TARs; none: those of the field."""
+
+    def __call__(self, server: Server, models: Models) -> Figures:
+        """The figures of what a run has reached; the mean over parties where each has a model of its own."""
+        if models.shared is not None:
+            self.last_parties = {}
+            return self.models([models.shared])
+        own = list(itertools.islice(server.own_models(models), self.most))
+        self.last_parties = {party: self.models([tensors]) for party, tensors in own}
+        return self.models([tensors for _, tensors in own])
+
+    def models(self, models: Sequence[Tensors]) -> Figures:
+        """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""
+        found: Figures = {}
+        self.last_scores, self.last_hits = {}, {}
+        for chosen in self.lists if models else ():
+            each = []
+            for tensors in models:
+                features, left, right, looked_up = self._features(tensors, chosen)
+                each.append(self._judged(chosen, features, left, right))
+                self.last_scores.setdefault(chosen.name, []).append(score_pairs(features, left, right))
+                if looked_up is not None:
+                    each[-1] |= looked_up.figures()
+                    self.last_hits.setdefault(chosen.name, []).append(looked_up.right())
+            found[chosen.name] = {name: float(np.mean([f[name] for f in each])) for name in each[0]}
+        return found
+
+    def _judged(
+        self, chosen: Lists, features: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64]
+    ) -> dict[str, float]:
+        pairs, fars = chosen.pairs, self.fars or FARS
+        judged = judge(
+            features, left, right, pairs.same, pairs.fold, pairs.headline, folds=chosen.judged_folds, fars=fars
+        )
+        return judged.figures()
+
+    def _features(
+        self, tensors: Tensors, chosen: Lists
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], Identification | None]:
+        """The embeddings of the images that a list names, its pairs as places among them, and who was found."""
+        shared, kept = self.backbone.shared(), self.backbone.kept()
+        self.backbone.load({n: tensors[n] for n in shared}, {n: tensors[n] for n in kept} if kept else None)
+        none = np.empty(0, dtype=np.int64)
+        queries = none if chosen.queries is None else chosen.queries
+        gallery = none if chosen.gallery is None else chosen.gallery
+        needed, first, second = images_needed(
+            np.concatenate([chosen.pairs.left, queries]), np.concatenate([chosen.pairs.right, gallery])
+        )
+        features = embed(self.backbone.module, chosen.faces, needed, flip=self.flip, device=self.device)
+        pairs = len(chosen.pairs)
+        left, right, asked, held = first[:pairs], second[:pairs], first[pairs:], second[pairs:]
+        if not len(asked):
+            return features, left, right, None
+        who = chosen.faces.labels[needed]
+        return features, left, right, identify(features[asked], features[held], who[asked], who[held])
+
+    def evidence(self) -> dict[str, list[dict[str, Any]]]:
+        """What a paired comparison needs of the last judgement: list name -> model by model."""
+        found = {}
+        for chosen in self._judged_last():
+            evidence = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
+            for model, right in zip(evidence, self.last_hits.get(chosen.name, ()), strict=False):
+                model |= hits_evidence(right)
+            found[chosen.name] = evidence
+        return found
+
+    def _judged_last(self) -> list[Lists]:
+        """The lists of the last judgement: none where each party keeps its model to itself."""
+        return [chosen for chosen in self.lists if chosen.name in self.last_scores]
+
+    def curves(self) -> dict[str, dict[str, Any]]:
+        """ROC and similarity histograms of the last judgement, all models' pairs taken together."""
+        found = {}
+        for chosen in self._judged_last():
+            models = self.last_scores[chosen.name]
+            scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
+            counted = np.ones(len(same), dtype=bool)
+            if chosen.judged_folds is not None and chosen.pairs.fold is not None:
+                counted = np.tile(np.isin(chosen.pairs.fold, chosen.judged_folds), len(models))
+            if chosen.pairs.headline is not None:
+                counted = np.tile(chosen.pairs.headline, len(models)) | ~same
+            curve, bars = roc(scores[counted], same[counted]), histogram(scores[counted], same[counted])
+            found[chosen.name] = {
+                "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
+                "histogram": {
+                    "edges": bars.edges.tolist(),
+                    "genuine": bars.genuine.tolist(),
+                    "impostor": bars.impostor.tolist(),
+                },
+            }
+        return found
+
+
+def _evidence(scores: NDArray[np.float64], chosen: Lists, fars: Sequence[float]) -> dict[str, Any]:
+    if chosen.identities.headline is not None:
+        return tar_evidence(scores, chosen.identities, fars)
+    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.judged_folds)
+
+
+def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
+    """Write who is in each pair of each list, so that runs can be compared later without the images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chosen in lists:
+        who = chosen.identities
+        arrays: dict[str, NDArray[Any]] = {"left": who.left.astype(np.int32), "right": who.right.astype(np.int32)}
+        if who.headline is not None:
+            arrays["headline"] = who.headline
+        if who.fold is not None:
+            arrays["fold"] = who.fold.astype(np.int32)
+        if who.queries is not None:
+            arrays["queries"] = who.queries.astype(np.int32)
+        with writing(path := folder / f"{chosen.name}.npz"):
+            np.savez_compressed(path, sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
+
+
+def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
+    """What `keep_lists` wrote, by list name."""
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path, allow_pickle=False) as kept:
+            optional = {n: kept[n] for n in ("headline", "fold", "queries") if n in kept}
+            optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
+            left, right = kept["left"].astype(np.int64), kept["right"].astype(np.int64)
+            yield path.stem, PairIdentities(left, right, str(kept["sha256"]), **optional)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside its place and rename it there."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text beside its place and rename it there, so that it is there whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    with writing(path):
+        fresh.write_text(text, encoding="utf-8")
+    fresh.rename(path)

@@ -1,0 +1,1 @@
+"""What hears of rounds as a run goes."""

@@ -1,0 +1,109 @@
+"""The demonstration: three ways to train on the same synthetic faces, compared on one page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from coalface import __version__
+from coalface.experiments import compare
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.report import page, table
+from coalface.experiments.run import View
+
+RECIPE = {
+    "name": "demo",
+    "rounds": 30,
+    "local": {"epochs": 1, "batch": 16, "lr": 0.02, "schedule": "cosine"},
+    "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
+    "data": {
+        "source": {"kind": "synthetic", "identities": 360, "images": 10, "domains": ["studio"]},
+        "hold_out": 120,
+        "partition": {"kind": "equal", "parties": 8},
+    },
+    "engine": {"workers": 2, "threads": 1},
+    "judge": {"every": 10, "lists": {"unseen": {"kind": "balanced", "pairs": 1500}}},
+}
+
+METHODS = ("fedavg", "solo", "centralized")
+
+REPORT = "report.html"
+"""The page that compares them."""
+
+MARKER = "demonstration.json"
+"""Written before anything else: only a folder that holds it is a demonstration, and may be replaced by one."""
+
+
+def recipe(method: str) -> Recipe:
+    """The demonstration's recipe for one method."""
+    return schema.parse({**RECIPE, "name": f"demo-{method}", "method": method})
+
+
+def run(out: Path, view: View, *, fresh: bool = False) -> str:
+    """Train, compare, and return what to tell the person.
+
+    It is made in a hidden folder beside `out`, where an unfinished one is gone on with, and takes its place when it is
+    whole. A finished one of the same version and recipes is kept, and only its page is made anew, unless `fresh`.
+
+    Raises RecipeError where `out` holds anything that no demonstration has made.
+    """
+    out = out.resolve() if out.is_symlink() or not out.name else out
+    making, before = (out.with_name(f".{out.name}.{what}") for what in ("unfinished", "before"))
+    mine = {"version": __version__, "recipes": {method: recipe(method).digest() for method in METHODS}}
+    whole = all((out / method / "summary.json").exists() for method in METHODS)
+    if whole and _made(out) == mine and not fresh:
+        compared = _compare([out / method for method in METHODS], out / REPORT)
+        return f"{compared}\n{_places(out)}\nIt was there already, and was not trained again; --fresh does that."
+    for place in (out, making, before):
+        _may_go(place)
+    if making.exists() and (fresh or _made(making) != mine):
+        shutil.rmtree(making)
+    making.mkdir(parents=True, exist_ok=True)
+    (making / MARKER).write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+    for method in METHODS:
+        place = making / method
+        if not (place / "config.yaml").exists():
+            experiment.run(recipe(method), place, view)
+        elif not (place / "report.html").exists():  # the last thing that a run writes
+            view.note(f"going on with {place}")
+            experiment.resume(place, view)
+    compared = _compare([making / method for method in METHODS], making / REPORT)
+    _may_go(out)  # somebody may have put something there meanwhile
+    if out.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        out.rename(before)
+    making.rename(out)
+    shutil.rmtree(before, ignore_errors=True)
+    return f"{compared}\n{_places(out)}"
+
+
+def _compare(runs: Sequence[Path], to: Path) -> str:
+    intervals = compare.intervals(runs)
+    page.build(runs[0], *runs[1:], intervals=intervals, to=to)
+    return table.text(table.compare(runs, intervals), width=120)
+
+
+def _places(out: Path) -> str:
+    runs = ", ".join(str(out / method) for method in METHODS)
+    return f"the report: {out / REPORT}\nthe runs:   {runs}"
+
+
+def _made(folder: Path) -> object:
+    """What the folder's marker says: the version and the recipes that a demonstration is of; None without a marker."""
+    try:
+        return json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _may_go(folder: Path) -> None:
+    """Raise RecipeError unless nothing but a demonstration would be lost with the folder."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    held = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if MARKER not in held or held - {*METHODS, REPORT, MARKER}:
+        raise RecipeError(f"{folder} holds something that is no demonstration, and is left alone: give another --out")

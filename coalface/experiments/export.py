@@ -1,0 +1,193 @@
+"""A client's own model by itself: backbone, branch, the gallery of its people, and thresholds to tell strangers by.
+
+It is made at the client, of the private state that lies in the run folder and of the client's images; nothing is sent.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.numpy import save_file as save_arrays
+from torch import Tensor
+
+from coalface.core import disk
+from coalface.core.checks import nearest
+from coalface.core.method import Tensors, generator
+from coalface.data.faceset import FaceSet
+from coalface.engine import checkpoint
+from coalface.engine.local import Setup, World
+from coalface.engine.party.commits import Commit, DamagedCommit
+from coalface.engine.party.executor import Desk, Request, StepFailed
+from coalface.evaluation import embedding
+from coalface.evaluation.finished_model import read_faces, read_model
+from coalface.evaluation.metrics.personalised import gallery_of
+from coalface.evaluation.metrics.verification import allowed
+from coalface.experiments import model_folder, plan, provenance
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import world
+from coalface.models.embedding import embed
+
+FPIRS = (0.1, 0.01, 0.001)
+"""Shares of strangers that may be taken for somebody."""
+STRANGERS = 20_000
+"""Public images by which thresholds are chosen, at most; the first of a draw by the run's seed."""
+
+
+def export(run: Path, party: str, out: Path) -> Path:
+    """Write a client's own model into a new folder; returns it.
+
+    `backbone.safetensors`, with the branch x ↦ A x + a as `branch.weight` and `branch.bias` where it has one;
+    `gallery.safetensors`, the (k, d) `templates` of its people at length one; `model.json`, how the network is
+    built, the people's names, and thresholds: for some FPIRs a cosine that at most so many of the public images, which
+    show strangers, reach with their nearest template. Raises RecipeError where the run has no such
+    model.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RecipeError(f"{out} is there already, and is left alone: give another --out")
+    recipe = provenance.recipe_of(run)
+    here = world.build_world(recipe.resolved())
+    nearest(party, here.data, "--party")
+    model = own_model(recipe, here, run, party)
+    images = here.data[party]
+    embedding.load(here, model)
+    templates, numbers = gallery_of(_features(here, images, model), images.labels)
+    strangers = _strangers(recipe, here, party)
+    told = {
+        **model_folder.built(recipe),
+        "party": party,
+        "run": recipe.name,
+        "method": recipe.method,
+        "branch": "branch.weight" in model,
+        "thresholds": _thresholds(_features(here, strangers, model), templates),
+        "strangers": len(strangers),
+        "identities": [images.names[number] for number in numbers],
+    }
+    fresh = out.with_name(f"{out.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True, mode=0o700)
+    model_folder.save(model, fresh / "backbone.safetensors")
+    with disk.writing(fresh / "gallery.safetensors"):
+        save_arrays({"templates": templates}, fresh / "gallery.safetensors")
+    model_folder.write_about(fresh, told)
+    if out.exists():
+        out.rmdir()
+    fresh.rename(out)
+    return out
+
+
+def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
+    """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
+    method = recipe.build_method()
+    roles: dict[str, list[str]] = {}
+    for name, member in here.members().items():
+        roles.setdefault(member.role, []).append(name)
+    step = plan.plan(method, roles, here.backbone, here.public).personal
+    standing = checkpoint.load(run / "checkpoints")
+    if step is None:
+        raise RecipeError(f"{run}: {recipe.method} leaves no model of a client's own; take one such as fedfr-joint")
+    accepted = None if standing is None else standing.record["accepted"].get(party)
+    if accepted is None:
+        through = (run / "summary.json").exists()
+        raise RecipeError(
+            f"{run}: {party} took no part in any of the run's rounds (a method may draw some parties for each), so it "
+            "has no model of its own: take another --party"
+            if through
+            else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume "
+            f"{quote(str(run))}`"
+        )
+    setup = Setup(method, lambda: here, world.numerics(recipe), recipe.seed, run)
+    stage = method.stages()[-1]
+    asked = Request(
+        recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)
+    )
+    try:
+        desk = Desk(setup.site(here), party)
+        Commit.whole(desk.folder / f"{accepted}.commit").check()
+        model = desk.own_model(asked)
+    except (StepFailed, DamagedCommit, FileNotFoundError) as error:
+        raise RecipeError(f"{run}: {error}") from error
+    if not model:
+        raise RecipeError(f"{run}: {party} has no model of its own")
+    return model
+
+
+def _features(here: World, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
+    """(n, d) unit features by the model, whose backbone is loaded."""
+    found: Tensor = embedding.embeddings(here, faces)
+    if "branch.weight" in model:
+        found = F.linear(found, model["branch.weight"].cpu(), model["branch.bias"].cpu())
+    return embedding.unit(found)
+
+
+def _strangers(recipe: Recipe, here: World, party: str) -> FaceSet:
+    """Images of people who are nobody's, which the party holds."""
+    public = here.public
+    if public is None:
+        raise RecipeError(
+            f"{party} holds no images of strangers to choose thresholds by: {recipe.method} shares no public images"
+        )
+    chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(public))[:STRANGERS]
+    return public.select(np.sort(chosen))
+
+
+def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> dict[str, Any]:
+    """FPIR -> a cosine that at most ⌊FPIR · n⌋ of n strangers reach; those that n can carry alone.
+
+    It lies halfway between the last that is refused and the first that is accepted: images that are embedded in other
+    batches come out a little otherwise.
+    """
+    blocks = [strangers[at : at + 4096] for at in range(0, len(strangers), 4096)]
+    best = np.sort(np.concatenate([(block @ templates.T).max(axis=1) for block in blocks]))
+    found = {}
+    for fpir in FPIRS:
+        if (count := allowed(fpir, len(best))) >= 1:
+            refused, accepted = best[len(best) - 1 - count : len(best) + 1 - count]
+            halfway = np.float32((float(refused) + float(accepted)) / 2)
+            found[f"{fpir:g}"] = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whom a client's own model takes an image for."""
+
+    file: str
+    nearest: str
+    """The identity whose template is nearest."""
+    cosine: float
+    accepted: bool
+    """Whether the cosine reaches the threshold; if not, it is a stranger."""
+
+
+def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Found]:
+    """Look images up in the gallery of an exported model: a pack, or folders of images.
+
+    Raises ValueError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
+    """
+    if not (place / "gallery.safetensors").exists():
+        raise ValueError(f"{place} is no exported model of a client: `coalface export RUN --party NAME` makes one")
+    backbone, about = read_model(place)
+    if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
+        raise ValueError(
+            f"{place} has no threshold for FPIR {fpir:g}; it has {', '.join(about['thresholds']) or 'none'}"
+        )
+    faces = read_faces(images, about)
+    templates = model_folder.read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
+    scores = embed(backbone.module, faces) @ templates.T
+    best, files = scores.argmax(axis=1), faces.files
+    return [
+        Found(
+            files[faces.rows[n]] if files is not None else str(n),
+            about["identities"][best[n]],
+            float(scores[n, best[n]]),
+            bool(scores[n, best[n]] >= threshold),
+        )
+        for n in range(len(faces))
+    ]

@@ -1,0 +1,347 @@
+"""What left a party, by its ledger: which tensors, how often, in how many bytes, in which rounds, to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coalface.core.checks import RecipeError
+from coalface.core.text import several
+from coalface.engine import checkpoint, receipts
+from coalface.engine.client_batch import COHORTS
+from coalface.engine.party.commits import Commit
+from coalface.experiments import status
+from coalface.experiments.report import runs
+from coalface.privacy import ledger
+
+
+class Rounds:
+    """A set of rounds, kept as spans: most come one after the other."""
+
+    def __init__(self) -> None:
+        self._spans: list[list[int]] = []
+
+    def add(self, number: int) -> None:
+        if self._spans and self._spans[-1][0] <= number <= self._spans[-1][1] + 1:
+            self._spans[-1][1] = max(self._spans[-1][1], number)
+        else:
+            self._spans.append([number, number])
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last of each run of consecutive rounds, in order."""
+        found: list[tuple[int, int]] = []
+        for first, last in sorted(self._spans):
+            if found and first <= found[-1][1] + 1:
+                found[-1] = found[-1][0], max(last, found[-1][1])
+            else:
+                found.append((first, last))
+        return found
+
+
+@dataclass
+class Row:
+    """Tensors that left alike: those of one field, or a single one."""
+
+    run: str
+    step: str
+    name: str
+    kind: str
+    to: str
+    protection: str
+    parties: set[str] = field(default_factory=set)
+    """Whose ledgers list it."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """How many times each tensor of it left."""
+    bytes: int = 0
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    dtypes: set[str] = field(default_factory=set)
+    rounds: dict[str, Rounds] = field(default_factory=dict)
+    """By stage."""
+
+    @property
+    def times(self) -> int:
+        """In how many messages it was."""
+        return max(self.sent.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        shapes = sorted(self.shapes)
+        return {
+            "run": self.run,
+            "step": self.step,
+            "name": self.name,
+            "kind": self.kind,
+            "tensors": len(self.sent),
+            "shapes": [list(shape) for shape in shapes],
+            "dtypes": sorted(self.dtypes),
+            "times": self.times,
+            "bytes": self.bytes,
+            "rounds": {stage: [list(span) for span in each.spans()] for stage, each in self.rounds.items()},
+            "to": self.to,
+            "protection": self.protection,
+            "parties": len(self.parties),
+        }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One ledger: how long it is, and where its chain stands."""
+
+    party: str
+    path: str
+    lines: int
+    bytes: int
+    """That its lines say were sent."""
+    head: str
+    cut_off: bool = False
+    """Its last line is not whole: it is being written, or a crash cut it off. It is not counted."""
+    fault: str = ""
+    """Why the chain does not hold, from the line that is named; what is before it is counted."""
+    found: int | None = None
+    """The line that ends with the hash that was looked for; 0 where that is of an empty ledger."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What several ledgers say."""
+
+    ledgers: tuple[Kept, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.ledgers)
+
+    def as_dict(self) -> dict[str, Any]:
+        kept = [asdict(one) for one in self.ledgers]
+        return {"ledgers": kept, "bytes": self.bytes, "left": [row.as_dict() for row in self.rows]}
+
+
+def files(path: Path) -> list[Path]:
+    """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
+    if path.is_file():
+        return [path]
+    found = [path / f"{COHORTS}.jsonl"] if (path / f"{COHORTS}.jsonl").exists() else []
+    found += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
+    if not found:
+        raise RecipeError(
+            f"{path} has no ledger: name a run's folder, a party's home, or a ledger's file. A party's ledger lies at "
+            "that party, below its home"
+        )
+    return found
+
+
+def read(paths: Iterable[Path], *, each: bool = False, head: str | None = None) -> Outgoing:
+    """Follow the chains of ledgers, line by line, and sum up what they list; with `each`, tensor by tensor.
+
+    `head` is a hash that was written down: `Kept.found` then says at which line a ledger has it.
+    """
+    rows: dict[tuple[str, ...], Row] = {}
+    return Outgoing(tuple(_read(path, rows, each, head) for path in paths), tuple(rows.values()))
+
+
+def _read(path: Path, rows: dict[tuple[str, ...], Row], each: bool, wanted: str | None) -> Kept:
+    at, total, fault, cut_off = ledger.Head(), 0, "", False
+    found = 0 if wanted == ledger.START else None
+    try:
+        for at, line in ledger.lines(path):
+            total += _add(rows, path.stem, line, each)
+            if at.chain == wanted:
+                found = at.lines
+        cut_off = ledger.is_cut_off(path, at)
+    except ValueError as error:
+        fault = str(error)
+    return Kept(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, found)
+
+
+def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], each: bool) -> int:
+    """Count a line in its row; returns its bytes. Raises ValueError where it lacks what a line must say."""
+    try:
+        name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
+        shown = f"{above}/*" if below and not each else name
+        run, step, kind, to, protection = (str(line[what]) for what in ("run", "step", "kind", "to", "protection"))
+        key = (run, step, shown, kind, to, protection)
+        if (row := rows.get(key)) is None:
+            row = rows[key] = Row(run, step, shown, kind, to, protection)
+        row.parties.add(party)
+        row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a line of a cohort is of many parties
+        row.bytes += int(line["bytes"])
+        row.shapes.add(tuple(line["shape"]))
+        row.dtypes.add(str(line["dtype"]))
+        row.rounds.setdefault(str(line["stage"]), Rounds()).add(int(line["round"]))
+        return int(line["bytes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A server's receipts beside the ledgers of the parties."""
+
+    replies: int
+    """Accepted replies that were held against a ledger."""
+    parties: tuple[str, ...]
+    """Whose ledgers were at hand."""
+    absent: tuple[str, ...]
+    """Those elsewhere that have replies in the receipts, and no ledger at hand."""
+    faults: tuple[str, ...]
+
+
+def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
+    """Hold each accepted reply against its party's ledger, and the receipts against what else speaks of them.
+
+    That is what the parties were told, the last checkpoint, and the rounds that count. Ledgers are those of the run's
+    folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
+    """
+    path = run / receipts.FILE
+    if not path.exists() or not path.stat().st_size:
+        raise RecipeError(
+            f"{path} is empty or not there: name the folder of a run, at the server, of which a round has counted. A "
+            "version before this kept no receipts"
+        )
+    accepted: dict[str, list[dict[str, Any]]] = {}
+    chain, faults, name = [ledger.START], list[str](), ""
+    last, metrics = _last_head(run, faults), _metrics(run, faults)  # first: a run may go on meanwhile
+    try:
+        for head, line in ledger.lines(path):
+            chain.append(head.chain)
+            accepted.setdefault(str(line["party"]), []).append(line)
+            name = str(line["run"])
+    except (ValueError, KeyError) as error:
+        faults.append(f"{error}")
+    folders = [run, *(home / name for home in homes)]
+    at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}
+    for folder in folders:
+        for commit in sorted(folder.glob("parties/*/*.commit")):
+            told = Commit.receipts_in(commit)
+            if told is not None and (told[0] >= len(chain) or chain[told[0]] != told[1]):
+                faults.append(
+                    f"{path}: {commit.parent.name} was told that line {told[0]:,} ends with {told[1]} ({commit.name}), "
+                    "and it does not: lines were changed or removed at the server"
+                )
+    if last is not None and (last.lines >= len(chain) or chain[last.lines] != last.chain):
+        faults.append(
+            f"{path} does not hold the {last.lines:,} lines that it had at the last checkpoint, of which the last ends "
+            f"with {last.chain}: lines were changed or removed at the server"
+        )
+    faults += _uncounted(run, metrics, [line for lines in accepted.values() for line in lines])
+    replies = 0
+    for party, lines in accepted.items():
+        if party in at_hand:
+            replies += len(lines)
+            if fault := _differs(at_hand[party][1], lines):
+                faults.append(fault)
+    gone = [party for party in _gone(run, accepted) if party not in at_hand]
+    faults += map(_said_gone, [run] * len(gone), gone)
+    there = tuple(party for party in accepted if party in at_hand)
+    absent = tuple(party for party in accepted if party not in at_hand and party not in gone)
+    return Compared(replies, there, absent, tuple(faults))
+
+
+def missing(path: Path) -> list[str]:
+    """Which ledgers are gone from a run's folder, each as a fault: of parties that are played beside the server."""
+    kept = path / receipts.FILE
+    try:
+        accepted = dict.fromkeys(str(line["party"]) for _, line in ledger.lines(kept)) if kept.exists() else {}
+    except (ValueError, KeyError) as error:
+        return [str(error)]
+    return [_said_gone(path, party) for party in _gone(path, accepted)]
+
+
+def _gone(run: Path, accepted: Iterable[str]) -> list[str]:
+    here = status.is_here(run)
+    away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
+    return [party for party in away if here or (run / "parties" / party).exists()]
+
+
+def _said_gone(run: Path, party: str) -> str:
+    return (
+        f"{run / 'ledger' / party}.jsonl is not there, and the server has accepted replies of {party}, which was "
+        "played here: the file was removed. Restore it, or name the home that it was moved to with verify --party-home"
+    )
+
+
+def _last_head(run: Path, faults: list[str]) -> ledger.Head | None:
+    """The head of the receipts at the last checkpoint, if there is one."""
+    try:
+        found = checkpoint.load(run / "checkpoints")
+    except checkpoint.CheckpointError as error:
+        faults.append(f"{error}")
+        return None
+    kept = None if found is None else found.record.get("receipts")
+    return None if kept is None else ledger.Head(**kept)
+
+
+def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
+    try:
+        return runs.read_metrics(run) if (run / "metrics.jsonl").exists() else ()
+    except ValueError as error:
+        faults.append(f"{error}")
+        return ()
+
+
+def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Of rounds that count, those with fewer receipts than parties whose replies arrived.
+
+    A cohort has no receipts, and posted work has those of the round that posted it: such runs are not looked at, nor
+    rounds before the first receipt, which a version without receipts may have begun.
+    """
+    posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
+    if posted or (run / f"{COHORTS}.jsonl").exists():
+        return
+    listed: dict[tuple[Any, Any], set[str]] = {}
+    for line in accepted:
+        listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
+    begun = False
+    for record in metrics:
+        when = record.get("stage"), record.get("round")
+        who = listed.get(when, set())
+        begun |= bool(who)
+        count, arrived = len(who - set(runs.mapping(record.get("failed")))), runs.number(record.get("arrived")) or 0
+        if begun and not record.get("abandoned") and count < arrived:
+            yield (
+                f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
+                f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "
+                "at the server"
+            )
+
+
+def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
+    """How a ledger differs from what the server has accepted, at the first place; empty where it does not."""
+    chain, sums = [ledger.START], list[str]()
+    try:
+        for head, line in ledger.lines(path):
+            chain.append(head.chain)
+            sums.append(str(line["sha256"]))
+    except (ValueError, KeyError) as error:
+        return str(error)
+    for one in accepted:
+        what = f"the reply of step {one['step']}, {one['stage']} round {one['round']}, which the server has accepted,"
+        end = one["lines"]
+        if end is None or end < one["pieces"]:
+            return f"{path}: {what} came without a head of this ledger, so nobody can tell where it stands"
+        if end >= len(chain):
+            return f"{path} ends after line {len(sums):,}, and {what} ended with line {end:,}: lines were removed"
+        if chain[end] != one["head"]:
+            return f"{path}, line {end:,}: it is not the line that {what} ended with: lines were changed"
+        if receipts.combined(sums[end - one["pieces"] : end]) != one["sha256"]:
+            return f"{path}, line {end:,}: {what} has another SHA-256 than the ledger says"
+    return ""
+
+
+def shown_shape(shapes: Sequence[Sequence[int]]) -> str:
+    """Of one tensor its shape, of several how different they are."""
+    if len(shapes) != 1:
+        return f"{len(shapes)} shapes"
+    return "×".join(map(str, shapes[0])) or "–"
+
+
+def shown_rounds(rounds: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """Rounds by stage, such as `train 1–5, 7`."""
+    stages = []
+    for stage, spans in rounds.items():
+        words = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans]
+        more = f", … {words[-1]}" if len(words) > 6 else ""
+        stages.append(f"{stage} {', '.join(words[:5] if more else words)}{more}")
+    return "; ".join(stages)

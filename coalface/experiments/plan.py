@@ -1,0 +1,331 @@
+"""What a method would send, without running it: its server code over a federation that answers with empty numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coalface.core import codec, compression
+from coalface.core.calls import check_call, check_models, check_state
+from coalface.core.compression import Updates
+from coalface.core.declarations import counterpart, kind_of, plays, without_none
+from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
+from coalface.data.faceset import FaceSet
+from coalface.training.local_work import LocalWork
+
+IMAGES = 1_000
+TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
+"""Numbers of a reply that are not known before it comes: a plan counts as many digits as they commonly have."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One field of one message in one round, for one party."""
+
+    step: str
+    role: str
+    direction: str
+    """`down` to a party, `up` to the server."""
+    field: str
+    kind: str
+    """`tensors`, `tensor` or a plain type; `as int8` where it is narrowed, `folded` where only sums are asked for."""
+    tensors: int
+    bytes: int | None
+    """None where only the method knows the shape."""
+    to: str
+    """`all alike` or `each its own`."""
+    about: bool = False
+    """True for a header that holds numbers or text: their length is not known before; it may be some 8 bytes off."""
+    values: int = 0
+    """Numbers in its tensors, where their shape is known."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage: its rounds, and how many parties each of its steps asks in one of them."""
+
+    name: str
+    rounds: int
+    parties: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round of every stage, as messages, and what stays at the parties."""
+
+    sent: tuple[Sent, ...]
+    stays: tuple[str, ...]
+    stages: tuple[PlannedStage, ...]
+    leaves_shared: bool
+    """Whether a run leaves a global model, and not only one at each party."""
+    personal: str | None = None
+    """The step that makes a party's own model for its own people."""
+    class_embeddings: bool = False
+    """Whether the server comes to have class embeddings of the parties' people."""
+
+    @property
+    def parties(self) -> dict[str, int]:
+        """How many parties are asked in a round, by step."""
+        return {step: count for stage in self.stages for step, count in stage.parties.items()}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all stages."""
+        return sum(stage.rounds for stage in self.stages)
+
+    def bytes(self, direction: str, stage: PlannedStage) -> int:
+        """Bytes of a direction, to or from all parties, in one round of a stage."""
+        here = [s for s in self.sent if s.direction == direction and s.step in stage.parties]
+        return sum((s.bytes or 0) * stage.parties[s.step] for s in here)
+
+    def in_all(self, direction: str) -> int:
+        """Bytes of a direction in all rounds of all stages."""
+        return sum(stage.rounds * self.bytes(direction, stage) for stage in self.stages)
+
+    def about(self, direction: str) -> bool:
+        """True where the bytes of a direction hang on digits that are not known before."""
+        return any(s.about or s.bytes is None for s in self.sent if s.direction == direction)
+
+
+def plan(
+    method: Method,
+    parties: Mapping[str, Sequence[str]],
+    backbone: Backbone,
+    public: FaceSet | None = None,
+    updates: Updates | None = None,
+) -> Plan:
+    """Follow one round of each stage of a method over `parties` (role -> names), and what it would leave.
+
+    `public` are the images that all of them hold, `updates` the type that updates are sent in. Raises DeclarationError,
+    TypeError or ValueError where the method says what no engine could carry out.
+    """
+    fed = _Paper(method, parties, backbone, public, updates)
+    stages, state = [], None
+    for stage in method.stages():
+        state = check_state(method, stage, stage.begin(fed, state), beginning=True)
+        state = check_state(method, stage, stage.round(fed, state))
+        stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
+        fed.asked = {}
+    sent = tuple(fed.sent.values())
+    models = method.models(fed, state)
+    check_models(method, models, fed.parties)
+    personal = method.find(models.personal)[0] if models.personal is not None else None
+    known = models.class_embeddings is not None
+    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, personal, known)
+
+
+def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
+    """The private fields of every step, as `Class.field`."""
+    steps = method.own_steps if isinstance(method, type) else {n: d for n, (_, d) in method.steps.items()}
+    classes = {c for d in steps.values() for c in (d.own, d.keeps) if c is not None}
+    return tuple(f for c in sorted(classes, key=lambda c: c.__name__) for f in _fields(c, c.__name__))
+
+
+FEW = 8
+"""Images of a round up to which single ones are said to be readable from an update: see `what_can_be_read`."""
+
+
+def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int, int]] = ()) -> str:
+    """What settings leave to be read of single people from what the trainers send, in a line; empty: nothing is known.
+
+    `parties` are the (images, identities) of trainers; without them the settings alone speak. A linear layer's update
+    is Σ g_i h_iᵀ and Σ g_i over the images, so from one image it gives h, and the embedding, as it is. Measured from
+    one step of `cnn-small` on strangers, whose embeddings have a mean cosine of 0.70 to each other: the nearest row
+    has cosine 1.00 to an image's embedding at 1 image, 0.99 at 4, 0.95 at 8, 0.91 at 16, 0.89 at 32. `FEW` is where
+    the rows are still nearly embeddings, and no bound on what others can read. Where all images are one person's, the
+    mean feature comes back however many they are, and after 50 steps too (0.98).
+    """
+    if method.pooled or not any(s.direction == "up" and s.tensors for s in planned.sent):
+        return ""
+    given, work, found = list(parties), getattr(method, "local", None), []
+    alone = sum(identities == 1 for _, identities in given) if given else int(method.one_identity)
+    if alone:
+        who = "each update is" if alone == len(given) or not given else f"the updates of {alone} parties are"
+        found.append(f"{who} made of one person's images (one identity a party) and tells that person's mean feature")
+    if isinstance(work, LocalWork):
+        drawn = None if work.iterations is None else work.iterations * work.batch
+        used = [min(images, drawn or images) for images, _ in given if images] or ([drawn] if drawn else [])
+        if used and min(used) <= FEW:
+            said = f"local.iterations={work.iterations}" if work.iterations is not None else "a party's all"
+            found.append(
+                f"embeddings of single images, since as few as {min(used)} make an update (local.batch={work.batch}, "
+                f"{said}): exactly from one, nearly from {FEW}"
+            )
+        elif work.batch <= FEW:
+            found.append(f"something of single images, since each step is on {work.batch} (local.batch)")
+    if planned.class_embeddings:
+        found.append("class embeddings are sent, and a trained one is close to its person's mean feature")
+    return f"can be read from what leaves: {'; '.join(found)}" if found else ""
+
+
+def _fields(cls: type, path: str) -> list[str]:
+    inner = {f"{path}.{name}": annotation for name, annotation in codec.hints(cls).items()}
+    bare = {name: without_none(annotation)[0] for name, annotation in inner.items()}
+    return [f for name, a in bare.items() for f in (_fields(a, name) if kind_of(a) == "private" else [name])]
+
+
+class _Paper(Federation):
+    """A federation on paper: it notes what is asked and answers as each reply is declared."""
+
+    round = 1
+
+    def __init__(
+        self,
+        method: Method,
+        parties: Mapping[str, Sequence[str]],
+        backbone: Backbone,
+        public: FaceSet | None,
+        updates: Updates | None,
+    ) -> None:
+        self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, public
+        self.classifier = None
+        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
+        self.embedding_size = backbone.embedding_size
+        self.updates = updates
+        self.rng = generator(0, "plan")
+        self.sent: dict[tuple[str, str, str], Sent] = {}
+        self.asked: dict[str, int] = {}
+        self._parties = {role: tuple(sorted(names)) for role, names in parties.items()}
+        self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
+
+    def parties(self, role: str) -> tuple[str, ...]:
+        return tuple(sorted(name for own, names in self._parties.items() if plays(own, role) for name in names))
+
+    def images(self, party: str) -> int:
+        return IMAGES
+
+    def weights(self, role: str) -> dict[str, float]:
+        return {party: float(self.images(party)) for party in self.parties(role)}
+
+    def stream(self, *names: str | int) -> np.random.Generator:
+        return generator(0, "plan", *names)
+
+    def log(self, **metrics: float) -> None:
+        """Numbers of a plan mean nothing."""
+
+    def ask(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+        folds: Sequence[Mean] = (),
+        at_least: int | None = None,
+    ) -> Answer:
+        name, declaration, names = check_call(
+            self.method, step, self.parties, to=to, common=common, each=each, folds=folds
+        )
+        one = each[names[0]] if each is not None else None
+        self.asked[name] = len(names)
+        kinds = {kind for kind, members in self._parties.items() if not set(members).isdisjoint(names)}
+        role = kinds.pop() if len(kinds) == 1 else declaration.role
+        for message, how in ((common, "all alike"), (one, "each its own")):
+            if message is not None:
+                self._note(name, role, "down", message, codec.encode(message), how, frozenset())
+        reply_class: Any = declaration.reply
+        reply = self._blank(reply_class, sent := [m for m in (one, common) if m is not None])
+        folded = {mean.field for mean in folds}
+        encoded = compression.encode(reply, sent, self.updates)
+        self._note(name, role, "up", reply, encoded, "the server", folded)
+        values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
+        single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
+        return Answer({mean.key: values[mean.field] for mean in folds}, single, {}, names)
+
+    def post(
+        self,
+        step: Callable[..., Any],
+        *,
+        to: Iterable[str] | None = None,
+        common: Any = None,
+        each: Mapping[str, Any] | None = None,
+    ) -> Ticket:
+        ticket = Ticket("plan", 1, len(self._posted))
+        self._posted[ticket] = lambda folds: self.ask(step, to=to, common=common, each=each, folds=folds)
+        self._posted[ticket](())
+        return ticket
+
+    def collect(
+        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+    ) -> Answer:
+        return self._posted.pop(ticket)(folds)
+
+    def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:
+        values: dict[str, Any] = {}
+        for name, annotation in codec.hints(cls).items():
+            plain = TYPICAL.get(annotation)
+            values[name] = plain if plain is not None else _zeros(codec.model_of(cls, name, sent))
+        return cls(**values)
+
+    def _note(
+        self,
+        step: str,
+        role: str,
+        direction: str,
+        message: Any,
+        encoded: codec.Encoded,
+        to: str,
+        folded: frozenset[str] | set[str],
+    ) -> None:
+        entries = {e.name: e for e in encoded.entries}
+        for name in codec.hints(message.__class__):
+            value = getattr(message, name)
+            mine = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
+            scales = [
+                entries[f"{compression.SCALES}{e.name}"] for e in mine if f"{compression.SCALES}{e.name}" in entries
+            ]
+            unknown = (
+                direction == "up" and isinstance(value, Tensor | dict) and counterpart(type(message), name) is None
+            )
+            kind = (
+                "tensors"
+                if isinstance(value, dict)
+                else "tensor"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            narrow = self.updates is not None and codec.NAMES[compression.TYPES[self.updates]] in {
+                e.dtype for e in mine
+            }
+            kind += f" as {self.updates}" if direction == "up" and narrow else ""
+            kind += ", folded" if name in folded else ""
+            size = None if unknown else sum(e.bytes for e in (*mine, *scales))
+            numbers = 0 if unknown else sum(math.prod(e.shape) for e in mine)
+            self.sent[step, direction, name] = Sent(
+                step, role, direction, name, kind, len(mine), size, to, values=numbers
+            )
+        about = any(
+            annotation is not bool and annotation in TYPICAL for annotation in codec.hints(message.__class__).values()
+        )
+        kind = "names, shapes, plain values"
+        self.sent[step, direction, "header"] = Sent(
+            step, role, direction, "header", kind, 0, entries["header"].bytes, to, about=about
+        )
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    return {n: torch.zeros_like(t) for n, t in value.items()} if isinstance(value, dict) else torch.zeros(1)
+
+
+def declared(method: type[Method]) -> list[tuple[str, str, list[str], list[str]]]:
+    """(step, role, fields sent down, fields sent up) of a method class, from its declarations alone."""
+    found = []
+    for name, d in method.own_steps.items():
+        down = [f for c in (d.common, d.each) if c is not None and kind_of(c) == "message" for f in codec.hints(c)]
+        up = list(codec.hints(d.reply)) if d.reply is not None else []
+        found.append((name, d.role, down, up))
+    return found
+
+
+def as_dicts(sent: Iterable[Sent]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [dataclasses.asdict(s) for s in sent]

@@ -1,0 +1,269 @@
+"""What a recipe would do, in words: the plan, the bytes, memory and disk, after the checks that a run begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coalface.core.checks import nearest
+from coalface.core.method import Method, plays
+from coalface.data.faceset import FaceSet
+from coalface.data.stores import telling_passed_over
+from coalface.engine.local import World
+from coalface.experiments import plan as planning
+from coalface.experiments.callbacks import tensorboard
+from coalface.experiments.memory import footprint
+from coalface.experiments.plan import Plan
+from coalface.experiments.recipe.own_data import OWN
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.report.runs import size
+from coalface.experiments.setup import domains, pair_lists, party_world, sources, splits, world
+from coalface.methods import METHODS
+from coalface.training.federated_validation import FederatedValidation
+
+
+def check(recipe: Recipe) -> dict[str, FaceSet]:
+    """The trainers that a run would have, after what it checks before it writes: images, deal, lists, method and all.
+
+    Images are listed and none is decoded: one that is damaged does not show. A pre-training is checked as well.
+    Raises RecipeError, ValueError or OSError as a run would.
+    """
+    return _checked(recipe)[0]
+
+
+def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
+    """(the trainers of a run, a round's messages among all of its parties, images of a cohort), checked as a run is."""
+    world.check_device(recipe)
+    tensorboard.check(recipe)
+    if recipe.pretrain is not None:
+        try:
+            check_leaves_shared(inner := recipe.pretraining())
+            check(inner)
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"pretrain: {error}") from None
+    train, held = splits.training_faces(recipe, sources.unseen)
+    nobody = () if recipe.data.source.kind == OWN and party_world.lacking(recipe) else None
+    here = world.build_world(recipe.resolved(), packing=sources.unseen, played=nobody)
+    pair_lists.judged(recipe, train, held, sources.unseen, here.public)
+    messages = planned(recipe, recipe.build_method(), here)
+    training = [name for name, member in here.members().items() if plays(member.role, "trainer")]
+    return {name: here.data[name] for name in sorted(training)}, messages, world.cohorts(recipe, here)
+
+
+def planned(recipe: Recipe, method: Method, here: World) -> Plan:
+    """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
+    trouble = recipe.build_trouble()
+    for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
+        nearest(party, here.data, "trouble: the party")
+    world.check_shards(recipe, here.data)
+    by_role: dict[str, list[str]] = {}
+    for name, member in here.members().items():
+        by_role.setdefault(member.role, []).append(name)
+    return planning.plan(method, by_role, here.backbone, here.public, recipe.engine.updates)
+
+
+def plan(recipe: Recipe) -> Plan:
+    """One round's messages, with as many parties as the recipe would deal, and nothing else checked.
+
+    For `coalface wire`: where the recipe names no validator, one stands in.
+    """
+    validators = tuple(recipe.validators) or ("validator-0",)
+    roles: dict[str, Sequence[str]] = {world.VALIDATOR: validators}
+    if METHODS[recipe.method].domains and recipe.data.domains is not None:
+        kinds = domains.roles(recipe, domains.parties(recipe))
+        for name in domains.parties(recipe):
+            role = kinds.get(name, "trainer")
+            roles[role] = [*roles.get(role, ()), name]
+    else:
+        roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
+    public = splits.public_faces(recipe, sources.unseen)
+    return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public, recipe.engine.updates)
+
+
+def stand_in(method: str) -> list[str]:
+    """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
+    if method in METHODS and METHODS[method].shares_public:
+        return ["data.private={identities: 80}"]
+    if method in METHODS and METHODS[method].one_identity:
+        return ["data.partition.kind=one-identity"]
+    if method not in METHODS or not METHODS[method].domains:
+        return []
+    parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
+    return [
+        f"data.source={{kind: joined, parts: {parts}}}",
+        "data.domains={source: source, target: target, clients: 4}",
+    ]
+
+
+def check_leaves_shared(pretraining: Recipe) -> None:
+    """Raise RecipeError for a pre-training that would leave no model to start from, before anybody trains."""
+    if not plan(pretraining).leaves_shared:
+        policy = pretraining.model.batchnorm
+        norm = "" if policy == "average" else f", with pretrain.model.batchnorm=average in place of {policy}"
+        raise RecipeError(
+            f"pretrain.method: {pretraining.method!r} leaves no global model to start from; take centralized{norm}"
+        )
+
+
+def party_count(recipe: Recipe) -> int:
+    """Parties of a recipe; where each identity is one, that takes a look at the images."""
+    if METHODS[recipe.method].pooled:
+        return 1
+    if recipe.data.source.kind == OWN:
+        return len(recipe.data.source.parties)
+    if recipe.data.partition.kind in ("equal", "dirichlet"):
+        return recipe.data.partition.parties
+    faces, _ = splits.training_faces(recipe, sources.unseen)
+    return len(world.deal(recipe, faces))
+
+
+def describe(recipe: Recipe) -> str:
+    """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
+    with telling_passed_over(lambda said: None) as passed:
+        parties, messages, together = _checked(recipe)
+    engine = recipe.engine
+    rounds = several(messages.rounds, "round")
+    if len(messages.stages) > 1:
+        rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in messages.stages)})"
+    roles = {s.step: s.role for s in messages.sent}
+    asked = max(count for step, count in messages.parties.items() if roles[step] != world.VALIDATOR)
+    validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0
+    over = several(len(parties), "trainer") if validators else several(len(parties), "party", "parties")
+    over += f" ({asked:,} a round)" if asked < len(parties) else ""
+    over += f" and {several(validators, 'validator')}" if validators else ""
+    every = several(engine.checkpoint, "round") if engine.checkpoint > 1 else "round"
+    lines = [
+        f"{recipe.name}: {recipe.method} over {over}, {rounds}, seed {recipe.seed}",
+        "",
+        wire_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
+        "",
+        *_traffic(messages),
+        f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
+        f"every {every}",
+        *([f"parties are computed together, {together} images at a time (engine.cohorts)"] if together else []),
+        "",
+        *_takes(recipe, parties, messages, asked),
+        "",
+        f"checked as a run does before it begins: {_images(parties)}, "
+        f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",
+        "not checked: whether every image can be decoded, which shows when they are packed",
+    ]
+    lines += passed
+    if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
+        lines.append(wrong)
+    if not recipe.judge.lists:
+        lines.append("judge.lists is empty, so nothing will be judged")
+    return "\n".join(lines)
+
+
+def _images(parties: Mapping[str, FaceSet]) -> str:
+    counts = [len(faces) for faces in parties.values()]
+    if not max(counts):
+        return f"{several(len(counts), 'trainer')} with images of their own, whose number they say when they join"
+    low, high = min(counts), max(counts)
+    spread = "" if len(counts) == 1 else f", {low:,} a party" if low == high else f", {low:,} to {high:,} a party"
+    return f"{several(sum(counts), 'training image')}{spread}"
+
+
+def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:
+    """Memory and disk."""
+    engine, found = recipe.engine, footprint(recipe, parties)
+    trains = [s for s in planned.sent if s.role != world.VALIDATOR]
+    message = sum(s.bytes or 0 for s in trains if s.direction == "up")
+    folded = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("folded"))
+    sums, candidates = _candidates(recipe, planned, asked)
+    window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
+    each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
+    each += f"activations of a batch of {found.batch}"
+    versions = min(planned.rounds, engine.keep * engine.checkpoint + 1)
+    saved = message if engine.save_replies else 0
+    kept = f"{size(found.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
+    unknown = f"; {', '.join(found.uncounted)} on top, whose size only the method knows" if found.uncounted else ""
+    return [
+        f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
+        f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
+        f"memory for messages: a window of {several(window, 'reply', 'replies')} ({size(window * message)}) "
+        f"and the sums of the folds ({size(16 * sums * folded)})",
+        *candidates,
+        *(["  left out: class embeddings, as many as a party has identities"] if not found.classes else []),
+        "  left out: Python and torch themselves, judging, what a layer needs for the moment; pixels are mapped",
+        f"on disk, for each party and version: {kept}{unknown}, and some kB",
+        f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "
+        f"{size(len(parties) * versions * (found.private + saved))} in all",
+    ]
+
+
+def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[str]]:
+    """Means that are asked for of each folded field, and what Federated Validation keeps in memory besides."""
+    found = [part for part in vars(recipe.build_method()).values() if isinstance(part, FederatedValidation)]
+    if not found:
+        return 1, []
+    count, folds = found[0].candidates, found[0].fv == "folded"
+    stacked = sum(s.bytes or 0 for s in planned.sent if s.role == world.VALIDATOR and s.direction == "down")
+    kept = "" if folds else f"{several(asked, 'model')} kept till they are averaged ({size(asked * stacked / count)}), "
+    line = f"memory for validation: {kept}{count} candidates ({size(stacked)}, and as much again as a message)"
+    return count if folds else 1, [line]
+
+
+def _traffic(planned: Plan) -> list[str]:
+    """Bytes a round, stage by stage where there are several, and in all."""
+
+    def both(down: int, up: int) -> str:
+        ways = {"down": down, "up": up}
+        return ", ".join(f"{way} {'about ' if planned.about(way) else ''}{size(n)}" for way, n in ways.items())
+
+    lines = []
+    for stage in planned.stages:
+        of = f" of {stage.name}" if len(planned.stages) > 1 else ""
+        lines.append(f"bytes a round{of}: {both(planned.bytes('down', stage), planned.bytes('up', stage))}")
+    lines[-1] += f"; in all: {both(planned.in_all('down'), planned.in_all('up'))}"
+    return lines
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> several(1, "round"), several(2_000, "party", "parties")
+    ('1 round', '2,000 parties')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def wire_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]] = ()) -> str:
+    """Who sends what to whom in a round, what stays, and what can be read of it all the same.
+
+    `trainers` are the images and identities of each, where they are known.
+    """
+    title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
+    rows = [("step", "way", "field", "kind", "tensors", "bytes", "to")]
+    for s in planned.sent:
+        to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
+        number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
+        number = f"about {number}" if s.about else number
+        rows.append((s.step, s.direction, s.field, s.kind, str(s.tensors or ""), number, to))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{title}, per party and round", ""]
+    for row in rows:
+        cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    folded = [s for s in planned.sent if s.kind.endswith("folded")]
+    lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
+    roles = dict.fromkeys(s.role for s in planned.sent)
+    if world.VALIDATOR in roles:
+        lines.append("stays at a validator: its images and its pairs; their scores are all that leaves it")
+    if any(s.direction == "up" and s.tensors for s in planned.sent):
+        lines.append("not sent is not unknown: an update tells of the images that it was made of")
+    if readable := planning.what_can_be_read(recipe.build_method(), planned, trainers):
+        lines.append(readable)
+    if folded:
+        lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
+    if METHODS[recipe.method].pooled:
+        lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
+    if any(s.about for s in planned.sent):
+        lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")
+    for stage in planned.stages:
+        here = [s for s in planned.sent if s.step in stage.parties]
+        of = f" of {stage.name}" if len(planned.stages) > 1 else ""
+        for role in dict.fromkeys(s.role for s in here):
+            total = sum(s.bytes or 0 for s in here if s.role == role)
+            lines.append(f"one {role if len(roles) > 1 else 'party'}, one round{of}, both ways: {size(total)}")
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""What a run was begun with, and whether that is still so: the recipe, and the source code of its method.
+
+It lies beside the checkpoints and not in `config.yaml`, which people open, copy and edit.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from coalface.core.disk import writing
+from coalface.core.json_text import strict_json
+from coalface.core.method import Method
+from coalface.evaluation.verification import write_json
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.report import runs
+
+BEGUN = Path("checkpoints", "begun.json")
+"""In a run folder: the resolved `recipe`, and `code`, the digests of `code_behind`; `sha256` is of them both."""
+SHARED = ("coalface.methods.", "coalface.training.", "coalface.evaluation.metrics.inner_products")
+"""Where the arithmetic of the methods here stands. The rest of the package (engines, reports, commands) is none of a
+method's own code: if it counted, no run would go on after any upgrade."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders in which everything installed lies beside everything else."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run was begun with."""
+
+    recipe: Recipe
+    code: Mapping[str, str]
+    """Module -> SHA-256 of its source, as `code_behind` finds it."""
+
+
+def keep(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
+    """Keep a resolved recipe, and the code of its method, as what the run was begun with."""
+    begun = {"recipe": recipe, "code": code}
+    (out / BEGUN).parent.mkdir(parents=True, exist_ok=True)
+    write_json(out / BEGUN, {**begun, "sha256": _digest(begun)})
+
+
+def begun_with(out: Path) -> Begun:
+    """What a run was begun with. Raises RecipeError where there is no run, or what it was begun with cannot be read."""
+    path = out / BEGUN
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept.pop("sha256") != _digest(kept):
+            raise ValueError("it is not as it was written")
+        return Begun(schema.parse(kept["recipe"]), dict(kept["code"]))
+    except FileNotFoundError:
+        if not (out / "config.yaml").exists():
+            raise RecipeError(
+                f"{out} holds no run: there is no config.yaml in it. Give the folder that a run has written"
+            ) from None
+        wrong = "is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
+        wrong = f"cannot be read ({error})"
+    raise RecipeError(
+        f"{path}, which says what the run was begun with, {wrong}: put it back from a copy of the run, or start a new "
+        "run in another folder"
+    )
+
+
+def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
+    """The recipe of a run folder; `begun` is what it was begun with, where that is read already.
+
+    Raises RecipeError where there is no run, and where `config.yaml` is not what the run was begun with, but for
+    `schema.ADJUSTABLE`.
+    """
+    begun, path = begun or begun_with(out), out / "config.yaml"
+    remove, resume = f"`rm {shlex.quote(str(path))}`", f"`coalface resume {shlex.quote(str(out))}`"
+    if not path.exists():
+        raise RecipeError(f"{path} is missing: {resume} writes it as it was")
+    mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
+    try:
+        found = schema.load(path)
+    except RecipeError as error:
+        raise RecipeError(f"{path} cannot be read: {error}. {mend}") from None
+    differ = unlike(begun.recipe, found)
+    if changed := {key: was for key, was in differ.items() if key not in schema.ADJUSTABLE}:
+        raise RecipeError(f"{path} is not the recipe that the run was begun with: {said(changed)}. {mend}")
+    return found
+
+
+def unlike(begun: Recipe, now: Recipe) -> dict[str, tuple[str | None, str | None]]:
+    """Key -> (value in `begun`, value `now`), of what the result depends on; None where a side has no such key."""
+    one, other = runs.flatten(begun.essence()), runs.flatten(now.essence())
+    return {
+        key: (one.get(key), other.get(key))
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    }
+
+
+def said(changed: dict[str, tuple[str | None, str | None]]) -> str:
+    """What `unlike` has found, as a person reads it."""
+    first = [f"{key} was {was} and is now {now}" for key, (was, now) in list(changed.items())[:5]]
+    return "; ".join([*first, *([f"and {len(changed) - 5} more"] if len(changed) > 5 else [])])
+
+
+# --- the code of the method -------------------------------------------------------------------------------------------
+
+
+def code_behind(recipe: Recipe) -> dict[str, str]:
+    """`code_of` the recipe's method, and of that of its pre-training, whose model the run starts from."""
+    before = {} if recipe.pretrain is None else code_behind(recipe.pretraining())
+    return dict(sorted((before | code_of(recipe.build_method())).items()))
+
+
+def code_of(method: Method) -> dict[str, str]:
+    """Module -> SHA-256 of its source: the method's own, those of its bases, components and loss, and what they import.
+
+    Imports are followed wherever in a source they stand, within `SHARED`, and for a method of one's own within its
+    package, or beside its file. What has no source (a zip, a notebook) is left out.
+    """
+    parts = [method, *(getattr(method, field.name) for field in dataclasses.fields(method))]  # type: ignore[arg-type]
+    home = type(method).__module__
+    package, file = home.partition(".")[0], _source(home)
+    beside = file.parent if file is not None and file.parent.name not in INSTALLED else None
+    found: dict[str, str] = {}
+    left, seen = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
+    while left:
+        name = left.pop()
+        if name in seen or (package == "coalface" and not name.startswith(SHARED)):
+            continue
+        seen.add(name)
+        if (path := _source(name)) is None:
+            continue
+        near = beside is not None and beside.joinpath(*name.split(".")) in (path.with_suffix(""), path.parent)
+        if name.startswith(SHARED) or name.partition(".")[0] == package or near:
+            source = path.read_bytes()
+            found[name] = hashlib.sha256(source).hexdigest()
+            left += _imported(source, name if path.name == "__init__.py" else name.rpartition(".")[0])
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(source: bytes, package: str) -> frozenset[str]:
+    """What a module of a package may import: of `from a import b` both a and a.b, which may be a module or not."""
+    found = set[str]()
+    with contextlib.suppress(SyntaxError, ValueError):  # of a file that was broken since: its digest tells it
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                with contextlib.suppress(ImportError):  # it leads out of all packages, and so cannot be carried out
+                    base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
+    return frozenset(found)
+
+
+def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
+    """Raise RecipeError where the code behind a recipe is not that with which the run was begun."""
+    if changed := changed_code(begun.code, code_behind(recipe)):
+        raise RecipeError(
+            f"{out}: the code of its method was changed since the run began ({', '.join(changed)}), so it would be a "
+            "run of two methods: put the code back, or start a new run. `coalface resume "
+            f"{shlex.quote(str(out))} --changed-code` goes on all the same, and notes it in events.jsonl"
+        )
+
+
+def accept_code(out: Path) -> None:
+    """Take the code of the run's method as it is now for that with which the run was begun, and note what was changed.
+
+    The note is a line of its events.
+    """
+    begun = begun_with(out)
+    now = code_behind(recipe_of(out, begun))
+    if changed := changed_code(begun.code, now):
+        about = {name: {"from": begun.code[name], "to": now.get(name)} for name in changed}
+        note(out, {"event": "adjusted", "code": about})
+        keep(out, begun.recipe.resolved(), now)
+
+
+def changed_code(begun: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The modules that were changed since, or are gone. One that is new shows in those that use it.
+
+    Of one that runs, but whose source is not there any more, nothing can be said, nor of what it uses.
+    """
+    blind = any(name in sys.modules and _source(name) is None for name in begun)
+    return [name for name, digest in begun.items() if now.get(name, digest if blind else None) != digest]
+
+
+def note(out: Path, event: Mapping[str, Any]) -> None:
+    """Append a line to a run's events; a last one that a kill, or a full disk, has cut off is taken away."""
+    with writing(out / "events.jsonl"), open(out / "events.jsonl", "a+b") as file:
+        file.seek(0)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+        file.write(strict_json(event).encode() + b"\n")
+
+
+def _source(name: str) -> Path | None:
+    """The file with a module's source, if there is one."""
+    file = _found(name)[0]
+    path = Path(file) if file else None
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _found(name: str) -> tuple[str | None, Sequence[str] | None]:
+    """(the file of a module, the folders of a package), without importing what a function may never import."""
+    if (module := sys.modules.get(name)) is not None:
+        return getattr(module, "__file__", None), getattr(module, "__path__", None)
+    parent = name.rpartition(".")[0]
+    folders = _found(parent)[1] if parent else None
+    spec = PathFinder.find_spec(name, folders) if folders or not parent else None
+    return (spec.origin, spec.submodule_search_locations) if spec is not None else (None, None)
+
+
+def _digest(begun: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Recipes: YAML at the door, checked and resolved."""

@@ -1,0 +1,272 @@
+"""The sections of a recipe: their keys, types and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from coalface.core.compression import Updates
+from coalface.core.names import check_name, check_party
+
+Name = Annotated[str, AfterValidator(check_name)]
+"""What becomes a file's or a folder's name."""
+PartyName = Annotated[str, AfterValidator(check_party)]
+"""What a party is called, or what parties are called after."""
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(Section):
+    """Where face images come from."""
+
+    kind: Literal["folder", "rec", "pack", "synthetic", "joined", "own"] = "synthetic"
+    """`rec` are insightface's records: a folder with `train.rec`, or the file. `own`: each party brings its images, and
+    the recipe names the parties alone."""
+    path: str | None = None
+    """`folder`, `rec` and `pack`: below the data root unless absolute."""
+    part: str | None = None
+    """`folder`: a part of a data set that has several in the field's layouts, such as `test` of VGGFace2."""
+    identities: int = 400
+    """`synthetic`: how many people."""
+    images: int = 20
+    """`synthetic`: images of each."""
+    first: int = 0
+    """`synthetic`: the number of the first person."""
+    seed: int = 0
+    """`synthetic`: people of another seed are other people."""
+    domains: tuple[PartyName, ...] = ("studio",)
+    """`synthetic`: person i is seen in domain i modulo their number."""
+    parts: dict[PartyName, Source] = {}
+    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`. `own`:
+    where the images of parties lie that are played on this machine, as `coalface run --own` fills it in."""
+    parties: tuple[PartyName, ...] = ()
+    """`own`: the names of the trainers."""
+
+
+class Augmentation(Section):
+    """Changes to training images."""
+
+    flip: bool = True
+    crop: int = 0
+    colour: float = 0.0
+    blur: float = 0.0
+
+
+class Partition(Section):
+    """How the training identities are dealt to the parties."""
+
+    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
+    """`by-domain`: a party for each part of a joined source, or for each of the synthetic domains, named as it is."""
+    parties: int = 8
+    alpha: float = 0.5
+    """`dirichlet`: the smaller, the more unequal."""
+    shares: dict[PartyName, float] = {}
+    """`shares`: party -> its share of the identities, in proportion."""
+    split: int | None = Field(None, ge=1)
+    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
+    seed: int | None = None
+    """Of the deal; None: the run's seed."""
+
+
+class Private(Section):
+    """Which of the trainable identities the parties hold; the others are public, and a pre-training's."""
+
+    identities: int = Field(ge=1)
+    """So many of them, drawn by a fixed seed."""
+    min_images: int = 1
+    """From those with so many images or more."""
+    dealt: int | None = Field(None, ge=1)
+    """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
+
+    @field_validator("dealt")
+    @classmethod
+    def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """One recipe, and one digest, for all."""
+        return None if value == info.data.get("identities") else value
+
+
+class Testing(Section):
+    """Which images of those who are trained on are kept out of training, to verify them by afterwards."""
+
+    images: int = Field(ge=1)
+    """So many of every identity that has more, drawn by a fixed seed. Those with fewer keep all, and have none."""
+
+
+class Domains(Section):
+    """Two parts of a joined source as domains: one whose identities are known, one whose are not."""
+
+    source: str
+    """The part that the source client holds, with its identities."""
+    target: str
+    """The part that the target clients hold, without."""
+    clients: int = Field(1, ge=1)
+    """Target clients, to whom its identities are dealt equally."""
+    hold_out: int = Field(0, ge=0)
+    """Identities of the target that nobody trains on, to be judged."""
+    split: int | None = Field(None, ge=0)
+    """Which of them: splits judge other people as long as there are enough. None: the run's seed."""
+    calibrate: int = Field(0, ge=0)
+    """Identities of the source that nobody trains on, by which the source client chooses a threshold of clustering."""
+
+
+class Data(Section):
+    """Training images."""
+
+    root: str | None = None
+    """None: the environment variable COALFACE_DATA."""
+    source: Source = Source()
+    size: int = 64
+    """Side of the images in pixels."""
+    grey: bool = True
+    exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Pair lists whose identities are not trained on. Of a joined source: part -> lists, each holding for that part."""
+    min_images: int = 2
+    """Identities with fewer images are left out."""
+    max_identities: int | None = None
+    """Take only so many identities, drawn by the deal's seed."""
+    hold_out: int = 0
+    """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
+    private: Private | None = None
+    side: Literal["private", "public", "both", "source"] | None = None
+    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones; for a
+    pooled method, as the upper bound, `both`. With `domains`: `source` is the source's alone, as in `pretrain`."""
+    public: Source | None = None
+    """Beside images of the parties' own: those of public people. A pre-training is on them, and where the method shares
+    them the server and every party hold them. `exclude` calls them `public`."""
+    domains: Domains | None = None
+    """For methods that adapt a model to unlabelled images: they need no `partition`, and whom they judge is what
+    `domains.hold_out` says; `hold_out` beside it is an error."""
+    test: Testing | None = None
+    """Images that no method trains on, of identities whose others are trained on: see
+    `coalface.evaluation.enrolled`."""
+    partition: Partition = Partition()
+    augment: Augmentation = Augmentation()
+    party_augment: dict[PartyName, Augmentation] = {}
+    """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
+
+
+class PairsFrom(Section):
+    """A list of pairs to judge on."""
+
+    kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
+    path: str | None = None
+    """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs.
+    `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
+    list: str | None = None
+    """`layout`: which of its lists, where it has several."""
+    source: Source | None = None
+    """Images other than the training source's, for example another domain."""
+    part: str | None = None
+    """Of a joined training source, the part that is judged on: its held-out identities, or its images by file name."""
+    pairs: int = 3000
+    """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
+    most_images: int | None = Field(None, ge=2)
+    """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+    domain: Literal["source", "target"] | None = None
+    """Of two domains, whose people the list shows: reports then have a table by domain, with the gap between them."""
+    rank1: Literal["one-query", "one-gallery"] | None = None
+    """Also look the list's people up: one image of each is the query and all others the gallery, or the other way
+    round, which asks more often. Drawn by a fixed seed."""
+
+
+class Validator(PairsFrom):
+    """A party of its own that holds pairs for Federated Validation; only the scores of its pairs leave it."""
+
+    identities: int | None = Field(None, ge=2)
+    """`balanced` without a source: so many trainable identities are set aside for it, drawn by a fixed seed. No trainer
+    holds them, whatever the method."""
+    half_of: str | None = None
+    """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
+    own: Literal[True] | None = None
+    """It brings images of its own, and pairs; without a list, `pairs` of each kind are drawn among its images."""
+
+
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Personalised(Section):
+    """How every client's own model serves the client's own identities: see
+    `coalface.evaluation.metrics.personalised`.
+    """
+
+    fars: tuple[Rate, ...] = (1e-6, 1e-5)
+    """1:1."""
+    fpirs: tuple[Rate, ...] = (1e-5, 1e-4)
+    """1:N."""
+    one_to_one: Literal["paper", "official"] = "paper"
+    one_to_many: Literal["standard", "legacy"] = "standard"
+
+
+class Judge(Section):
+    """What is judged, and when."""
+
+    every: int = 0
+    """Rounds between two judgements during the run; 0: the end only."""
+    flip: bool = False
+    """Add the embedding of the mirrored image."""
+    fars: tuple[Rate, ...] = ()
+    """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
+    parties: int = Field(16, ge=1)
+    """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
+    lists: dict[Name, PairsFrom] = {}
+    personalised: Personalised | None = None
+    """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
+
+
+class Model(Section):
+    """The backbone."""
+
+    name: str = "cnn-small"
+    embedding_size: int | None = None
+    batchnorm: Literal["average", "local", "parameters-only"] = "average"
+
+
+class Engine(Section):
+    """How the run is carried out on this machine."""
+
+    workers: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1)
+    """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
+    window: int | None = Field(None, ge=1)
+    """Parties under way or waiting to be folded; None: four for each worker."""
+    block: int = Field(16, ge=1)
+    shards: dict[PartyName, Annotated[int, Field(ge=1)]] = {}
+    """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
+    Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
+    are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
+    cohorts: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
+    """Images of several parties that are computed as one batch, where a client takes one SGD step. `auto`: 256 where
+    the method and its settings allow it, else 0; None as 0: party by party. Part of the numerics."""
+    updates: Updates | None = None
+    """The type in which float32 tensors of a reply are sent, as differences to what the party was sent where it is the
+    same field: see `coalface.core.compression`. None: as they are. Part of the numerics."""
+    device: str = "cpu"
+    autocast: Literal["bfloat16"] | None = None
+    channels_last: bool = False
+    flush_denormals: bool = True
+    save_replies: bool = True
+    checkpoint: int = Field(1, ge=1)
+    keep: int = Field(2, ge=1)
+    quorum: float = Field(0.5, ge=0, le=1)
+    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
+    patience: int = Field(5, ge=0)
+    retries: int | None = Field(None, ge=0)
+    """How often a party is asked again that was not reached, or whose reply was lost, late or torn. None: once.
+    One that is silent for `step-seconds` is waited for as long again."""
+    max_update_norm: float | None = Field(None, ge=0)
+    """A reply whose update is so many times as large as the median reply's, both by the root of a party's images where
+    these say how many steps it takes, does not count. None: 30, and 5 where parties bring their own images
+    (`data.source.kind: own`); 0: no bound."""
+    max_share: float | None = Field(None, gt=0, le=1)
+    """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
+    0.5 where three or more are asked and each says its number itself (`data.source.kind: own`), else no bound."""
+    oversized: Literal["refuse", "clip"] | None = None
+    """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
+    on_error: Literal["stop", "exclude"] = "stop"
+    tensorboard: bool = False
+    """Also write what `metrics.jsonl` holds as events for TensorBoard, into `tensorboard/` in the run's folder."""

@@ -1,0 +1,124 @@
+"""What went wrong in a run and what of it was only simulated, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coalface.core.method import plays
+from coalface.experiments.report.runs import Run, clean, mapping, number, size, whole_number
+
+FEW = 8
+"""Parties that a sentence names."""
+
+
+def at_the_head(run: Run) -> list[str]:
+    """What a reader must know before the figures: simulated trouble, parties that never counted, abandoned rounds."""
+    said = []
+    if simulated := _simulated(mapping(run.config.get("trouble"))):
+        said.append(f"Simulated trouble: {'; '.join(simulated)}.")
+    parties = _parties(run)
+    if silent := [clean(p.get("name", "")) for p in parties if p.get("failed") and whole_number(p.get("rounds")) == 0]:
+        said.append(f"No reply of {_names(silent)} ever counted.")
+    if abandoned := sum(record.get("abandoned") is True for record in run.metrics):
+        were = "was" if abandoned == 1 else "were"
+        said.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
+    if isinstance(passed := run.summary.get("passed_over"), list):
+        said += [f"{clean(line)}." for line in passed]
+    if crowded := [party for party, each in run.clusters.items() if each.get("clusters") == 1]:
+        said.append(
+            f"All images of {_names([clean(party) for party in crowded])} went into one cluster: a softmax over one "
+            "class has no gradient, so nothing was learnt from them. The threshold is too high for this model, or the "
+            "model has not learnt to tell people apart."
+        )
+    return [*said, *([why] if (why := _no_gradient(run)) else [])]
+
+
+def _parties(run: Run) -> list[dict[str, Any]]:
+    found = run.summary.get("parties")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _no_gradient(run: Run) -> str:
+    """Softmax over one class embedding: what becomes of methods for silos where each party holds one identity."""
+    trainers = [p for p in _parties(run) if plays(str(p.get("role")), "trainer")]
+    losses = [number(record.get("loss")) for record in run.metrics]
+    if not trainers or any(p.get("identities") != 1 for p in trainers) or not losses or any(losses):
+        return ""
+    return (
+        "Each party holds one identity: a softmax over its one class embedding is always right, its loss is 0 and has "
+        "no gradient, so the model stays where it started. `positive-only` is what trains there without a safeguard."
+    )
+
+
+def _simulated(trouble: dict[str, Any]) -> list[str]:
+    said = []
+    if dropout := number(trouble.get("dropout")):
+        said.append(f"a party is not reached with probability {dropout:g}")
+    if lost := number(trouble.get("lost")):
+        said.append(f"a reply is lost with probability {lost:g}")
+    slow = mapping(trouble.get("slow"))
+    for party, mean in sorted(slow.items(), key=lambda one: one[0] == "*"):
+        if number(mean):
+            others = "all parties" if len(slow) == 1 else "all others"
+            said.append(f"{others if party == '*' else clean(party)}: a mean delay of {number(mean):g} s")
+    if said and number(trouble.get("deadline")):
+        said.append(f"late after {number(trouble['deadline']):g} s")
+    by_kind: dict[str, list[str]] = {}
+    for party, what in mapping(trouble.get("corrupt")).items():
+        by_kind.setdefault(clean(what), []).append(clean(party))
+    return said + [f"the replies of {_names(who)} are corrupted ({what})" for what, who in by_kind.items()]
+
+
+def not_counted(run: Run) -> str:
+    """Of what the parties sent, what was refused, and what was lost or late; nothing where all of it counted."""
+    sent = mapping(run.summary.get("bytes"))
+    parts = [
+        f"{size(count)} was {what}"
+        for what, count in (("refused", number(sent.get("refused"))), ("lost or late", number(sent.get("lost"))))
+        if count
+    ]
+    return f"Of what the parties sent, {' and '.join(parts)}, and did not count." if parts else ""
+
+
+def ledger_difference(run: Run) -> str:
+    """How the bytes in the ledgers differ from those that the server counted as sent, and why they may."""
+    ledger, sent = mapping(run.summary.get("ledger")), number(mapping(run.summary.get("bytes")).get("up"))
+    sent = None if sent is None else sent - (number(mapping(run.summary.get("bytes")).get("again")) or 0)
+    listed, checked = number(ledger.get("bytes")), mapping(ledger.get("checked"))
+    heads, whole = whole_number(checked.get("heads")), whole_number(checked.get("whole"))
+    if heads is not None and whole is not None and whole < heads:
+        return f"The bytes are those of the first {whole:,} of {heads:,} ledgers; the others were not added up."
+    if listed is None or sent is None or listed == sent:
+        return ""
+    if listed < sent:
+        again = "a reply collected in a round that was then abandoned was sent twice and is listed once, or "
+        why = again if any(record.get("abandoned") is True for record in run.metrics) else ""
+        return f"That is {size(sent - listed)} less than the server counted as sent: {why}lines are missing."
+    return (
+        f"That is {size(listed - sent)} more than the server counted as sent: what a party sent again after a stop "
+        "stands in its ledger as well."
+    )
+
+
+def checked_chains(ledger: dict[str, Any]) -> tuple[str, bool]:
+    """What was found when the run ended and the chains were checked, and whether all was well."""
+    checked = mapping(ledger.get("checked"))
+    heads, whole = whole_number(checked.get("heads")), whole_number(checked.get("whole"))
+    if heads is None or whole is None:
+        return "", True
+    if faults := mapping(checked.get("faults")):
+        first = clean(next(iter(faults.values())))
+        return f"The ledger of {_names([clean(party) for party in faults])} does not hold: {first}", False
+    ledgers = f"all {heads:,} ledgers" if heads > 1 else "the ledger"
+    if whole >= heads:
+        return f"When the run ended, the chain of {ledgers} was followed from its first line and held.", True
+    followed = f"the chains of the first {whole:,} were followed from their first lines"
+    return (
+        f"When the run ended, {ledgers} had the heads that their parties kept, and {followed} and held.",
+        True,
+    )
+
+
+def _names(parties: list[str]) -> str:
+    more = f" and {len(parties) - FEW:,} more" if len(parties) > FEW else ""
+    return ", ".join(parties[:FEW]) + more

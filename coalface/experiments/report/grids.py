@@ -1,0 +1,290 @@
+"""The tables of a report page: figures, parties, bytes and the ledger, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from coalface.experiments.report.runs import (
+    LOWER_IS_BETTER,
+    SERVED_BY,
+    Run,
+    duration,
+    figure_name,
+    figure_text,
+    flat_figures,
+    gaps,
+    mapping,
+    number,
+    signed,
+    size,
+    whole_number,
+)
+from coalface.experiments.report.table import Comparison
+
+MOST_ROWS = 60
+"""Rows shown of a table with a row a party, a failure or a logged number; the page says how many there are in all."""
+MOST_TENSORS = 400
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text. `numeric` columns stand right; `total` is the last line; `left_out` rows are not shown."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: frozenset[int] = frozenset()
+    total: Sequence[str] = ()
+    left_out: int = 0
+
+
+def as_list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in as_list(value) if isinstance(one, dict)]
+
+
+def integer_text(value: object) -> str:
+    whole = whole_number(value)
+    return "" if whole is None else f"{whole:,}"
+
+
+def size_text(value: object) -> str:
+    count = number(value)
+    return "" if count is None else size(count)
+
+
+def figures(run: Run, judged: Sequence[str]) -> list[dict[str, str]]:
+    rows = []
+    for key in judged:
+        gain = run.figures[key] - run.untrained[key] if key in run.untrained else None
+        fallen = key.rpartition("/")[2] in LOWER_IS_BETTER
+        better = gain is not None and (gain < 0 if fallen else gain > 0)
+        rows.append(
+            {
+                "name": figure_name(key),
+                "value": figure_text(run.figures, key),
+                "untrained": figure_text(run.untrained, key),
+                "gain": "" if gain is None else signed(gain),
+                "tone": "" if not gain else "better" if better else "worse",
+            }
+        )
+    return rows
+
+
+def domains(runs: Sequence[Run]) -> Grid:
+    """Each run's figures by domain: a row for every list, and the gap, source less target."""
+    rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.figures if run.domains))
+    names = [name for name in names if not name.endswith("_se")]
+    for run in runs:
+        label = run.label if len(runs) > 1 else ""
+        for name, domain in sorted(run.domains.items(), key=lambda pair: (pair[1], pair[0])):
+            rows.append([label, domain, name, *(figure_text(run.figures, f"{name}/{figure}") for figure in names)])
+        for what, found in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
+            if gap := gaps(found, run.domains):
+                rows.append([label, what, "", *(signed(gap[name]) if name in gap else "" for name in names)])
+    header = ("run", "domain", "list", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(3, len(header)))))
+
+
+def clusters(runs: Sequence[Run]) -> Grid:
+    """How well parties' clusters of their images fit who is in them."""
+    found = [(run.label, party, each) for run in runs for party, each in run.clusters.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    counts = ("clusters", "identities", "images")
+    rows = [
+        [label if len(runs) > 1 else "", party, *(f"{e[n]:,.0f}" if n in counts else figure_text(e, n) for n in names)]
+        for label, party, e in found
+    ]
+    header = ("run", "party", *(name.replace("_", " ") for name in names))
+    grid = Grid(header, rows[:MOST_ROWS], frozenset(range(2, len(header))), left_out=max(0, len(rows) - MOST_ROWS))
+    return _without_empty_columns(grid)
+
+
+def enrolled(runs: Sequence[Run]) -> Grid:
+    """What test images say of each run's own clients: a row for what it verifies by."""
+    found = [(run.label, kind, each) for run in runs for kind, each in run.enrolled.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    names.sort(key=lambda name: name.startswith("accepted"))  # what clients' own thresholds do comes last
+    rows = [
+        [label if len(runs) > 1 else "", kind, *(figure_text(e, name) for name in names)] for label, kind, e in found
+    ]
+    header = ("run", "verified by", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+
+
+def personalised(runs: Sequence[Run]) -> Grid:
+    """How each run serves its clients' own people: a row for the model that does it."""
+    found = [(run.label, SERVED_BY[kind], each) for run in runs for kind, each in run.personalised.items()]
+    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    rows = [[label if len(runs) > 1 else "", by, *(figure_text(e, name) for name in names)] for label, by, e in found]
+    header = ("run", "served by", *map(figure_name, names))
+    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+
+
+def compared(comparison: Comparison) -> Grid:
+    header = ["run", "method", "seed", "rounds", "down", "up", "time", *map(figure_name, comparison.figures)]
+    rows = []
+    for row in comparison.rows:
+        cells = [row.run, row.method + (" (pooled)" if row.pooled else ""), "" if row.seed is None else str(row.seed)]
+        cells += [integer_text(row.rounds), size_text(row.bytes_down), size_text(row.bytes_up)]
+        cells.append("" if row.seconds is None else duration(row.seconds))
+        for key in comparison.figures:
+            difference = row.differences.get(key)
+            lines = "" if difference is None else f"\n{difference}".replace(" [", "\n[").replace("] ", "]\n")
+            cells.append(figure_text(row.figures, key) + lines)  # an interval beside its difference is too wide
+        rows.append(cells)
+    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+
+
+def apart(comparison: Comparison) -> Grid:
+    labels = [row.run for row in comparison.rows]
+    rows = [[a.where, a.key, *(a.values[label] for label in labels)] for a in comparison.apart]
+    return Grid(("where", "key", *labels), rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
+
+
+def parties(run: Run) -> Grid:
+    """A row a party: what it holds, what it did, what it sent and its own figures where it was judged."""
+    found = as_dicts(run.summary.get("parties"))
+    judged = dict.fromkeys(
+        key for party in found for key in flat_figures(party.get("judged")) if not key.endswith("_se")
+    )
+    header = ["party", "role", "identities", "images", "rounds", "failed", "down", "up", "last loss"]
+    header += [figure_name(key) for key in judged]
+    rows = []
+    for party in found[:MOST_ROWS]:
+        figures = flat_figures(party.get("judged"))
+        loss = number(party.get("last_loss"))
+        cells = [str(party.get("name", "")), str(party.get("role") or "")]
+        cells += [integer_text(party.get(key)) for key in ("identities", "images", "rounds")]
+        cells += [_count(party.get("failed")), size_text(party.get("bytes_down")), size_text(party.get("bytes_up"))]
+        cells += ["" if loss is None else f"{loss:#.4g}", *(figure_text(figures, key) for key in judged)]
+        rows.append(cells)
+    total = ["sum", ""] + [integer_text(_sum(found, key)) for key in ("identities", "images")] + ["", ""]
+    total += [size_text(_sum(found, key)) for key in ("bytes_down", "bytes_up")] + [""] * (len(header) - 8)
+    shown_total = total if len(found) > 1 else ()
+    grid = Grid(header, rows, frozenset(range(2, len(header))), shown_total, len(found) - len(rows))
+    return _without_empty_columns(grid)
+
+
+def failures(run: Run) -> Grid:
+    """Who failed in which round and why; rounds that were abandoned have their own line."""
+    rows = []
+    for record in run.metrics:
+        place = [str(record.get("stage") or ""), str(record.get("round", ""))]
+        rows += [[*place, str(party), str(reason)] for party, reason in mapping(record.get("failed")).items()]
+        if record.get("abandoned"):
+            rows.append([*place, "", "round abandoned: the model stayed as it was"])
+    return Grid(
+        ("stage", "round", "party", "reason"), rows[:MOST_ROWS], frozenset({1}), (), max(0, len(rows) - MOST_ROWS)
+    )
+
+
+def traffic(run: Run) -> Grid:
+    """Bytes to and from the parties: over the run, in a round, and for one party over the run."""
+    whole = mapping(run.summary.get("bytes"))
+    found = as_dicts(run.summary.get("parties"))
+    rows = []
+    for name, entries, down, up in (
+        ("whole run, all parties", [whole], "down", "up"),
+        ("a round, all parties (median)", run.metrics, "bytes_down", "bytes_up"),
+        ("a party, whole run (median)", found, "bytes_down", "bytes_up"),
+    ):
+        cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
+        if any(cells):
+            rows.append([name, *cells])
+    rows += [[f"of a party's, each {step}: {field}", *cells] for (step, field), cells in _by_field(run).items()]
+    return Grid(("", "to the parties", "from the parties"), rows, frozenset({1, 2}))
+
+
+def _by_field(run: Run) -> dict[tuple[str, str], list[str]]:
+    """(step, field) -> its bytes to and from one party, where a step sends more than one field of tensors a way."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for message in as_dicts(run.summary.get("messages")):
+        if str(message.get("kind") or "").startswith("tensor") and number(message.get("bytes")):
+            key = str(message.get("step", "")), str(message.get("field", "")).rpartition(".")[2]
+            found.setdefault(key, ["", ""])[message.get("direction") == "up"] = size_text(message.get("bytes"))
+    steps = [step for step, _ in found]
+    return {key: cells for key, cells in found.items() if steps.count(key[0]) > 1}
+
+
+def messages(run: Run) -> list[dict[str, Any]]:
+    """What crosses the wire, step by step: each step's fields in the order of the run's own record."""
+    steps: dict[str, list[dict[str, str]]] = {}
+    for message in as_dicts(run.summary.get("messages")):
+        to = message.get("to")
+        steps.setdefault(str(message.get("step", "")), []).append(
+            {
+                "up": "up" if message.get("direction") == "up" else "",
+                "field": str(message.get("field", "")),
+                "kind": str(message.get("kind") or ""),
+                "bytes": size_text(message.get("bytes")),
+                "to": ", ".join(map(str, to)) if isinstance(to, list) else str(to or ""),
+            }
+        )
+    return [{"step": step, "fields": fields} for step, fields in list(steps.items())[:MOST_ROWS]]
+
+
+def kinds(ledger: dict[str, Any]) -> Grid:
+    """The tensors that left, summed by kind."""
+    sums: dict[str, list[float]] = {}
+    for tensor in as_dicts(ledger.get("tensors")):
+        entry = sums.setdefault(str(tensor.get("kind") or "not said"), [0, 0])
+        entry[0] += 1
+        entry[1] += number(tensor.get("bytes")) or 0
+    rows = [[kind, f"{count:,.0f}", size(count_bytes)] for kind, (count, count_bytes) in sums.items()]
+    return Grid(("kind", "tensors", "bytes, once each"), rows, frozenset({1, 2}))
+
+
+def tensors(ledger: dict[str, Any]) -> Grid:
+    """Every distinct tensor that left a party."""
+    found = as_dicts(ledger.get("tensors"))
+    rows = []
+    for tensor in found[:MOST_TENSORS]:
+        shape = tensor.get("shape")
+        shown = " × ".join(map(str, shape)) or "scalar" if isinstance(shape, list) else str(shape or "")
+        cells = [str(tensor.get("name", "")), str(tensor.get("kind") or ""), shown, str(tensor.get("dtype") or "")]
+        rows.append([*cells, size_text(tensor.get("bytes")), integer_text(tensor.get("count"))])
+    header = ("tensor", "kind", "shape", "dtype", "bytes, once", "times sent")
+    return Grid(header, rows, frozenset({4, 5}), (), len(found) - len(rows))
+
+
+def heads(ledger: dict[str, Any]) -> Grid:
+    """The last hash of each party's chain; given as text, or as a record with `chain` and `lines`."""
+    found = mapping(ledger.get("head"))
+    rows: list[list[str]] = []
+    for party, head in list(found.items())[:MOST_ROWS]:
+        end = mapping(head) or {"chain": head}
+        rows.append([str(party), integer_text(end.get("lines")), str(end.get("chain") or "")])
+    grid = Grid(("party", "lines", "head (SHA-256)"), rows, frozenset({1}), (), len(found) - len(rows))
+    return _without_empty_columns(grid)
+
+
+def _without_empty_columns(grid: Grid) -> Grid:
+    kept = [i for i in range(len(grid.header)) if any(row[i] for row in grid.rows)]
+    return Grid(
+        header=[grid.header[i] for i in kept],
+        rows=[[row[i] for i in kept] for row in grid.rows],
+        numeric=frozenset(place for place, i in enumerate(kept) if i in grid.numeric),
+        total=[grid.total[i] for i in kept] if grid.total else (),
+        left_out=grid.left_out,
+    )
+
+
+def _median(values: Sequence[object]) -> str:
+    found = [value for one in values if (value := number(one)) is not None]
+    return size(median(found)) if found else ""
+
+
+def _sum(entries: Sequence[dict[str, Any]], key: str) -> float | None:
+    found = [value for entry in entries if (value := number(entry.get(key))) is not None]
+    return sum(found) if found else None
+
+
+def _count(value: object) -> str:
+    """A number of failures, or how many a list or a record of them holds."""
+    return str(len(value)) if isinstance(value, list | dict) else integer_text(value)

@@ -1,0 +1,218 @@
+"""The report page of a run: one HTML file that needs nothing else, the same bytes for the same run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from coalface.core.disk import writing
+from coalface.experiments.report import charts, faults, grids
+from coalface.experiments.report.runs import (
+    Run,
+    clean,
+    duration,
+    figure_name,
+    figure_text,
+    flatten,
+    mapping,
+    number,
+    read_all,
+    rounded,
+    signed,
+    size,
+    whole_number,
+)
+from coalface.experiments.report.table import Comparison, Intervals, compare_runs
+from coalface.experiments.report.templates import template
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the head of the page, with what it is and what to hold it against."""
+
+    title: str
+    value: str
+    detail: str = ""
+
+
+def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path | None = None) -> Path:
+    """Write the report page of `run`, compared with `others` where there are any, and return its path.
+
+    The page goes to `to`, else to RUN/report.html. `intervals` are those of `table.compare`: the differences of the
+    others to `run`, keyed by the paths as given here. Raises FileNotFoundError or ValueError where a run folder cannot
+    be read.
+    """
+    target = to or run / "report.html"
+    page = render(read_all([run, *others]), intervals)
+    with writing(target):
+        target.write_bytes(page.encode("utf-8", "replace"))
+    return target
+
+
+def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
+    """The page of the first run, held against the others, as HTML."""
+    run = runs[0]
+    judged = [key for key in run.figures if not key.endswith("_se")]
+    comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
+    ledger = mapping(run.summary.get("ledger"))
+    chains, chains_hold = faults.checked_chains(ledger)
+    return template("page.html").render(
+        run=run,
+        runs=runs,
+        pooled=[one.label for one in runs if one.summary.get("pooled")],
+        sentence=_sentence(run),
+        result=_result(run, judged, comparison),
+        troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
+        tiles=_tiles(run, judged),
+        figures=grids.figures(run, judged),
+        domains=grids.domains(runs),
+        clusters=grids.clusters(runs),
+        enrolled=grids.enrolled(runs),
+        enrolled_of=_enrolled_of(runs),
+        personalised=grids.personalised(runs),
+        personalised_of=_personalised_of(runs),
+        comparison=comparison,
+        compared=grids.compared(comparison) if comparison else None,
+        overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
+        apart=grids.apart(comparison) if comparison else None,
+        progress=charts.progress(runs),
+        weightings=charts.weightings(runs),
+        embeddings=charts.class_embeddings(runs),
+        logged=charts.logged(runs),
+        similarity=charts.similarity(runs),
+        parties=grids.parties(run),
+        failures=grids.failures(run),
+        bytes=grids.traffic(run),
+        messages=grids.messages(run),
+        validators=[p for p in grids.as_dicts(run.summary.get("parties")) if p.get("role") == "validator"],
+        stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
+        readable=str(run.summary.get("readable") or ""),
+        kinds=grids.kinds(ledger),
+        tensors=grids.tensors(ledger),
+        not_counted=faults.not_counted(run),
+        ledger=ledger,
+        ledger_difference=faults.ledger_difference(run),
+        chains=chains,
+        chains_hold=chains_hold,
+        ledger_lines=grids.integer_text(ledger.get("lines")),
+        ledger_bytes=grids.size_text(ledger.get("bytes")),
+        heads=grids.heads(ledger),
+        numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
+        config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
+    )
+
+
+def _troubles(run: Run, *, named: bool) -> str:
+    said = " ".join(faults.at_the_head(run))
+    return f"{run.label}: {said}" if said and named else said
+
+
+def _enrolled_of(runs: Sequence[Run]) -> str:
+    """How many clients were verified, by how many trials, and how many could not verify by themselves."""
+    said = []
+    for run in runs:
+        found = mapping(run.summary.get("enrolled"))
+        trials, absent = mapping(found.get("trials")), whole_number(found.get("never enrolled"))
+        count, genuine, impostor = (
+            whole_number(value) for value in (found.get("clients"), trials.get("genuine"), trials.get("impostor"))
+        )
+        if count is None or genuine is None or impostor is None:
+            continue
+        line = f"{count:,} clients, {genuine:,} genuine and {impostor:,} impostor trials"
+        line += f"; {absent:,} never enrolled and verify nobody by themselves" if absent else ""
+        said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
+    return " ".join(said)
+
+
+def _personalised_of(runs: Sequence[Run]) -> str:
+    """How many clients were judged, and on how many pairs and probes each."""
+    said = []
+    for run in runs:
+        counts = [mapping(of) for of in mapping(mapping(run.summary.get("personalised")).get("counts")).values()]
+        kinds = [_between([whole_number(of.get(what)) for of in counts]) for what in _TRIALS]
+        if counts and all(kinds):
+            line = f"{len(counts):,} clients; each has {kinds[0]} genuine and {kinds[1]} impostor pairs, "
+            line += f"{kinds[2]} mated and {kinds[3]} non-mated probes"
+            said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
+    return " ".join(said)
+
+
+_TRIALS = ("genuine", "impostors", "mated", "non-mated")
+
+
+def _between(counts: Sequence[int | None]) -> str:
+    """The least and the most; empty where one is no number."""
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or not known:
+        return ""
+    return f"{min(known):,}" if min(known) == max(known) else f"{min(known):,} to {max(known):,}"
+
+
+def _model(run: Run) -> str:
+    model = run.config.get("model")
+    if isinstance(model, dict):
+        return str(model.get("name") or model.get("backbone") or "a model")
+    return str(model or "a model")
+
+
+def _sentence(run: Run) -> str:
+    """What was trained, by whom and how."""
+    summary, parties = run.summary, grids.as_dicts(run.summary.get("parties"))
+    setting = f" ({summary['setting']})" if summary.get("setting") not in (None, "any") else ""
+    count = {0: "its parties", 1: "1 party"}.get(len(parties), f"{len(parties):,} parties")
+    if validators := sum(p.get("role") == "validator" for p in parties):
+        trainers = len(parties) - validators
+        count = f"{trainers:,} trainer{'s' * (trainers != 1)} and {validators:,} validator{'s' * (validators != 1)}"
+    who = count + setting
+    if summary.get("pooled"):
+        how = f"{_model(run)} on the images of all parties, pooled in one place"
+    elif run.method == "solo":
+        how = f"{_model(run)} at each of {who}, each on its own images"
+    else:
+        how = f"{_model(run)} over {who}"
+    rounds = whole_number(summary.get("rounds"))
+    length = f" in {rounds:,} round{'s' * (rounds != 1)}" if rounds is not None else ""
+    seed = whole_number(summary.get("seed", run.config.get("seed")))
+    return f"{run.method} trained {how}{length}" + (f", seed {seed}." if seed is not None else ".")
+
+
+def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> list[str]:
+    """The first figure in words: against the model it started from, then against each other run."""
+    if not judged:
+        return ["This run has not been judged yet."]
+    key = judged[0]
+    first = f"{figure_name(key)}: {figure_text(run.figures, key)} %"
+    if key in run.untrained:
+        first += (
+            f", {run.start} {rounded(run.untrained[key])} % ({signed(run.figures[key] - run.untrained[key])} points)"
+        )
+    said = [first + "."]
+    for row in comparison.rows[1:] if comparison else ():
+        if key in row.figures:
+            difference = row.differences.get(key)
+            apart = f", {difference.sentence()}" if difference else ""
+            said.append(f"{row.run}: {figure_text(row.figures, key)} %{apart}.")
+    return said
+
+
+def _tiles(run: Run, judged: Sequence[str]) -> list[Tile]:
+    tiles = []
+    for key in judged[:2]:
+        start = f"{run.start} {rounded(run.untrained[key])} %" if key in run.untrained else ""
+        tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", start))
+    sent = mapping(run.summary.get("bytes"))
+    if (up := number(sent.get("up"))) is not None:
+        down = number(sent.get("down"))
+        tiles.append(Tile("sent by the parties", size(up), f"{size(down)} sent to them" if down is not None else ""))
+    parties = grids.as_dicts(run.summary.get("parties"))
+    if parties:
+        images = sum(whole_number(p.get("images")) or 0 for p in parties)
+        tiles.append(Tile("parties", f"{len(parties):,}", f"{images:,} images" if images else ""))
+    seconds = {key: value for key, found in mapping(run.summary.get("seconds")).items() if (value := number(found))}
+    if "total" in seconds:
+        rest = [f"{key} {duration(value)}" for key, value in seconds.items() if key != "total" and value >= 1]
+        tiles.append(Tile("time", duration(seconds["total"]), ", ".join(rest)))
+    return tiles

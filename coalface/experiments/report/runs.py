@@ -1,0 +1,342 @@
+"""What a run folder holds, read with tolerance, and how its numbers and names are written for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coalface.core.yaml_text import parse_yaml
+
+LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
+"""Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
+
+DIGESTS = "digests.json"
+"""In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
+
+ENROLLED_BY = ("features", "codewords")
+"""What clients are verified by, as the summary names it below `enrolled`."""
+
+
+SERVED_BY = {
+    "start": "the model before the run",
+    "shared": "everybody's model",
+    "own": "its own backbone",
+    "branch": "its own backbone and branch",
+}
+"""By which model a client's own people are judged, as the summary names it below `personalised`, and in words."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds, as read; what is missing is empty."""
+
+    path: Path
+    label: str
+    config: dict[str, Any]
+    config_text: str
+    metrics: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    summary: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    """Lines of the events that are damaged, and left out."""
+
+    @property
+    def name(self) -> str:
+        return str(self.summary.get("name") or self.config.get("name") or self.label)
+
+    @property
+    def method(self) -> str:
+        return str(self.summary.get("method") or names(self.config.get("method")) or "unknown method")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return flat_figures(self.summary.get("figures"))
+
+    @property
+    def untrained(self) -> dict[str, float]:
+        """The figures of the model that the run starts from; `start` says what that is."""
+        return flat_figures(self.summary.get("untrained"))
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """List -> `source` or `target`, of the lists that the recipe says it of."""
+        lists = mapping(mapping(self.config.get("judge")).get("lists"))
+        return {str(n): str(one["domain"]) for n, one in lists.items() if mapping(one).get("domain")}
+
+    @property
+    def clusters(self) -> dict[str, dict[str, float]]:
+        """Party -> figure -> value, of the parties that labelled their own images."""
+        found = mapping(self.summary.get("clusters"))
+        return {
+            str(party): {str(n): v for n, v in mapping(each).items() if number(v) is not None}
+            for party, each in found.items()
+        }
+
+    @property
+    def enrolled(self) -> dict[str, dict[str, float]]:
+        """What the run's own clients are verified by -> figure -> percent, where they held back test images."""
+        kinds = mapping(self.summary.get("enrolled"))
+        found = {kind: flat_figures({"": kinds[kind]}) for kind in ENROLLED_BY if mapping(kinds.get(kind))}
+        return {kind: {name.removeprefix("/"): value for name, value in each.items()} for kind, each in found.items()}
+
+    @property
+    def personalised(self) -> dict[str, dict[str, float]]:
+        """By which model clients are served -> figure -> percent, the mean over clients."""
+        found = mapping(self.summary.get("personalised"))
+        return {
+            kind: {str(n): v for n, v in mapping(found[kind]).items() if number(v) is not None}
+            for kind in SERVED_BY
+            if mapping(found.get(kind))
+        }
+
+    @property
+    def start(self) -> str:
+        """What the run starts from, in a word."""
+        return start_name(self.config.get("pretrain"))
+
+
+def gaps(figures: Mapping[str, float], domains: Mapping[str, str]) -> dict[str, float]:
+    """Figure -> the source's less the target's, the mean over a domain's lists, of `list/figure` -> percent.
+
+    >>> gaps({"lfw/eer": 10.0, "street/eer": 25.0, "street/rank-1": 40.0}, {"lfw": "source", "street": "target"})
+    {'eer': -15.0}
+    """
+    sides: dict[str, dict[str, list[float]]] = {"source": {}, "target": {}}
+    for key, value in figures.items():
+        name, _, figure = key.rpartition("/")
+        if name in domains and not figure.endswith("_se"):
+            sides[domains[name]].setdefault(figure, []).append(value)
+    source, target = sides["source"], sides["target"]
+    return {f: sum(v) / len(v) - sum(target[f]) / len(target[f]) for f, v in source.items() if f in target}
+
+
+def read(path: Path, label: str | None = None) -> Run:
+    """Read a run folder.
+
+    Raises FileNotFoundError where `path` is no run folder, ValueError where one of its files cannot be read. A last
+    line of a `.jsonl` file that was cut off (the run was killed while it wrote) is left out.
+    """
+    if not any((path / name).is_file() for name in ("summary.json", "metrics.jsonl", "config.yaml")):
+        raise FileNotFoundError(
+            f"{path} is no run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
+            "give the folder that a run has written"
+        )
+    check(path)
+    config_text = _text(path / "config.yaml")
+    try:
+        config = parse_yaml(config_text) or {}
+    except ValueError as error:
+        raise ValueError(f"{path / 'config.yaml'} is not YAML ({error}); restore it from the recipe") from error
+    try:
+        summary = json.loads(_text(path / "summary.json") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path / 'summary.json'} is not JSON ({error}); resume the run to write it again") from error
+    for name, found in (("config.yaml", config), ("summary.json", summary)):
+        if not isinstance(found, dict):
+            raise ValueError(f"{path / name} holds a {type(found).__name__}, not keys and values; is it a run's file?")
+    events, skipped = read_events(path)
+    return Run(
+        path=path,
+        label=label or path.resolve().name,
+        config=config,
+        config_text=config_text,
+        metrics=read_metrics(path),
+        events=events,
+        summary=summary,
+        skipped=skipped,
+    )
+
+
+def read_all(paths: Sequence[Path]) -> list[Run]:
+    """Read several run folders; each is labelled by its folder's name, with parents where two would be the same.
+
+    Raises ValueError where a folder is given twice.
+    """
+    whole = [path.resolve() for path in paths]
+    for path in whole:
+        if whole.count(path) > 1:
+            raise ValueError(f"{path} is given {whole.count(path)} times: a run cannot be compared with itself")
+    depth = 1
+    while len({path.parts[-depth:] for path in whole}) < len(whole):
+        depth += 1
+    return [read(given, "/".join(path.parts[-depth:])) for given, path in zip(paths, whole, strict=True)]
+
+
+def flat_figures(by_judge: object) -> dict[str, float]:
+    """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is no finite number is left out."""
+    flat = {}
+    for judge, figures in mapping(by_judge).items():
+        for key, value in mapping(figures).items():
+            if (finite := number(value)) is not None:
+                flat[f"{judge}/{key}"] = finite
+    return flat
+
+
+def start_name(pretrain: object) -> str:
+    """What a run starts from, by its recipe's `pretrain`: pre-trained or untrained."""
+    return "untrained" if pretrain is None else "pre-trained"
+
+
+def figure_name(key: str) -> str:
+    """A figure as a person reads it: `devtest/tar@far=0.01` → `devtest TAR at FAR 0.01`."""
+    judge, _, figure = key.rpartition("/")
+    if figure.startswith("tar@far="):
+        figure = f"TAR at FAR {figure.removeprefix('tar@far=')}"
+    elif figure.startswith("tpir@fpir="):
+        figure = f"TPIR at FPIR {figure.removeprefix('tpir@fpir=')}"
+    elif figure in LOWER_IS_BETTER:
+        figure = figure.upper()
+    return f"{judge} {figure}".strip()
+
+
+def figure_text(figures: Mapping[str, float], key: str) -> str:
+    """A figure with its standard error where it has one: `83.1 ± 1.1`."""
+    if key not in figures:
+        return ""
+    places = 2 if abs(figures[key]) < 10 else 1
+    error = figures.get(f"{key}_se")
+    return f"{figures[key]:.{places}f}" + ("" if error is None else f" ± {error:.{places}f}")
+
+
+def rounded(value: float) -> str:
+    """A figure in percent: one place, two where it is below ten."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def signed(value: float) -> str:
+    """A difference in percentage points: `+2.10`, `−0.40`."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units.
+
+    >>> size(950), size(1_234_567)
+    ('950 B', '1.23 MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = 0
+    while abs(count) >= 999.5 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock.
+
+    >>> duration(7.6), duration(65), duration(3_725)
+    ('0:08', '1:05', '1:02:05')
+    """
+    whole = max(0, round(seconds))
+    minutes, seconds = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def clean(text: object) -> str:
+    """A name or a reason on one line, without the control characters that could drive a terminal.
+
+    Format characters go as well: a right-to-left override would reorder what a person reads.
+    """
+    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+
+
+def number(value: object) -> float | None:
+    """A finite number, else None: JSON may hold null, NaN, text or true where a number is expected."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a JSON integer may be larger than any float
+        return None
+
+
+def whole_number(value: object) -> int | None:
+    finite = number(value)
+    return None if finite is None else int(finite)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """`value` where it is a dict, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def names(value: object) -> str:
+    """What a recipe calls a part: the text itself, or its `name` key."""
+    return str(mapping(value).get("name", "")) if isinstance(value, dict) else str(value or "")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested keys as `a.b.c`, values as text.
+
+    >>> flatten({"data": {"size": 112, "flip": True}})
+    {'data.size': '112', 'data.flip': 'true'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def keep_digests(path: Path) -> None:
+    """Write the digests of a finished run's files."""
+    files = [path / name for name in ("metrics.jsonl", "summary.json", "evidence.json")]
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
+    (path / DIGESTS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def check(path: Path) -> None:
+    """Raise ValueError where a file of a finished run is not as it was written; an older version kept no digests."""
+    if not (path / DIGESTS).is_file():
+        return
+    again = f"`coalface resume {shlex.quote(str(path))}` writes it anew"
+    try:
+        digests = mapping(json.loads(_text(path / DIGESTS)))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path / DIGESTS} is not JSON ({error}); {again}") from None
+    for name, digest in digests.items():
+        file = path / name
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            mend = f"put it back from a copy, or if there is none, {again} as far as a checkpoint allows it"
+            raise ValueError(
+                f"{file} is not as it was written, its SHA-256 is another: {mend if name == 'metrics.jsonl' else again}"
+            )
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
+    """The lines of a run's metrics. Raises ValueError for one that is damaged, but for a last one that was cut off."""
+    lines, broken = _lines(path / "metrics.jsonl")
+    if broken:
+        raise ValueError(f"{broken[0]}; resume the run to repair it")
+    return lines
+
+
+def read_events(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """The lines of a run's events, which are a diary; and which of them are damaged, and left out."""
+    return _lines(path / "events.jsonl")
+
+
+def _lines(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    lines = [(place, line) for place, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
+    found, broken = [], []
+    for place, line in lines:
+        try:
+            found.append(mapping(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            if place < lines[-1][0]:
+                broken.append(f"{path}, line {place} is not JSON ({error})")
+    return tuple(found), tuple(broken)

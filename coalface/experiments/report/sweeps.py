@@ -1,0 +1,175 @@
+"""The page of a sweep: what its table says, and its figures over the settings that take several numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, plain, shown
+from coalface.experiments.report.grids import Grid
+from coalface.experiments.report.runs import clean, figure_name
+from coalface.experiments.report.series import Over, Point, Spread, over
+from coalface.experiments.report.templates import template
+
+ENROLLED = "clients by "
+"""How the figures of a run's own clients are called: `clients by codewords/eer`."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure over an axis."""
+
+    title: str
+    svg: Markup
+    large: bool
+    """It takes a row of the page."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One setting that takes several numbers: its drawings, and all their numbers."""
+
+    key: str
+    charts: tuple[Chart, ...]
+    clients: tuple[Chart, ...]
+    """Those of the runs' own clients."""
+    caption: str
+    tables: tuple[tuple[str, Grid], ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A paragraph, a list or a table of a text."""
+
+    lines: tuple[Markup, ...] = ()
+    listed: bool = False
+    grid: Grid | None = None
+
+
+def render(
+    name: str, command: str, said: str, text: str, points: Sequence[Point], axes: Sequence[str], otherwise: str = ""
+) -> str:
+    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over."""
+    return template("sweep.html").render(
+        name=name,
+        command=command,
+        said=said,
+        axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
+        blocks=blocks(text),
+    )
+
+
+def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
+    names = list(dict.fromkeys(name for point in points for name in point.figures))
+    found = {name: over(points, key, name, otherwise) for name in names}
+    found = {name: each for name, each in found.items() if each.lines}
+    charts = {
+        name: Chart(
+            f"{figure_name(name)} (%)",
+            axis_chart(each, title=f"{figure_name(name)} over {key}", axis=key),
+            is_large(each),
+        )
+        for name, each in found.items()
+    }
+    return Axis(
+        key,
+        tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
+        tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
+        _caption(key, list(found.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
+        tuple((f"{figure_name(name)} over {key}, in percent", _numbers(key, each)) for name, each in found.items()),
+    )
+
+
+def _caption(key: str, found: Sequence[Over], beyond: bool) -> str:
+    """What is drawn, in sentences."""
+    lines, levels = [line for each in found for line in each.lines], [at for each in found for at in each.levels]
+    numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
+    said = ["Mean over seeds."]
+    if any(s is not None and s.seeds > 1 for line in lines for s in line.at.values()):
+        said[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
+        if any(len(each.lines) > 1 for each in found):
+            said.append("Bars of one number stand slightly beside each other.")
+    if numbers and is_log(numbers):
+        said.append(f"{key} on a logarithmic scale{', zero to its left' if numbers[0] == 0 else ''}.")
+    if levels:
+        ring = ": a ring marks it" if any(level.at is not None for level in levels) else ""
+        said.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
+    if beyond:
+        said.append("An arrow and a value: a level beyond the drawing.")
+    if more := max((len(each.lines) - len(drawn(each)[0]) for each in found), default=0):
+        said.append(f"{more} more lines are in the table alone.")
+    if more := max((len(each.levels) - len(drawn(each)[1]) for each in found), default=0):
+        said.append(f"{more} more levels are in the table alone.")
+    return " ".join(said)
+
+
+def _numbers(key: str, found: Over) -> Grid:
+    """A row for every line and level, a column for every number."""
+    numbers = sorted({n for line in found.lines for n in line.at})
+    numbers = sorted({*numbers, *(level.at for level in found.levels if level.at is not None)})
+    rows = [[line.name, *(_cell(line.at.get(n)) for n in numbers), ""] for line in found.lines]
+    for level in found.levels:
+        at = [_cell(level.value) if level.at == n else "" for n in numbers]
+        rows.append([level.name, *at, "" if level.at is not None else _cell(level.value)])
+    header = [
+        "setting",
+        *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
+        f"without {key}",
+    ]
+    if all(level.at is not None for level in found.levels):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return Grid(header, rows, frozenset(range(1, len(header))))
+
+
+def _cell(value: Spread | None) -> str:
+    """The mean with its range beneath it, and how many seeds it is of where some are missing."""
+    if value is None:
+        return ""
+    missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
+    return shown(value).replace(" (", "\n(") + missing
+
+
+def blocks(text: str) -> list[Block]:
+    """The paragraphs, lists and tables of a text in the Markdown that tables of sweeps are written in."""
+    found = []
+    for part in re.split(r"\n\s*\n", text.strip("\n")):
+        lines = part.split("\n")
+        if all(line.startswith("|") for line in lines) and len(lines) > 1:
+            found.append(Block(grid=_grid(lines)))
+        elif all(line.startswith("- ") for line in lines):
+            found.append(Block(tuple(_marked(line[2:]) for line in lines), listed=True))
+        else:
+            found.append(Block((_marked(" ".join(lines)),)))
+    return found
+
+
+def _grid(lines: Sequence[str]) -> Grid:
+    header, rule, *body = [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in lines
+    ]
+    numeric = frozenset(i for i, cell in enumerate(rule) if cell.endswith(":"))
+    return Grid(header, [[_marked(cell) for cell in row] for row in body], numeric)
+
+
+def _marked(text: str) -> Markup:
+    """Text with what stands between two pairs of stars in bold and between backticks as code, all else as it is."""
+    pieces: list[Markup] = []
+    for piece in re.split(r"(\*\*.+?\*\*|`[^`]+`)", clean(text)):
+        if piece.startswith("**") and len(piece) > 4:
+            pieces.append(Markup("<b>{}</b>").format(piece[2:-2]))
+        elif piece.startswith("`") and len(piece) > 2:
+            pieces.append(Markup("<code>{}</code>").format(piece[1:-1]))
+        else:
+            pieces.append(escape(piece))
+    return Markup("").join(pieces)
+
+
+def figures(line: Mapping[str, Mapping[str, float]], clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The figures of a cell by one name each, without standard errors; then those of its run's own clients."""
+    named = {**line, **{f"{ENROLLED}{kind}": each for kind, each in clients.items()}}
+    return {
+        f"{on}/{name}": value for on, each in named.items() for name, value in each.items() if not name.endswith("_se")
+    }

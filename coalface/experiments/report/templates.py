@@ -1,0 +1,30 @@
+"""The HTML templates of this package: escaped, without control characters, and strict about what they are not given."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from coalface.experiments.report.runs import clean
+
+
+@cache
+def template(name: str) -> Template:
+    """A template beside this file, which may include others."""
+    environment = Environment(
+        loader=FunctionLoader(lambda wanted: (files("coalface.experiments.report") / wanted).read_text("utf-8")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    return environment.get_template(name)
+
+
+def _shown(value: object) -> object:
+    """What a template writes for a value: text without control characters, nothing for None."""
+    return value if isinstance(value, Markup) else "" if value is None else clean(value)

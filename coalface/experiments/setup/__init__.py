@@ -1,0 +1,1 @@
+"""From a recipe to images, splits, pair lists and parties."""

@@ -1,0 +1,124 @@
+"""Two domains of a recipe: a source whose identities are known, targets whose are not, and who holds which of them.
+
+What the method must not know is taken off here, at the door: a target's images come without identities, file names and
+the order that they lay in. The lab keeps the truth, to judge by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
+from coalface.data.partition import equal
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup.pair_lists import SPLIT_SEED
+from coalface.methods import METHODS
+
+SOURCE, TARGET = "trainer/source", "trainer/target"
+"""Their roles: a step for `trainer` is that of both."""
+NAMED_SOURCE = "source"
+"""The name of the source client."""
+
+
+def apart(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
+    """(for training, target identities to judge, source identities to choose a threshold by), disjoint by identity.
+
+    Split number s judges `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
+    fixed seed, so that the judged people of different splits differ as long as there are enough. Raises RecipeError.
+    """
+    wanted = recipe.data.domains
+    assert wanted is not None
+    source, target = _of(faces, wanted.source), _of(faces, wanted.target)
+    order = generator(SPLIT_SEED, "domains", "target").permutation(target)
+    if wanted.hold_out >= len(target):
+        raise RecipeError(
+            f"data.domains.hold_out: {wanted.hold_out:,} of the {len(target):,} identities of {wanted.target} would be "
+            "judged, and none would be left to train on; lower it"
+        )
+    split = recipe.seed if wanted.split is None else wanted.split
+    judged = order[(split * wanted.hold_out + np.arange(wanted.hold_out)) % len(order)]
+    if wanted.calibrate >= len(source):
+        raise RecipeError(
+            f"data.domains.calibrate: {wanted.calibrate:,} of the {len(source):,} identities of {wanted.source} would "
+            "be kept out of training, and none would be left; lower it"
+        )
+    kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: wanted.calibrate]
+    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([judged, kept]))
+    if recipe.data.side == "source":
+        trained = np.setdiff1d(trained, target)
+    return faces.only(trained), faces.only(np.sort(judged)), faces.only(np.sort(kept))
+
+
+def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, FaceSet]:
+    """The parties of the domains that the recipe's method trains on, each with the truth about its identities.
+
+    The source is `source`; the target's identities are dealt equally over `target-00`, …, their images shuffled.
+    """
+    wanted = recipe.data.domains
+    assert wanted is not None
+    method, parties = METHODS[recipe.method], {}
+    source, target = _of(faces, wanted.source), _of(faces, wanted.target)
+    if "source" in method.domains:
+        parties[NAMED_SOURCE] = faces.only(source)
+    if "target" in method.domains:
+        try:
+            silos = equal(faces.only(target), wanted.clients, rng)
+        except ValueError as error:
+            raise RecipeError(f"data.domains.clients: {error}") from None
+        for name, mine in zip(targets(recipe), silos.values(), strict=True):
+            parties[name] = mine.select(rng.permutation(len(mine)))
+    return parties
+
+
+def parties(recipe: Recipe) -> list[str]:
+    """The names of the parties that `deal` gives, or of the one that they are pooled at, without a look at images."""
+    wanted, method = recipe.data.domains, METHODS[recipe.method]
+    assert wanted is not None
+    if method.pooled:
+        return ["pooled"]
+    mine = targets(recipe) if "target" in method.domains else []
+    return [*([NAMED_SOURCE] if "source" in method.domains else []), *mine]
+
+
+def targets(recipe: Recipe) -> list[str]:
+    """The names of the target clients."""
+    return [f"target-{number:02d}" for number in range(recipe.data.domains.clients)] if recipe.data.domains else []
+
+
+def roles(recipe: Recipe, parties: Iterable[str]) -> dict[str, str]:
+    """The role of each party of a method for two domains; empty where it pools them, and for other methods."""
+    method = METHODS[recipe.method]
+    if not method.domains or method.pooled:
+        return {}
+    return {name: SOURCE if name == NAMED_SOURCE else TARGET for name in parties}
+
+
+def pooled(parties: dict[str, FaceSet]) -> FaceSet:
+    """All of their images as one set, party after party, with the truth about their identities."""
+    whole = functools.reduce(FaceSet.beside, parties.values())
+    return replace(whole, files=next(iter(parties.values())).files)
+
+
+def untold(faces: FaceSet, source: str | None) -> FaceSet:
+    """The set without what tells identities: of all images, or of those that are not of the part `source`."""
+    known = [n for n, name in enumerate(faces.names) if source is not None and _part(name) == source]
+    renumbered: NDArray[np.int64] = np.full(len(faces.names), -1, dtype=np.int64)
+    renumbered[known] = np.arange(len(known))
+    names = tuple(faces.names[n] for n in known)
+    return replace(faces, labels=renumbered[faces.labels], names=names, files=None, domains=None)
+
+
+def _of(faces: FaceSet, part: str) -> NDArray[np.int64]:
+    """The identities of a part that have images."""
+    mine = np.array([_part(name) == part for name in faces.names], dtype=bool)
+    return np.flatnonzero(mine & (faces.counts() > 0))
+
+
+def _part(name: str) -> str:
+    return name.partition("/")[0]

@@ -1,0 +1,281 @@
+"""The pair lists that a recipe judges on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.checks import nearest
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
+from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
+from coalface.data.partition import check_disjoint, first_images
+from coalface.data.readers.layouts import read_lists
+from coalface.data.stores import open_store
+from coalface.evaluation.metrics.bootstrap import PairIdentities
+from coalface.evaluation.metrics.identification import query_and_gallery
+from coalface.evaluation.metrics.verification import tenths
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import PairsFrom, Recipe, RecipeError
+from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
+from coalface.models.embedding import images_needed
+
+SPLIT_SEED = 2048
+"""Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """One thing to judge on."""
+
+    name: str
+    faces: FaceSet
+    pairs: PairList
+    judged_folds: tuple[int, ...] | None = None
+    """The folds whose pairs are judged; None: all."""
+    queries: NDArray[np.int64] | None = None
+    """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
+    gallery: NDArray[np.int64] | None = None
+
+    @functools.cached_property
+    def identities(self) -> PairIdentities:
+        """Who is in each pair, as the paired comparison wants it."""
+        labels, pairs = self.faces.labels, self.pairs
+        who = labels[pairs.left], labels[pairs.right]
+        sha256 = list_sha256(pairs, self.faces)
+        if self.queries is None or self.gallery is None:
+            return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+        looked_up = np.concatenate([self.queries, [-1], self.gallery]).astype("<i8")
+        sha256 = hashlib.sha256(sha256.encode() + looked_up.tobytes()).hexdigest()
+        return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
+
+
+def judged(
+    recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
+) -> list[Lists]:
+    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on, or public."""
+    found = []
+    for name, wanted in recipe.judge.lists.items():
+        faces, pairs = _list(recipe, name, wanted, held, packing, f"judge.lists.{name}")
+        shown = _shown(Lists(name, faces, pairs))
+        try:
+            for prefix in _prefixes(recipe, wanted):
+                check_disjoint(train, _called(shown, prefix))
+            if public is not None:
+                for prefix in _public_prefixes(recipe, wanted):
+                    check_disjoint(public, _called(shown, prefix))
+        except ValueError as error:
+            shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
+            raise RecipeError(
+                f"judge.lists.{name}: {shared} would be trained on as well, so that its figures would say nothing of "
+                "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
+            ) from None
+        if any(one.half_of == name for one in recipe.validators.values()):
+            fold = _folds(pairs, name)
+            found.append(Lists(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first")))
+        else:
+            found.append(Lists(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
+    return found
+
+
+def _looked_up(
+    faces: FaceSet, pairs: PairList, name: str, wanted: PairsFrom
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+    """The queries and the gallery of a list: images of the people in its pairs. Raises RecipeError without any."""
+    if wanted.rank1 is None:
+        return None, None
+    people = np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])
+    images = np.flatnonzero(np.isin(faces.labels, people))
+    try:
+        chosen, others = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
+    except ValueError as error:
+        raise RecipeError(f"judge.lists.{name}.rank1: {error}") from None
+    if wanted.rank1 == "one-query":
+        return images[chosen], images[others]
+    asked = np.isin(faces.labels[images[others]], faces.labels[images[chosen]])  # not those who have one image
+    return images[others[asked]], images[np.sort(np.concatenate([chosen, others[~asked]]))]
+
+
+def _folds(pairs: PairList, name: str) -> NDArray[np.int64]:
+    """The folds of a list that is split in halves. Raises RecipeError where they do not make two halves."""
+    where = f"judge.lists.{name}"
+    if pairs.headline is not None:
+        raise RecipeError(f"{where}: a list without accuracy over folds cannot be split in halves")
+    try:
+        fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
+    except ValueError as error:
+        raise RecipeError(f"{where}: it cannot be split in halves: {error}") from None
+    if (count := len(np.unique(fold))) < 4:
+        raise RecipeError(
+            f"{where}: a validator chooses the threshold of each fold on its others, so a half needs two or more, and "
+            f"the list has {count} folds in all: split a list of ten"
+        )
+    return fold
+
+
+def _half(fold: NDArray[np.int64], first: bool) -> tuple[int, ...]:
+    """The lower half of a list's folds, or the upper one."""
+    folds = [int(number) for number in np.unique(fold)]
+    return tuple(folds[: len(folds) // 2] if first else folds[len(folds) // 2 :])
+
+
+def validator(
+    recipe: Recipe,
+    name: str,
+    aside: FaceSet | None,
+    train: FaceSet,
+    lists: Sequence[Lists],
+    packing: Packing | None = None,
+) -> tuple[FaceSet, PairList]:
+    """The images and pairs of a validator; `aside` are the identities that were set aside for it.
+
+    Raises RecipeError where it would share an identity with the trainers or, but for half of a judged list, the judge.
+    """
+    wanted, where = recipe.validators[name], f"validators.{name}"
+    if wanted.half_of is not None:
+        whole = next(one for one in lists if one.name == wanted.half_of)
+        assert whole.pairs.fold is not None  # made when the list was split
+        mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.half_split == "first"))
+        faces, pairs = _held(whole.faces, whole.pairs, mine)
+        held = _people(recipe, recipe.judge.lists[whole.name], faces)
+        _apart(recipe, where, held, [one for one in lists if one.judged_folds is None])
+        return faces, pairs
+    if aside is not None:
+        wanted = wanted.model_copy(update={"source": None})
+    faces, pairs = _list(recipe, name, wanted, train.only([]) if aside is None else aside, packing, where)
+    faces, pairs = _held(faces, pairs, np.ones(len(pairs), dtype=bool))
+    _apart(recipe, where, _people(recipe, wanted, faces), lists, train)
+    return faces, pairs
+
+
+People = set[tuple[str, str]]
+"""Identities, each as (where it is from unless it may be of the training source, name)."""
+
+
+def _apart(recipe: Recipe, where: str, held: People, lists: Sequence[Lists], train: FaceSet | None = None) -> None:
+    """Raise RecipeError where a validator holds people of the trainers or of a judged list."""
+    others = {f"judge.lists.{one.name}": _people(recipe, recipe.judge.lists[one.name], _shown(one)) for one in lists}
+    if train is not None:
+        others = {"the trainers": {("", known) for known in train.names}} | others
+    for what, theirs in others.items():
+        if shared := sorted(known for _, known in held & theirs):
+            several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
+            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
+            raise RecipeError(
+                f"{where}: it would hold {several} of {what} ({some}), so that figures would say nothing of unseen "
+                "people: give it others, or let it be `half_of` a list"
+            )
+
+
+def _people(recipe: Recipe, wanted: PairsFrom, faces: FaceSet) -> People:
+    """The identities of a list or a validator."""
+    if wanted.kind == "bin" and wanted.path is not None:  # nothing but the file tells its people
+        place, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
+        return {(place, name) for name in known}
+    if prefixes := _prefixes(recipe, wanted):
+        return {("", prefix + name) for prefix in prefixes for name in faces.names}
+    own = _own_source(wanted)
+    assert own is not None  # else the prefixes hold ""
+    return {(str(origin(recipe, own)), name) for name in faces.names}
+
+
+def _shown(chosen: Lists) -> FaceSet:
+    """The identities that a list's pairs show."""
+    faces, pairs = chosen.faces, chosen.pairs
+    return faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])]))
+
+
+def _held(faces: FaceSet, pairs: PairList, chosen: NDArray[np.bool_]) -> tuple[FaceSet, PairList]:
+    """Some pairs and only the images that they name: what a validator holds."""
+    images, left, right = images_needed(pairs.left[chosen], pairs.right[chosen])
+    fold = None if pairs.fold is None else pairs.fold[chosen]
+    view = faces.select(images)
+    mine = view.only(np.flatnonzero(view.counts()))  # the images stay in their order
+    return mine, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
+
+
+def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+    """What the training source may put before the names of a list's identities.
+
+    A list with images of its own is held against every part of a joined source that may show the same people: of the
+    same folder, or synthetic of the same seed.
+    """
+    parts, own = recipe.data.source.parts, _own_source(wanted)
+    if own is None or not parts:
+        return [""]
+    return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
+
+
+def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+    """The same for public people, who have a source of their own where the parties have."""
+    own, public = _own_source(wanted), recipe.data.public
+    if public is None:
+        return _prefixes(recipe, wanted)
+    return [""] if own is None or origin(recipe, own) == origin(recipe, public) else []
+
+
+def _called(faces: FaceSet, prefix: str) -> FaceSet:
+    return replace(faces, names=tuple(prefix + known for known in faces.names))
+
+
+def _own_source(wanted: PairsFrom) -> schema.Source | None:
+    """Where a list takes its images from, if not from the training source."""
+    if wanted.kind == "layout" and wanted.source is None:
+        return schema.Source(kind="folder", path=wanted.path)
+    return wanted.source
+
+
+def _list(
+    recipe: Recipe, name: str, wanted: PairsFrom, held: FaceSet, packing: Packing | None, where: str
+) -> tuple[FaceSet, PairList]:
+    """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
+    prefix = f"{wanted.part}/" if wanted.part else ""
+    if wanted.kind == "balanced":
+        faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
+        if prefix:
+            faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
+        if wanted.most_images is not None:
+            faces = first_images(faces, wanted.most_images)
+        if len(faces) == 0:
+            of_part = f" of part {wanted.part}" if wanted.part else ""
+            raise RecipeError(f"{where}: no identity{of_part} is held out: set data.hold_out, or give {where}.source")
+        try:
+            rng = generator(SPLIT_SEED, "pairs", name)
+            return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=rng, title=name)
+        except ValueError as error:
+            raise RecipeError(f"{where}: {error}") from None
+    if wanted.path is None:
+        raise RecipeError(f"{where}.path: a list of kind {wanted.kind!r} needs the file of pairs")
+    if wanted.kind == "bin":
+        return _of_bin(recipe, name, wanted.path, packing, where)
+    if wanted.kind == "layout":
+        own = _own_source(wanted)
+        assert own is not None  # a layout without a source is one itself
+        faces = open_source(recipe, own, packing)
+        lists = read_lists(below_root(recipe, wanted.path), faces)
+        if wanted.list is None and len(lists) != 1:
+            known = ", ".join(lists) or "none: this data set has no lists"
+            raise RecipeError(f"{where}.list: say which list of {wanted.path}; it has {known}")
+        chosen = nearest(wanted.list, lists, f"{where}.list") if wanted.list else next(iter(lists))
+        return faces, lists[chosen]
+    source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
+    faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
+    if wanted.kind == "lfw":
+        root = folder(recipe, source) if source.kind == "folder" else None
+        return _called(faces, prefix), read_pairs(path, faces, root=root)
+    pairs = devtest_all(faces, named_identities(path))
+    return _called(faces, prefix), pairs
+
+
+def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where: str) -> tuple[FaceSet, PairList]:
+    """The images and pairs of a `.bin`. Who is in them is not known, so its identities are named after the list."""
+    store = open_store(below_root(recipe, path))
+    if store.pairs is None:
+        raise RecipeError(f"{where}.path: {path} is no .bin of pairs")
+    faces = pixels(recipe, store, packing)
+    return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs

@@ -1,0 +1,93 @@
+"""From a recipe and a party's own file to the world of that party's node, which holds nobody else's images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from coalface.data.faceset import FaceSet
+from coalface.engine.local import World
+from coalface.experiments.recipe import own_data, party_file
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import world
+from coalface.experiments.setup.sources import Packing
+from coalface.training.compute import Compute
+
+
+def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Packing | None = None) -> World:
+    """The world of the party `name` at its own node; `file` is its own file.
+
+    Where the trainers bring images of their own, nothing of others is opened, nor in it. A party that is something else
+    by its file than by the recipe says so and has no images: the server then leaves it alone. Raises RecipeError
+    where the recipe has no such party, and where file and recipe do not agree on whose images they are.
+    """
+    check_elsewhere(recipe)
+    given = party_file.read(file) if file is not None else party_file.PartyFile()
+    bringing = name in lacking(recipe)
+    if given.name not in (None, name):
+        raise RecipeError(f"{file} is that of {given.name}, and this node plays {name}: give it its own")
+    if given.role not in (None, role(recipe, name)):
+        return _without_images(recipe, name, given.role)
+    if bringing and file is None:
+        raise RecipeError(
+            f"{name} brings images of its own, and its node does not say where they lie: name its party.yaml in the "
+            f'node\'s configuration, data="/path/to/party.yaml"; in it, {party_file.EXAMPLE}'
+        )
+    if not bringing and (given.data is not None or given.pairs is not None):
+        raise RecipeError(
+            f"{file} names images of {name}'s own, and this recipe would have others used: take `data` and `pairs` out "
+            "of it to agree, or ask for a recipe with data.source.kind own"
+        )
+    ours = recipe.data.source.kind == own_data.OWN
+    asked = [*recipe.data.source.parties, *(recipe.validators if world.validates(recipe) else ())]
+    if ours and name not in asked:
+        raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
+    made = party_file.filled(recipe, {name: given}) if bringing else recipe
+    return world.build_world(made.resolved(), packing=packing, played=(name,) if ours else None)
+
+
+def role(recipe: Recipe, name: str) -> str:
+    """What a party is by the recipe, if it is one."""
+    return world.VALIDATOR if name in recipe.validators and world.validates(recipe) else "trainer"
+
+
+def lacking(recipe: Recipe) -> list[str]:
+    """The parties that bring images of their own, of which the recipe does not say where they lie."""
+    source = recipe.data.source
+    trainers = [name for name in source.parties if name not in source.parts]
+    validators = recipe.validators.items() if world.validates(recipe) else ()
+    return trainers + [name for name, one in validators if not own_data.placed(one)]
+
+
+def check_here(recipe: Recipe) -> None:
+    """Raise RecipeError unless it is known where the images of all parties lie, so that they can be played here."""
+    if missing := lacking(recipe):
+        raise RecipeError(
+            f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of their "
+            "own and does not say where they lie. To play all of them on this machine: `coalface run … --own FILE`, or "
+            "for a sweep the same below data.source.parts of the recipe; "
+            f"a YAML file with a line for each, such as `{missing[0]}: {party_file.EXAMPLE}`; over Flower each "
+            "party's node says it (docs/flower.md)"
+        )
+
+
+def check_elsewhere(recipe: Recipe) -> None:
+    """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them judged here."""
+    if told := own_data.named(recipe):
+        raise RecipeError(
+            f"{told[0]}: the recipe says where images lie that are the party's own: take data.source.parts out of it, "
+            "and source, kind and path of validators with `own: true`; each party's node says it"
+        )
+    if recipe.data.source.kind == own_data.OWN and recipe.judge.personalised is not None:
+        raise RecipeError(
+            "judge.personalised: it takes test images of all parties in one place, and these are the parties' own: "
+            "leave it out, or play the parties on one machine (`coalface run … --own FILE`)"
+        )
+
+
+def _without_images(recipe: Recipe, name: str, role: str) -> World:
+    size, channels = recipe.data.size, 1 if recipe.data.grey else 3
+    none = np.empty(0, dtype=np.int64)
+    nobody = FaceSet(np.empty((0, size, size, channels), dtype=np.uint8), none, none, ())
+    return World(data={name: nobody}, roles={name: role}, backbone=world.backbone(recipe), compute=Compute())

@@ -1,0 +1,111 @@
+"""The images that a recipe names: opened, packed at its size and colour, and cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from coalface.core.text import shown
+from coalface.data.faceset import FaceSet
+from coalface.data.joined import Joined
+from coalface.data.readers.pack import Packed, cached_pack
+from coalface.data.source import Source
+from coalface.data.stores import Store, check_names, open_store
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+
+Packing = Callable[[int, int], None]
+"""Called with (images packed, images in all)."""
+
+
+def unseen(done: int, total: int) -> None:
+    """Given as `packing`: images are listed and not decoded, for checks; every pixel is black and takes no memory."""
+
+
+def open_source(recipe: Recipe, source: schema.Source, packing: Packing | None = None) -> FaceSet:
+    """The images of a source at the recipe's size and colour, from the cache of packs."""
+    size, grey = recipe.data.size, recipe.data.grey
+    if source.kind == "own" and len(source.parts) < 2:
+        return _of_one(recipe, source, packing)
+    if source.kind != "pack":
+        made = listed(recipe, source)
+        faces = pixels(recipe, made, packing)
+        if isinstance(made, Store):
+            return replace(faces, domains=made.domains)
+        if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
+            return replace(faces, domains=made.domain_numbers)
+        return faces
+    faces = _pack(recipe, source, verify=False if packing is unseen else None).faces
+    if faces.shape != (size, size, 1 if grey else 3):
+        height, width, channels = faces.shape
+        raise RecipeError(
+            f"{source.path} holds images of {height}×{width}×{channels}, the recipe wants "
+            f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
+        )
+    return faces
+
+
+def _of_one(recipe: Recipe, source: schema.Source, packing: Packing | None) -> FaceSet:
+    """The images of the only party that is played here, called as beside others (`Joined`); none where none is."""
+    for name, part in source.parts.items():
+        faces = open_source(recipe, part, packing)
+        files = None if faces.files is None else tuple(f"{name}/{file}" for file in faces.files)
+        names, domains = tuple(f"{name}/{known}" for known in faces.names), np.zeros(len(faces), dtype=np.int64)
+        return replace(faces, names=names, files=files, domains=domains)
+    shape, none = (0, recipe.data.size, recipe.data.size, 1 if recipe.data.grey else 3), np.empty(0, dtype=np.int64)
+    return FaceSet(np.empty(shape, dtype=np.uint8), none, none, (), domains=none)
+
+
+def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
+    size, grey = recipe.data.size, recipe.data.grey
+    if packing is not unseen:
+        return cached_pack(source, size=size, grey=grey, progress=packing)
+    count = len(source.files)
+    black = np.broadcast_to(np.zeros(1, np.uint8), (count, size, size, 1 if grey else 3))
+    return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)
+
+
+def listed(recipe: Recipe, source: schema.Source) -> Source:
+    """A source of which no image has been read yet; a pack is one among the parties' own alone."""
+    if source.kind == "pack":
+        return _pack(recipe, source)
+    if source.kind in ("joined", "own"):
+        return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
+    if source.kind in ("folder", "rec"):
+        return open_store(folder(recipe, source), part=source.part or "")
+    return SyntheticFaces(
+        source.identities,
+        source.images,
+        source.seed,
+        size=recipe.data.size,
+        grey=recipe.data.grey,
+        domains=source.domains,
+        first=source.first,
+    )
+
+
+def _pack(recipe: Recipe, source: schema.Source, verify: bool | None = None) -> Packed:
+    """A pack. Raises ValueError for names in it that no folder or file of a source could have; `read_pack` verifies."""
+    pack = Packed(folder(recipe, source), verify)
+    for names in (pack.names, pack.files):
+        check_names(names, shown(pack.path))
+    return pack
+
+
+def origin(recipe: Recipe, source: schema.Source) -> tuple[str, object]:
+    """What two sources have in common that may show the same people, under the same names."""
+    return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
+
+
+def folder(recipe: Recipe, source: schema.Source) -> Path:
+    if source.path is None:
+        raise RecipeError(f"data.source.path: a source of kind {source.kind!r} needs the folder it lies in")
+    return below_root(recipe, source.path)
+
+
+def below_root(recipe: Recipe, path: str) -> Path:
+    return Path(path) if Path(path).is_absolute() else recipe.root() / path

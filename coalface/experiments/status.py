@@ -1,0 +1,240 @@
+"""Where a run stands, by what its folder holds: of a finished run, one that goes on, and one that was stopped alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coalface.engine.rounds import FEW
+from coalface.engine.run_state import Tally
+from coalface.engine.transport import Member
+from coalface.experiments import provenance
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.report import runs
+from coalface.experiments.report.runs import mapping, number, whole_number
+from coalface.flower.poc import processes
+
+
+@dataclass(frozen=True)
+class PartyStatus:
+    """What the server knows of a party."""
+
+    name: str
+    role: str = ""
+    images: int | None = None
+    identities: int | None = None
+    rounds: int = 0
+    """In which it took part."""
+    failed: int = 0
+    """Replies that did not come, or were refused."""
+    reason: str = ""
+    """Of the last failure."""
+    seen: float | None = None
+    """When its last reply was taken in; of a round under way it is known when that ends."""
+    late: int = 0
+    """Replies that came after their deadline, and were thrown away."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands."""
+
+    name: str
+    method: str
+    folder: str
+    state: str
+    """`running`, `stopped` or `finished`."""
+    stage: str
+    round: int
+    """Rounds that have ended, over all stages."""
+    rounds: int
+    doing: str
+    """What the server waits for."""
+    since: float | None
+    abandoned: int
+    counted: int
+    """The round after which the parties' rounds and bytes were counted: the last checkpoint's."""
+    bytes_down: int
+    bytes_up: int
+    elsewhere: bool
+    """Its parties are nodes of their own."""
+    kits: str
+    """The folder of kits that started it on this machine, if any."""
+    parties: tuple[PartyStatus, ...] = ()
+    judged: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] | None) -> None:
+    """Note in a run's events that it begins or goes on, and who takes part; of more than `FEW`, how many.
+
+    `asked` is the run-config of a run whose parties are elsewhere, None of any other.
+    """
+    about: dict[str, Any] = {"event": "begins", "time": time.time(), "elsewhere": asked is not None}
+    if asked is not None:
+        about["run_config"] = dict(asked)
+    if kits := os.environ.get(processes.KITS):
+        about["kits"] = kits
+    if len(members) <= FEW:
+        about["parties"] = {name: member.role for name, member in members.items()}
+        about["counts"] = {name: [member.images, member.identities] for name, member in members.items()}
+    provenance.note(out, about)
+
+
+def is_elsewhere(out: Path) -> bool:
+    """Whether the parties of a run are nodes of their own."""
+    return bool(_begins(out).get("elsewhere"))
+
+
+def is_here(out: Path) -> bool:
+    """Whether the parties of a run are played beside its server, so that their ledgers lie in its folder."""
+    return _begins(out).get("elsewhere") is False
+
+
+def brought_up(out: Path) -> tuple[Path, dict[str, Any]] | None:
+    """(the kits, the run-config) of a run that `coalface up` has started from kits which are on this machine."""
+    begins = _begins(out)
+    kits = Path(begins.get("kits", ""))
+    return (kits, mapping(begins.get("run_config"))) if (kits / "federation.yaml").is_file() else None
+
+
+def _begins(out: Path) -> dict[str, Any]:
+    """What was noted when a run began or went on the last time."""
+    path = out / "events.jsonl"
+    found: dict[str, Any] = {}
+    if path.exists():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if '"event": "begins"' in line and line.endswith("\n"):
+                    try:
+                        found = json.loads(line)
+                    except ValueError as error:
+                        raise RecipeError(f"{path} is damaged ({error}): restore it, or remove it") from None
+    return found
+
+
+def status(out: Path) -> Status:
+    """Where a run stands. Raises FileNotFoundError or ValueError where `out` is no run folder, or cannot be read."""
+    run = runs.read(out)
+    stages = _stages(out, run)
+    begins = mapping(next((e for e in reversed(run.events) if e.get("event") == "begins"), None))
+    last = run.metrics[-1] if run.metrics else {}
+    record, counted = _checkpoint(out, stages)
+    tallies = {name: Tally(*values) for name, values in mapping(record.get("tallies")).items()}
+    parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
+    for each in run.summary.get("parties", ()):
+        parties[each["name"]] = each["role"]
+        tallies[each["name"]] = Tally(*(each[key] for key in vars(Tally())))
+    totals = mapping(run.summary.get("bytes")) or mapping(record.get("totals"))
+    held = _held(out / "run.lock")
+    doing, since = _doing(run.events, last) if held else ("", None)
+    return Status(
+        name=run.name,
+        method=run.method,
+        folder=str(out),
+        state="running" if held else "finished" if run.summary else "stopped",
+        stage=str(last.get("stage", "")),
+        round=len(run.metrics),
+        rounds=sum(stages),
+        doing=doing,
+        since=since,
+        abandoned=sum(bool(r.get("abandoned")) for r in run.metrics),
+        counted=counted,
+        bytes_down=int(totals.get("down", 0)),
+        bytes_up=int(totals.get("up", 0)),
+        elsewhere=bool(begins.get("elsewhere")),
+        kits=str(begins.get("kits", "")),
+        parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, tallies, counts),
+        judged=_judged(run),
+    )
+
+
+def _parties(
+    run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tally], counts: Mapping[str, Any]
+) -> tuple[PartyStatus, ...]:
+    reasons: dict[str, str] = {}
+    failed: dict[str, int] = {}
+    for record in run.metrics:
+        for name, why in mapping(record.get("failed")).items():
+            reasons[name], failed[name] = f"round {record.get('round')}: {why}", failed.get(name, 0) + 1
+    seen: dict[str, float] = {}
+    late: dict[str, int] = {}
+    for event in run.events:
+        for name, count in mapping(event.get("late")).items():
+            late[name] = late.get(name, 0) + (whole_number(count) or 0)
+        for name, when in mapping(event.get("seen")).items():
+            if (clock := number(when)) is not None:
+                seen[name] = clock
+    return tuple(
+        PartyStatus(
+            name=name,
+            role=roles.get(name, ""),
+            **dict(zip(("images", "identities"), counts.get(name, ()), strict=False)),
+            rounds=(tally := tallies.get(name, Tally())).rounds,
+            failed=max(tally.failed, failed.get(name, 0)),
+            reason=reasons.get(name, ""),
+            seen=seen.get(name),
+            late=late.get(name, 0),
+            bytes_down=tally.bytes_down,
+            bytes_up=tally.bytes_up,
+        )
+        for name in sorted(roles.keys() | tallies.keys())
+    )
+
+
+def _stages(out: Path, run: runs.Run) -> list[int]:
+    """The rounds of each stage."""
+    try:
+        return [stage.rounds for stage in schema.load(out / "config.yaml").build_method().stages()]
+    except (RecipeError, OSError):  # of another version; the rest can be told all the same
+        return [whole_number(run.config.get("rounds")) or 0]
+
+
+def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, Any], int]:
+    """What the last checkpoint has counted, and the rounds up to it."""
+    for path in sorted((out / "checkpoints").glob("[0-9]*/checkpoint.json"), reverse=True):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return found["record"], sum(stages[: found["stage"]]) + int(found["round"])
+        except (OSError, ValueError, KeyError):  # being removed as a newer one is written
+            continue
+    return {}, 0
+
+
+def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple[str, float | None]:
+    """What the last event says that the server is at, and since when."""
+    event = mapping(next((e for e in reversed(events) if e.get("event") != "adjusted"), None))
+    what, since = event.get("event"), number(event.get("time"))
+    where = f"round {event.get('round')}, {event.get('step')} of {event.get('parties')} parties"
+    if what in ("asks", "collects"):
+        return f"waits for {where}", since
+    if what == "begins":
+        return "prepares", since
+    return "works on what came", since
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process holds the run's folder, by the system's list: a try to hold it could turn a start away."""
+    try:
+        about = os.stat(lock)
+        listed = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    return any(device in line.split() and "FLOCK" in line for line in listed.splitlines())
+
+
+def _judged(run: runs.Run) -> dict[str, float]:
+    if run.figures:
+        return run.figures
+    return next((found for r in reversed(run.metrics) if (found := runs.flat_figures(r.get("judged")))), {})

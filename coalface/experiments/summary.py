@@ -1,0 +1,91 @@
+"""The summary of a run: `summary.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface.core.method import Method
+from coalface.engine.client_batch import COHORTS
+from coalface.engine.server import READ, Server
+from coalface.evaluation import verification
+from coalface.evaluation.verification import Judge
+from coalface.experiments import plan
+from coalface.experiments.recipe.schema import Recipe
+from coalface.privacy import ledger
+from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
+
+
+def of_run(
+    recipe: Recipe,
+    method: Method,
+    server: Server,
+    planned: plan.Plan,
+    judge: Judge,
+    figures: verification.Figures,
+    untrained: verification.Figures,
+) -> dict[str, Any]:
+    """What a run was, who took part, what was sent, and its figures."""
+    members = server.transport.members
+    parties = [
+        {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
+        for n, tally in server.at.tallies.items()
+    ]
+    return {
+        "name": recipe.name,
+        "method": recipe.method,
+        "setting": method.setting,
+        "pooled": method.pooled,
+        "seed": recipe.seed,
+        "rounds": sum(stage.rounds for stage in method.stages()),
+        "parties": parties,
+        "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
+        "figures": figures,
+        "untrained": untrained,
+        "curves": judge.curves(),
+        "numerics": vars(server.numerics),
+        "messages": plan.as_dicts(planned.sent),
+        "stays": list(planned.stays),
+    }
+
+
+def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
+    """How close the class embeddings that the server knows are to each other: cosines of all their pairs."""
+    if len(rows) < 2:
+        return {}
+    found = cosine_histogram(rows)
+    about = {"count": len(rows), "mean": mean_cosine(rows)}
+    return about | {"edges": found.edges.tolist(), "pairs": found.pairs.tolist()}
+
+
+def ledgers(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
+    """What the ledgers say, of the first parties line by line: how much left, as which tensors, and their heads.
+
+    `faults` says of parties what is wrong with their ledgers; these are left out.
+    """
+    lines, heads, total = 0, {}, 0
+    distinct: dict[tuple[Any, ...], int] = {}
+    for place, party in enumerate([COHORTS, *parties]):
+        path = out / f"{COHORTS}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"
+        if party in faults:
+            continue
+        head = ledger.read_head(path)
+        lines += head.lines
+        if head.lines:
+            heads[party] = head.chain
+        if place <= READ and path.exists():
+            with open(path, encoding="utf-8") as file:
+                for text in file:
+                    line, count = json.loads(text), 1
+                    total += line["bytes"]
+                    if place == 0:  # of so many parties at once; their headers differ by a few bytes
+                        count = line["parties"]
+                    key = (line["name"], line["kind"], tuple(line["shape"]), line["dtype"], line["bytes"] // count)
+                    distinct[key] = distinct.get(key, 0) + count
+    names = ("name", "kind", "shape", "dtype", "bytes")
+    tensors = [{**dict(zip(names, key, strict=True)), "count": count} for key, count in distinct.items()]
+    checked = {"heads": len(parties), "whole": min(READ, len(parties)), "faults": faults}
+    return {"lines": lines, "bytes": total, "tensors": tensors, "head": heads, "checked": checked}

@@ -1,0 +1,1 @@
+"""Sweeps: a grid of recipes into one table and page."""

@@ -1,0 +1,135 @@
+"""The cells of a sweep: the points of a grid over a recipe, or of several grids that a file lists."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coalface.core.checks import unknown_key
+from coalface.core.yaml_text import parse_yaml
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+
+AVERAGED = ("seed", "half_split")
+"""Keys over which a setting's cells are averaged."""
+NAMED = "name"
+"""The key of a grid that says what its cells are called, in place of the keys that have one value there."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    chosen: dict[str, Any]
+    """Swept key -> its value here."""
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """Names the cell for people."""
+        return " ".join(_told(key.rpartition(".")[2], value) for key, value in self.chosen.items())
+
+    @property
+    def setting(self) -> str:
+        """What was swept besides the seed and the half of the folds; cells of one setting are averaged."""
+        swept = ", ".join(_told(key, value) for key, value in self.chosen.items() if key not in AVERAGED)
+        return swept or self.recipe.method
+
+
+def _told(key: str, value: Any) -> str:
+    return str(value) if key == NAMED else f"{key}={_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
+    """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError.
+
+    Commas separate values, except those inside brackets or quotes: `data.source.domains=[studio],[studio,night]` has
+    two values. The path may be of a file that lists grids over one recipe, `{recipe: FILE, grids: [{key: [a, b]}, …]}`:
+    then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
+    `name`, by which its cells are called.
+    """
+    given, tree = _axes(changes), schema.read(path)
+    if "grids" not in tree:
+        return _named([(axes, recipe) for axes, recipe in _points(tree, given)])
+    points: list[tuple[dict[str, Any], Recipe]] = []
+    below = schema.read(path.parent / _checked(path, tree))
+    for listed in tree["grids"]:
+        axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
+        called = axes.pop(NAMED, [None])[0]
+        axes |= given
+        for chosen, recipe in _points(below, axes):
+            several = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
+            points.append((chosen if called is None else {NAMED: str(called), **several}, recipe))
+    once = {recipe.digest(): place for place, (_, recipe) in reversed(list(enumerate(points)))}
+    return _named([points[place] for place in sorted(once.values())])
+
+
+def _axes(changes: Sequence[str]) -> dict[str, list[Any]]:
+    axes: dict[str, list[Any]] = {}
+    for change in changes:
+        key, separator, text = change.partition("=")
+        if not separator:
+            raise RecipeError(f"{change!r} is not a change: write key=value or key=a,b,c")
+        if key in axes:
+            raise RecipeError(f"{key} is given twice: write all its values in one, as {key}=a,b,c")
+        try:
+            values = parse_yaml(f"[{text}]") or [None]
+        except ValueError as error:
+            raise RecipeError(f"{change!r}: the values are not YAML ({error}); put them in quotes?") from None
+        axes[key] = [value for place, value in enumerate(values) if value not in values[:place]]
+    return axes
+
+
+def _checked(path: Path, tree: Mapping[str, Any]) -> str:
+    """The recipe that a file of grids is over. Raises RecipeError where the file is not one."""
+    for key in tree.keys() - {"name", "recipe", "grids"}:
+        raise RecipeError(f"{path}: {unknown_key(key, ['recipe', 'grids'])}")
+    if not isinstance(tree.get("recipe"), str):
+        raise RecipeError(f"{path}: say which recipe the grids are over, as `recipe: FILE` beside this file")
+    grids = tree["grids"]
+    if not isinstance(grids, list) or not grids or not all(isinstance(one, dict) and one for one in grids):
+        raise RecipeError(f"{path}: `grids` is a list of mappings from a key to its values, as `- {{seed: [0, 1]}}`")
+    return str(tree["recipe"])
+
+
+def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Recipe]]:
+    """Each point of a grid with its recipe."""
+    found = []
+    for point in itertools.product(*axes.values()):
+        chosen, changed = dict(zip(axes, point, strict=True)), dict(tree)
+        for key, value in chosen.items():
+            changed = schema.with_value(changed, key, value)
+        found.append((chosen, schema.parse(changed)))
+    return found
+
+
+def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:
+    """Cells that are told apart by the keys which are not the same at all points.
+
+    A key that some of the grids give, always with the same value, is left out unless cells are called the same without.
+    """
+    values: dict[str, list[Any]] = {}
+    given: dict[str, int] = {}
+    for chosen, _ in points:
+        for key, value in chosen.items():
+            given[key] = given.get(key, 0) + 1
+            if value not in values.setdefault(key, []):
+                values[key].append(value)
+
+    def cells(keys: Collection[str]) -> list[Cell]:
+        return [Cell({k: v for k, v in chosen.items() if k in keys}, recipe) for chosen, recipe in points]
+
+    vary = {key for key, found in values.items() if len(found) > 1 or key == NAMED}
+    short = cells(vary)
+    if len({cell.name for cell in short}) == len(short):
+        return short
+    return cells(vary | {key for key, times in given.items() if times < len(points)})

@@ -1,0 +1,85 @@
+"""The page of a sweep, from its cells: `OUT/sweep.html`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coalface.evaluation import personalised
+from coalface.evaluation.enrolled import by_kind
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.report import series, sweeps
+from coalface.experiments.report.runs import start_name
+from coalface.experiments.report.series import Point
+from coalface.experiments.sweep.grid import AVERAGED, Cell
+from coalface.experiments.sweep.side_tables import clients_of, shares
+
+SHARE = "share of the public images that clients trained on"
+
+
+def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+    """The cells of a sweep as points of its drawings; those that are not in `done` have no figures."""
+    found, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
+    for cell in cells:
+        line = done.get(cell.recipe.digest(), {})
+        found.append(
+            Point(
+                chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
+                seed=cell.recipe.seed,
+                figures=_figures(line, alike),
+                half=cell.recipe.half_split,
+                start=start_name(cell.recipe.pretrain),
+                untrained=sweeps.figures(line.get("untrained", {}), {}),
+            )
+        )
+    return found
+
+
+def _figures(line: Mapping[str, Any], alike: bool) -> dict[str, float]:
+    """Those of a cell, of its run's own clients, and how much of the public images these took.
+
+    How clients are served is told where all cells have the same clients: others' figures are of other people.
+    """
+    by_model = personalised.by_kind(line.get("personalised", {})) if alike else {}
+    served = {kind: figures for kind, figures in by_model.items() if kind != personalised.START}
+    found = sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {})) | served)
+    share = shares(line.get("public_images")).get("all rounds")
+    return found if share is None else {**found, SHARE: share}
+
+
+def axes_of(cells: Sequence[Cell], wanted: Sequence[str]) -> list[str]:
+    """The keys to draw figures over: those that are wanted, else all that take three numbers or more.
+
+    Raises RecipeError where a wanted one does not take two numbers.
+    """
+    planned = points(cells, {})
+    able = series.axes(planned, least=2)
+    for key in wanted:
+        if key not in able:
+            there = ", ".join(able) or "none"
+            raise RecipeError(f"--axis {key}: the sweep has no two numbers of it; keys with several numbers: {there}")
+    return list(dict.fromkeys(wanted)) or series.axes(planned)
+
+
+def command_of(
+    path: Path, changes: Sequence[str], out: Path, baselines: Sequence[str], axes: Sequence[str], keep_runs: bool
+) -> str:
+    """The command that makes a sweep."""
+    words = ["coalface", "sweep", str(path), *changes]
+    words += [word for one in baselines for word in ("--baseline", one)]
+    words += [word for one in axes for word in ("--axis", one)]
+    return shlex.join([*words, *(["--keep-runs"] if keep_runs else []), "--out", str(out)])
+
+
+def page(
+    cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]], text: str, command: str, axes: Sequence[str]
+) -> str:
+    """The page as HTML; `text` is the table of `table.table`."""
+    recipe, settings = cells[0].recipe, {cell.setting for cell in cells}
+    ran = sum(cell.recipe.digest() in done for cell in cells)
+    many = f"{len(settings):,} setting{'s' * (len(settings) != 1)}"
+    missing = "" if ran == len(cells) else f" of {len(cells):,}; the others are missing in the means"
+    said = f"{many} in {ran:,} run{'s' * (ran != 1)}{missing}."
+    return sweeps.render(recipe.name, command, said, text, points(cells, done), axes, recipe.method)

@@ -1,0 +1,197 @@
+"""Sweeps: a grid of recipes into one table, resumable from one small text file.
+
+`OUT/cells.jsonl` has a line for every finished cell: the hash of its resolved recipe, what was swept, the figures, the
+evidence for paired comparisons, and digests of the code that ran it. That file alone says what is done; a cell whose
+hash has changed is run again, and one whose code has changed is named.
+A cell that fails does not stop the others: `OUT/failed.json` has its reason, and the next sweep tries it again, last.
+A disk that takes nothing more stops the sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coalface.core.disk import explained, refusal, writing
+from coalface.core.names import made_plain
+from coalface.engine.transport import RunFailed
+from coalface.evaluation.verification import read_lists, write_json, write_text
+from coalface.experiments import preflight, provenance
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.report.runs import clean
+from coalface.experiments.run import View
+from coalface.experiments.sweep import page
+from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.table import baseline_of, table
+
+
+def sweep(
+    path: Path,
+    changes: Sequence[str],
+    out: Path,
+    view: View,
+    *,
+    baselines: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    keep_runs: bool = False,
+) -> str:
+    """Run the cells that are not done yet, then write and return the table (`OUT/table.md`), with its page beside it.
+
+    The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
+    Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
+    """
+    cells = grid(path, changes)
+    for wanted in baselines:  # a mistake in it should not show after hours
+        baseline_of([cell.setting for cell in cells], wanted)
+    over = page.axes_of(cells, axes)
+    out.mkdir(parents=True, exist_ok=True)
+    done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
+    if changed := {cell.name or cell.setting: found for cell in cells if (found := _changed_code(cell, done))}:
+        modules = ", ".join(sorted({name for found in changed.values() for name in found}))
+        view.note(
+            f"the code of methods ({modules}) is another now than that which ran these cells: {'; '.join(changed)}. "
+            f"They are left as they are: delete their lines in {out / 'cells.jsonl'}, and they are run again"
+        )
+    numbered = enumerate(cells, start=1)
+    for number, cell in sorted(numbered, key=lambda one: one[1].recipe.digest() in failed):  # a stable sort
+        digest = cell.recipe.digest()
+        if digest in done:
+            continue
+        view.note(f"cell {number} of {len(cells)}: {cell.name}")
+        try:
+            done[digest] = _run(cell, out / "runs" / digest, view, keep_runs)
+        except (RuntimeError, OSError, ValueError) as error:
+            if (refused := refusal(error)) is not None:  # no other cell would get further
+                raise refused from None
+            failed[digest] = clean(explained(error) if isinstance(error, OSError) else error)
+            view.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
+            write_json(out / "failed.json", failed)
+            continue
+        with writing(out / "cells.jsonl"), open(out / "cells.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(done[digest]) + "\n")
+        if failed.pop(digest, None) is not None:
+            write_json(out / "failed.json", failed)
+        if not keep_runs:
+            shutil.rmtree(out / "runs" / digest)
+    text, whole = table(cells, done, baselines, failed)
+    left = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
+    if not left["table.md"]:
+        write_text(out / "table.md", text)
+    if not left["sweep.html"]:
+        command = page.command_of(path, changes, out, baselines, axes, keep_runs)
+        write_text(out / "sweep.html", page.page(cells, done, text, command, over))
+    said = f"{text}\ncells: {out / 'cells.jsonl'}"
+    for what, name in (("table", "table.md"), ("page", "sweep.html")):
+        said += f"\n{what}: {out / name}{' (left as it was)' if left[name] else ''}"
+    if missing := sum(cell.recipe.digest() not in done for cell in cells):
+        raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{said}")
+    return said
+
+
+def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[str] = ()) -> str:
+    """What a sweep would do, a line for every cell; each that is not done is checked as a run is before it begins.
+
+    Nothing is written, and no image is decoded. Raises RecipeError, ValueError or OSError as the sweep would.
+    """
+    cells = grid(path, changes)
+    for wanted in baselines:
+        baseline_of([cell.setting for cell in cells], wanted)
+    done, failed, lines = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
+    for number, cell in enumerate(cells, start=1):
+        digest = cell.recipe.digest()
+        where = f"cell {number} of {len(cells)}: {cell.name}"
+        if digest in done:
+            by = ", by other code than is here now" if _changed_code(cell, done) else ""
+            lines.append(f"{where}: done, {done[digest]['seconds']['total']:.0f} s{by}")
+            continue
+        try:
+            parties = len(preflight.check(cell.recipe))
+        except ValueError as error:
+            raise RecipeError(f"{where}: {error}") from None
+        begun = (out / "runs" / digest / "config.yaml").exists()
+        state = f"failed before ({failed[digest]})" if digest in failed else "begun" if begun else "to run"
+        length = preflight.several(cell.recipe.rounds, "round")
+        lines.append(f"{where}: {state}; {length} over {preflight.several(parties, 'party', 'parties')}")
+    ran = [cell["seconds"]["total"] for cell in (done.get(c.recipe.digest()) for c in cells) if cell is not None]
+    left = len(cells) - len(ran)
+    took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""
+    return "\n".join([*lines, f"{left} of {len(cells)} cells are left to run{took}; they go to {out}"])
+
+
+def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]:
+    """Run a cell, or go on with it, and return its line."""
+    if (place / "config.yaml").exists():
+        experiment.resume(place, view)
+    else:
+        recipe = cell.recipe.model_copy(update={"name": made_plain(f"{cell.recipe.name} {cell.name}".rstrip())})
+        experiment.run(recipe, place, view, report=keep_runs)
+    return _line(cell, place)
+
+
+def _changed_code(cell: Cell, done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The modules by which a finished cell ran that are not as they were; of a version that kept none, none."""
+    ran = done.get(cell.recipe.digest(), {}).get("code")
+    return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
+
+
+def _read_failed(out: Path) -> dict[str, str]:
+    """The reason of each cell that has failed and was not done since, by the hash of its recipe."""
+    path = out / "failed.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
+    """Finished cells by the hash of their recipe; a last line that was cut off does not count.
+
+    With `mend` it is taken away.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data) and mend:
+        os.truncate(path, whole)
+    for number, line in enumerate(data[:whole].decode("utf-8").splitlines(), start=1):
+        try:
+            cell = json.loads(line)
+            found[cell["hash"]] = cell
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecipeError(
+                f"{path}, line {number} is no cell ({error!r}): delete the line, and it is run again"
+            ) from None
+    return found
+
+
+def _line(cell: Cell, place: Path) -> dict[str, Any]:
+    summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+    kept = ("method", "seed", "rounds", "bytes", "seconds", "figures", "untrained")
+    lists = {name: identities.sha256 for name, identities in read_lists(place / "judged")}
+    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    losses = [record.get("loss") for record in records]
+    evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
+    line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in kept}}
+    line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
+    line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised", "public_images") if key in summary}
+    if "mean" in (embeddings := summary.get("class_embeddings", {})):
+        line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
+    code = dict(provenance.begun_with(place).code)
+    return {**line, "lists": lists, "evidence": evidence, "code": code}
+
+
+def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, float]:
+    """Each party's final training loss: L ← 0.99^K L + (1 − 0.99^K) l over the rounds, l a round's mean over K steps.
+
+    So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1).
+    """
+    keep = 0.99 ** (recipe.build_local().iterations or 100)
+    found: dict[str, float] = {}
+    for record in records:
+        for party, loss in record.get("losses", {}).items():
+            found[party] = keep * found.get(party, loss) + (1 - keep) * loss
+    return found

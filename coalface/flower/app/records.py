@@ -1,0 +1,31 @@
+"""What lies in a Flower message: plain values as JSON, and encoded bytes as they are. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from coalface.core.json_text import parse_json
+
+JOIN, STEP, KEEP, SETTLE, CHECK = "query.join", "train.step", "train.keep", "query.settle", "query.check"
+"""What a node is asked: who it is, to run a step, to make its own model, to forget, to look at its ledger."""
+
+
+def write(said: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memoryview] | None = None) -> RecordDict:
+    """A message's content. Bytes go in pieces, and lie at the SuperLink once for all nodes to whom they are sent."""
+    content = RecordDict({"said": ConfigRecord({"json": json.dumps(said)})})
+    for name, value in (data or {}).items():
+        array = Array(dtype="uint8", shape=(len(value),), stype="coalface", data=bytes(value))
+        content[name] = ArrayRecord({"bytes": array})
+    return content
+
+
+def read(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """(plain values, bytes by name) of a message. Raises KeyError or ValueError for what `write` did not make."""
+    said = parse_json(content.config_records["said"]["json"])  # type: ignore[arg-type]  # which refuses the others
+    if not isinstance(said, dict):
+        raise ValueError("plain values are an object of JSON")
+    return said, {name: record["bytes"].data for name, record in content.array_records.items()}

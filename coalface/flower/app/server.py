@@ -1,0 +1,104 @@
+"""The server's side of a recipe's Flower app: what a ServerApp imports, with the recipe that the app brings.
+
+A run's configuration changes the recipe, key by key, and says where the server keeps the run (`out`). Which key each
+party has is said by the file that `COALFACE_KEYS` names at the SuperLink, as `coalface provision` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from coalface.engine.local import Setup, World
+from coalface.experiments import preflight, provenance
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.recipe import schema
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.flower.app import transport
+
+OWN = ("out", "join-seconds", "step-seconds")
+"""Keys of a run's configuration that are none of the recipe's."""
+
+
+def server(recipe: Path) -> Any:
+    """The ServerApp: runs the recipe over the grid, or goes on with it where its folder has begun."""
+
+    def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
+        made = read(recipe, run_config)
+        out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / made.name))
+        if made.pretrain is not None and made.model.batchnorm != "average":
+            raise RecipeError(
+                f"model.batchnorm={made.model.batchnorm}: parties would keep BatchNorm's tensors of the pre-training, "
+                "which over Flower they do not have: set model.batchnorm=average"
+            )
+        if made.pretrain is not None and not preflight.plan(made).leaves_shared:
+            raise RecipeError(
+                f"pretrain: the parties of {made.method} are sent no model to begin from, and over Flower they have "
+                "none of the pre-training: leave pretrain out, or take a method that sends one, such as fedavg"
+            )
+        patience = transport.Patience(
+            join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
+        )
+        carrier = Nodes(grid, patience, run_config)
+        if (out / "config.yaml").exists():
+            check_begun(out, made)
+            experiment.resume(out, Progress(), carrier=carrier)
+        else:
+            experiment.run(made, out, Progress(), carrier=carrier)
+
+    return transport.server_app(serve)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Makes a run's transport of the nodes of a grid; see `coalface.experiments.run.Carrier`."""
+
+    grid: Any
+    patience: transport.Patience
+    asked: Mapping[str, Any]
+
+    def __call__(self, setup: Setup, here: World) -> transport.Link:
+        members = here.members()  # none of those with images of their own
+        roles = {name: member.role for name, member in members.items()}
+        counts = {name: (one.images, one.identities) for name, one in members.items() if one.images}
+        public = None if here.public is None else here.public.who()
+        return transport.Link(self.grid, roles, self.patience, keys=keys(list(roles)), public=public, counts=counts)
+
+
+def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
+    """The parties' public keys as nodes show them, by the file that `COALFACE_KEYS` names; without one, None.
+
+    Raises RecipeError where the file cannot be read or lacks one of `parties`: then nobody could play it.
+    """
+    if not (file := os.environ.get("COALFACE_KEYS")):
+        return None
+    try:
+        found = {name: bytes.fromhex(key) for name, key in json.loads(Path(file).read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RecipeError(f"COALFACE_KEYS names {file}, whose keys cannot be read: {error}") from None
+    if lacking := sorted(set(parties) - found.keys()):
+        raise RecipeError(
+            f"{file} has no key of {', '.join(lacking[:8])}: provision a kit for each party of the recipe"
+        )
+    return found
+
+
+def check_begun(out: Path, made: Recipe) -> None:
+    """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
+    if differ := provenance.unlike(provenance.recipe_of(out), made):
+        raise RecipeError(
+            f"{out} has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume "
+            f"{quote(str(out))}` or the same run-config, or start another run by giving it another name"
+        )
+
+
+def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:
+    """The recipe with what the run's configuration changes; parties that fail are left out unless it says otherwise."""
+    changes = [f"{key}={value}" for key, value in run_config.items() if key not in OWN]
+    return schema.load(recipe, ["engine.on_error=exclude", *changes])

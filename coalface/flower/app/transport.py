@@ -1,0 +1,345 @@
+"""The server's side: a transport whose parties are nodes of a Flower grid, reached through a SuperLink.
+
+A request is one message: plain values, and the encoded messages as they are, the one for all and the party's own. Nodes
+have random numbers; a query asks each which party it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from coalface.core.json_text import LARGEST
+from coalface.core.method import Tensors, Ticket
+from coalface.core.text import told
+from coalface.engine.client_batch import Cohort
+from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.transport import Member, Reply, RunFailed
+from coalface.flower.app.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRIES = 10
+"""How often a call of the SuperLink is tried, before the run ends."""
+MOST_IMAGES = 1 << 40
+"""More than any party has."""
+AGAIN = 30.0
+"""Seconds after which a node is asked again that could not say who it is."""
+Answered = tuple[dict[str, Any], dict[str, bytes]]
+"""What a node says: plain values, and bytes by name."""
+_NO_ANSWER: Answered = {"failed": "no reply will come"}, {}
+"""What is said for a node that will not answer."""
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
+"""What Flower raises for a message that came and is none; where it does not reach the SuperLink it raises others."""
+_PLAIN = tuple(f.name for f in fields(Request) if f.name not in ("common", "each"))
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds."""
+
+    join: float = 300.0
+    """For all expected parties to be there before the run begins."""
+    step: float = 3600.0
+    """For the reply to a request, from its sending: the round's deadline."""
+    poll: float = 0.2
+    """Between two looks for replies."""
+
+
+class Link:
+    """A transport whose parties are nodes of a Flower grid."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        expected: Mapping[str, str],
+        patience: Patience = Patience(),
+        *,
+        keys: Mapping[str, bytes] | None = None,
+        public: str | None = None,
+        counts: Mapping[str, tuple[int, int]] | None = None,
+        window: int = 64,
+    ) -> None:
+        """Wait until all of `expected` (party -> role) are there.
+
+        `counts` are the images and identities of those parties of which the recipe says them.
+        `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
+        tells whose the public images are that every party must hold as the server does; None: there are none.
+        Raises RunFailed where they are not there in time.
+        """
+        self._grid, self._patience, self._keys, self._window = grid, patience, keys, window
+        self._roles, self._public, self._counts = expected, public, counts or {}
+        self._nodes: dict[str, int] = {}
+        self._asked: dict[int, str] = {}
+        """Nodes that have said which party they play."""
+        self._joining: dict[str, int] = {}
+        """Message -> node, of those that have been asked and have not answered."""
+        self._again: dict[int, float] = {}
+        """Nodes that could not say it, and when they are asked again."""
+        self._refused: dict[str, str] = {}
+        """Party -> why a node that says it is that one was left alone last; "" -> of nodes with no party's key."""
+        self._strangers: set[int] = set()
+        """Nodes whose keys are no party's: they are asked nothing, so nothing that they say is read."""
+        self._late: dict[str, str] = {}
+        """Message -> party, of requests that were given up."""
+        self.heads: dict[str, tuple[int, str]] = {}
+        """Party -> lines and last hash of its ledger, as it says them with a reply."""
+        self.late: dict[str, int] = {}
+        """Party -> replies that came after their deadline, and were discarded."""
+        self._posted: dict[Ticket, list[tuple[Request, str | StepFailed, float]]] = {}
+        self.members: dict[str, Member] = {}
+        ends = time.monotonic() + patience.join
+        self._look()
+        while missing := sorted(expected.keys() - self.members.keys()):
+            if time.monotonic() > ends:
+                left = [self._refused[name] for name in [*missing, ""] if name in self._refused]
+                why = "".join(f". Left alone: {each}" for each in left)
+                raise RunFailed(
+                    f"{', '.join(missing)} did not join within {patience.join:g} s: start their SuperNodes, see that "
+                    f"they reach the SuperLink, or wait longer{why}"
+                )
+            time.sleep(patience.poll)
+            self._look()
+        self.members = {name: self.members[name] for name in sorted(expected)}
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order; at most `window` are under way."""
+        self._look()
+        ahead: list[tuple[Request, str | StepFailed, float]] = []
+        for request in requests:
+            ahead.append(self._sent(STEP, request))
+            if len(ahead) >= self._window:
+                yield self._reply(*ahead.pop(0))
+        while ahead:
+            yield self._reply(*ahead.pop(0))
+
+    def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+        """Parties at nodes of their own share no batch."""
+        return self.exchange(requests)
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Send the work; it runs beside the coming rounds."""
+        self._look()
+        self._posted[ticket] = [self._sent(STEP, request) for request in requests]
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Wait for what was posted."""
+        for sent in self._posted.pop(ticket, None) or [self._sent(STEP, request) for request in requests]:
+            yield self._reply(*sent)
+
+    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """Have every party make its own model and keep it; nothing of it comes here."""
+        for sent in [self._sent(KEEP, request) for request in requests]:
+            _, reply = self._reply(*sent)
+            if isinstance(reply, StepFailed):
+                log.warning("%s", reply)
+        return iter(())
+
+    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+        """Tell every party which commit was accepted last; one that does not hear it keeps more files than it needs."""
+        told = {party: {"accepted": commit, "ordinal": ordinal} for party, commit in accepted.items()}
+        self._tell(SETTLE, told)
+
+    def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
+        """What is wrong with parties' ledgers, as they say by themselves; those away are looked at when they return."""
+        asked = {
+            party: {"accepted": commit, "whole": place < whole}
+            for place, (party, commit) in enumerate(accepted.items())
+        }
+        faults = {party: said["fault"] for party, said in self._tell(CHECK, asked).items() if "fault" in said}
+        said = "does not hold, its ledger or its private state"
+        return {p: f"what {p} keeps {said} ({told(kind)}); its own log says why" for p, kind in faults.items()}
+
+    def close(self) -> None:
+        """Nothing of it outlives the run."""
+
+    # Sending and waiting
+
+    def _look(self) -> None:
+        """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
+        keys = {node.node_id: node.public_key for node in self._tried(self._grid.get_nodes)}
+        now = time.monotonic()
+        self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
+        self._joining = {message: node for message, node in self._joining.items() if node in keys}
+        for node in sorted(keys.keys() & self._asked.keys()):  # one that was away has come back
+            self._nodes.setdefault(self._asked[node], node)
+        known = self._asked.keys() | set(self._joining.values())
+        for node in sorted(keys.keys() - known):
+            if self._keys is not None and keys[node] not in self._keys.values():
+                self._pass_over(node)
+            elif self._again.get(node, now) <= now:
+                self._joining[self._push(JOIN, node, write({}))] = node
+        for message, (said, _) in self._pull(list(self._joining)).items():
+            node = self._joining.pop(message)
+            if why := self._joined(node, said, keys[node]):
+                log.warning("%s: it is left alone", why)
+                if (name := said.get("name")) in list(self._roles):
+                    self._refused[name] = why
+                self._again[node] = time.monotonic() + AGAIN
+
+    def _pass_over(self, node: int) -> None:
+        if node not in self._strangers:
+            self._strangers.add(node)
+            self._refused[""] = f"node {node} has the key of no party of this run"
+            log.warning("%s: it is left alone", self._refused[""])
+
+    def _joined(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
+        """Take in what a node says of itself; why not, where it cannot be."""
+        if "failed" in said:
+            return f"node {node} does not say which party it plays ({told(said['failed'])}), its own log says why"
+        try:
+            name = told(said["name"])
+            member = Member(told(said["role"]), _count(said["images"]), _count(said["identities"]))
+        except (KeyError, ValueError) as error:
+            return f"node {node} does not say what a party says when it joins ({type(error).__name__})"
+        if self._keys is not None and self._keys.get(name) != key:
+            return f"node {node} says that it is {name} and has not its key"
+        if (role := self._roles.get(name)) != member.role:
+            wanted = f"is a {role} by the recipe" if role else "is none of this run's parties"
+            return f"node {node} says that it is {name}, a {member.role}, who {wanted}"
+        found = (member.images, member.identities)
+        if (known := self._counts.get(name, found)) != found:
+            here, there = (f"{images} images of {identities} identities" for images, identities in (found, known))
+            return f"node {node} says that it is {name}, with {here}, and by the recipe these are {there}"
+        if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
+            return (
+                f"node {node} says that it is {name}, with {member.images} images of {member.identities} identities; a "
+                f"party has 1 to {MOST_IMAGES} images, and no more identities than images"
+            )
+        if said.get("public") != self._public:
+            return f"node {node} says that it is {name} and has not the server's public images, of the same people"
+        self._asked[node] = name
+        if self._nodes.setdefault(name, node) != node:
+            return f"a second node says that it is {name}"
+        self.members.setdefault(name, member)
+        return ""
+
+    def _sent(self, about: str, request: Request) -> tuple[Request, str | StepFailed, float]:
+        ends = time.monotonic() + self._patience.step
+        node = self._nodes.get(request.party)
+        if node is None:
+            return request, Unanswered(f"{request.party} is not there"), ends
+        encoded = {"common": request.common, "each": request.each}
+        data = {name: message.data for name, message in encoded.items() if message is not None}
+        content = write({name: getattr(request, name) for name in _PLAIN}, data)
+        return request, self._push(about, node, content), ends
+
+    def _reply(self, request: Request, sent: str | StepFailed, ends: float) -> tuple[Request, Reply]:
+        where = f"{request.party}, step {request.step}, {request.stage} round {request.round}"
+        if isinstance(sent, StepFailed):
+            return request, sent
+        found = self._wait([sent], ends).get(sent)
+        if found is None:
+            self._late[sent] = request.party
+            return request, Unanswered(f"{where}: no reply within {self._patience.step:g} s")
+        if found is _NO_ANSWER:
+            return request, Unanswered(f"{where}: {found[0]['failed']}")
+        said, data = found
+        if "failed" in said:
+            return request, StepFailed(f"{where}: {told(said['failed'])}; the party's own log says why")
+        reply = data.get("reply", b"")
+        if said.get("id") != request.id:
+            return request, StepFailed(f"{where}: a reply to another request")
+        if said.get("sha256") != hashlib.sha256(reply).hexdigest():
+            return request, StepFailed(f"{where}: a reply whose bytes have another SHA-256 than it says")
+        match said.get("head"):
+            case [int(lines), str(chain)] if lines > 0 and lines is not True and re.fullmatch("[0-9a-f]{64}", chain):
+                self.heads[request.party] = lines, chain
+            case _ if reply:  # a model that stays at its party comes with neither
+                return request, StepFailed(f"{where}: a reply without the head of the party's ledger")
+        return request, bytearray(reply)
+
+    def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        self._look()
+        there = {party: said for party, said in words.items() if party in self._nodes}
+        sent = {self._push(about, self._nodes[party], write(said)): party for party, said in there.items()}
+        found = self._wait(list(sent), time.monotonic() + self._patience.step)
+        return {sent[message]: said for message, (said, _) in found.items()}
+
+    def _push(self, about: str, node: int, content: RecordDict) -> str:
+        message = Message(content, node, about, ttl=4 * self._patience.step)
+        return next(iter(self._tried(lambda: self._grid.push_messages([message]))))
+
+    def _tried(self, call: Callable[[], T]) -> T:
+        """What the SuperLink says; where it fails it is asked again, as one that is busy does better in a moment.
+
+        A message that is sent twice by this trains once. Raises RunFailed after `TRIES`.
+        """
+        tried = 0
+        while True:
+            try:
+                return call()
+            except Exception as error:  # of whatever Flower speaks by
+                tried += 1
+                if tried == TRIES:
+                    raise RunFailed(
+                        f"the SuperLink failed {TRIES} times ({type(error).__name__}: {error}); its log says why. The "
+                        "run goes on from its last checkpoint when it is started again"
+                    ) from error
+                log.warning("the SuperLink failed (%s: %s): it is asked again", type(error).__name__, error)
+                time.sleep(5 * self._patience.poll)
+
+    def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answered]:
+        """The replies that come before `ends`."""
+        found: dict[str, Answered] = {}
+        while True:
+            found |= self._pull([message for message in messages if message not in found])
+            if len(found) == len(messages) or time.monotonic() > ends:
+                return found
+            time.sleep(self._patience.poll)
+
+    def _pull(self, messages: Sequence[str]) -> dict[str, Answered]:
+        """The replies that are there; those to what was given up are counted and thrown away.
+
+        A node of somebody else's may say anything: what is no answer of ours is taken as a failure. Each is pulled by
+        itself, since Flower reads a message as it pulls it, and one that it cannot read would take others along.
+        """
+        found: dict[str, Answered] = {}
+        for message in [*messages, *self._late]:
+            for reply in self._tried(functools.partial(self._pulled, message)):
+                if message in self._late:
+                    party = self._late.pop(message)
+                    self.late[party] = self.late.get(party, 0) + 1
+                    log.warning("a reply of %s came after its deadline, and is discarded", party)
+                    continue
+                try:
+                    if isinstance(reply, Exception):
+                        raise reply
+                    found[message] = read(reply.content) if reply.has_content() else _NO_ANSWER
+                except Exception as error:  # whatever it is, it is the party's
+                    found[message] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
+        return found
+
+    def _pulled(self, message: str) -> Sequence[Message | Exception]:
+        try:
+            return list(self._grid.pull_messages([message]))
+        except _UNREADABLE as error:
+            return [error]
+
+
+def _count(said: Any) -> int:
+    if type(said) is not int or not 0 <= said <= LARGEST:
+        raise ValueError("a count is a whole number")
+    return said
+
+
+def server_app(serve: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
+    """The server's side: `serve` is given the grid and the run's configuration."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context.run_config)
+
+    return app

@@ -1,0 +1,1 @@
+"""A party's own processes beside its SuperNode."""

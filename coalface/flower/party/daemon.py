@@ -1,0 +1,208 @@
+"""A process that stays at a party between messages, and how a message reaches it.
+
+Flower starts a process for every message. What such a process would do anew each time (import torch, open the data,
+build the network) costs seconds; so it hands its message, over a socket that only its owner can open, to a process that
+was begun by the first and stays. It ends with the one that it serves, or when nothing has come for a while; whatever it
+has not committed by then is asked for again. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, NoReturn
+
+from coalface.core import permissions
+
+log = logging.getLogger(__name__)
+
+IDLE = 120.0
+"""Seconds without a message after which a resident ends."""
+STARTS = 120.0
+"""Seconds that a resident may take until it listens."""
+
+Said = Mapping[str, Any]
+Data = Mapping[str, bytes | bytearray | memoryview]
+
+
+class Absent(RuntimeError):
+    """No resident is there, and none could be started."""
+
+
+# --- who asks ---------------------------------------------------------------------------------------------------------
+
+
+def ask(
+    place: Path, start: Sequence[str], about: str, said: Said, data: Data
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Hand a message to the resident of `place`, and return what it says; where none is there, start one.
+
+    `start` is the command that runs one; it calls `serve` with the same `place`. Raises Absent where it does not, and
+    OSError or EOFError where the resident ends while it works.
+    """
+    connection = _reach(place, start)
+    with connection:
+        _send(connection, [about, dict(said)], data)
+        return _receive(connection)
+
+
+def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
+    if connection := _connected(place):
+        return connection
+    permissions.make_folder(place.parent)
+    with _turn(place.with_suffix(".lock")):  # of several that come at once, one starts it
+        if connection := _connected(place):
+            return connection
+        place.unlink(missing_ok=True)
+        process = subprocess.Popen([*start], stdin=subprocess.DEVNULL)
+        threading.Thread(target=process.wait, daemon=True).start()  # it outlives who asks, and is no zombie before
+        ends = time.monotonic() + STARTS
+        while time.monotonic() < ends:
+            if place.exists() and (connection := _connected(place)):
+                return connection
+            if (status := process.poll()) is not None:
+                raise Absent(f"the party's process ended with status {status} before it listened: its output says why")
+            time.sleep(0.05)
+        process.kill()
+        raise Absent(f"the party's process did not listen within {STARTS:g} s")
+
+
+def serving(folder: Path) -> list[int]:
+    """The processes that stay and whose places are in a folder."""
+    found = []
+    for place in folder.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):  # it ends just now
+            found.append(int(json.loads(place.read_text())["process"]))
+    return [process for process in found if _began(process) is not None]
+
+
+def _connected(place: Path) -> Connection[Any, Any] | None:
+    try:
+        return Client(json.loads(place.read_text())["socket"], "AF_UNIX")
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    with open(path, "a", opener=permissions.opener) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- who answers ------------------------------------------------------------------------------------------------------
+
+
+def serve(
+    place: Path,
+    answer: Callable[[str, dict[str, Any], dict[str, bytes]], tuple[Said, Data]],
+    *,
+    watched: int,
+    idle: float = IDLE,
+) -> None:
+    """Answer messages, one after the other, until the process `watched` is gone or `idle` seconds pass without one.
+
+    `place` then says at which socket; socket and file are gone afterwards, also after SIGTERM, unless the process is
+    killed.
+    """
+    with Listener(family="AF_UNIX") as listener:  # in a new folder of mode 0700
+        fresh = place.with_name(f"{place.name}.{os.getpid()}")
+        with open(fresh, "w", opener=permissions.opener) as file:
+            json.dump({"socket": listener.address, "process": os.getpid()}, file)
+        fresh.replace(place)
+        last, socket = _Last(time.monotonic()), Path(str(listener.address))
+        threading.Thread(target=_watch, args=(place, socket, watched, idle, last), daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: _leave(place, socket))
+        while True:
+            with listener.accept() as connection:
+                try:
+                    (about, said), data = _received(connection)
+                    with last:
+                        _send(connection, *answer(about, said, data))
+                except Exception as error:  # who asked is gone, or what it sent is no message: others will come
+                    log.warning("a message was broken off: %r", error)
+
+
+class _Last:
+    """When a message was last worked on; `at` is None while one is."""
+
+    def __init__(self, now: float) -> None:
+        self.at: float | None = now
+
+    def __enter__(self) -> None:
+        self.at = None
+
+    def __exit__(self, *raised: object) -> None:
+        self.at = time.monotonic()
+
+
+def _watch(place: Path, socket: Path, watched: int, idle: float, last: _Last) -> None:
+    """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there."""
+    began = _began(watched)
+    while began is not None and _began(watched) == began and (last.at is None or time.monotonic() - last.at < idle):
+        time.sleep(min(1.0, idle / 4))
+    _leave(place, socket)
+
+
+def _leave(place: Path, socket: Path) -> NoReturn:
+    """End this process, and leave nothing that says it is there."""
+    with suppress(OSError, ValueError):
+        if json.loads(place.read_text())["process"] == os.getpid():
+            place.unlink()
+    with suppress(OSError):
+        socket.unlink()
+        socket.parent.rmdir()
+    os._exit(0)
+
+
+def _began(process: int) -> str | None:
+    """When a process began, by which it is told from a later one of its number; None where it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self").exists():
+            return None
+        try:  # a system without /proc
+            os.kill(process, 0)
+        except OSError:
+            return None
+        return ""
+    return None if fields[0] in "ZX" and _threads(process) <= 1 else fields[19]
+
+
+def _threads(process: int) -> int:
+    """Threads of a process: of one that was killed the first may be dead alone, and its socket still be open."""
+    try:
+        return len(os.listdir(f"/proc/{process}/task"))
+    except OSError:
+        return 0
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def _send(connection: Connection[Any, Any], said: Any, data: Data) -> None:
+    connection.send_bytes(json.dumps([said if isinstance(said, list) else dict(said), list(data)]).encode())
+    for value in data.values():
+        connection.send_bytes(value)
+
+
+def _received(connection: Connection[Any, Any]) -> tuple[Any, dict[str, bytes]]:
+    said, names = json.loads(connection.recv_bytes())
+    return said, {name: connection.recv_bytes() for name in names}
+
+
+def _receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    said, data = _received(connection)
+    return dict(said), data

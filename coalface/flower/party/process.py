@@ -1,0 +1,72 @@
+"""A party's own process: plays one party of a recipe for the SuperNode that began it, message after message.
+
+All that it writes below the party's `home` is its owner's alone, and encrypted where the node's configuration names a
+`key`: see `coalface.engine.party.encryption`. It goes on with nothing that others can read or change.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coalface.core import permissions
+from coalface.data.stores import telling_passed_over
+from coalface.engine.local import Setup
+from coalface.engine.party import service
+from coalface.engine.party.service import Data, Said, Seat
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.setup import party_world, world
+from coalface.flower.app.server import read
+from coalface.flower.party import daemon, rekey
+from coalface.flower.party.client import home
+
+
+def answers(
+    recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]
+) -> Callable[[str, Said, Data], tuple[Said, Data]]:
+    """Who answers for the party. It takes its seat at the first message, and again as long as that fails."""
+    return functools.partial(service.answer, functools.cache(lambda: take(recipe, node_config, run_config)))
+
+
+def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Seat:
+    """The seat of the party that a node's configuration names.
+
+    Raises ValueError where it names none, RecipeError where the recipe has no such party or the key cannot be used,
+    PermissionError where others can get at what is the party's.
+    """
+    own, name = home(node_config), str(node_config["party"])
+    made = read(recipe, run_config)
+    file = node_config.get("data")
+    with telling_passed_over(logging.getLogger(__name__).warning):
+        here = party_world.party_world(made, name, Path(str(file)) if file else None)
+    if name not in here.data:
+        raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
+    folder = own / made.name
+    permissions.make_folder(folder)
+    permissions.check(own, (folder, own / "processes"))
+    key = node_config.get("key")
+    vault = rekey.vault(Path(str(key)), made.name, name) if key else None
+    setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
+    setup.prepare()
+    public = None if here.public is None else here.public.who()
+    return Seat(name, here.members()[name], replace(setup.site(here), flush=True, vault=vault), public=public)
+
+
+def main() -> None:
+    """`python -m coalface.flower.party.process PLACE WORDS WATCHED`, as `coalface.flower.party.client` starts it."""
+    place, words, watched = sys.argv[1:]
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+    recipe, node_config, run_config = json.loads(words)
+    os.umask(0o077)  # for what it keeps beside its home as well, such as decoded images
+    daemon.serve(Path(place), answers(Path(recipe), node_config, run_config), watched=int(watched))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The key that a party's private state is encrypted with on its disk, and how all of it is written anew under another.
+
+Importing this file raises RecipeError where cryptography, which Flower brings, is not installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coalface.core.checks import RecipeError
+from coalface.engine.party.commits import Commit, LockedCommit, write_commit
+from coalface.engine.party.encryption import Vault
+from coalface.flower.party import daemon
+from coalface.flower.provision import certificates
+
+
+def vault(key: Path, run: str, party: str) -> Vault:
+    """What a party's private state of a run is encrypted with; `key` is the private key of the party's node.
+
+    Raises RecipeError where it cannot be read, or is none.
+    """
+    try:
+        return Vault.of(certificates.secret(key.read_bytes()), run, party)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{key}: this is no private key of a node, or it cannot be read: {error}") from None
+
+
+def rekey(home: Path, old: Path | None, new: Path | None) -> int:
+    """Write all private state below a party's home as its node reads it with the key `new`; returns how many files.
+
+    `old` is the key that it was written with; None: it is in the clear. None as `new` leaves it so. All of it is read
+    before anything is written, and each file is replaced whole, so that after a stop the same call goes on.
+
+    Raises RecipeError where the party's process is at work or there is nothing, LockedCommit where a file opens with
+    neither key; then nothing was changed.
+    """
+    if at_work := daemon.serving(home / "processes"):
+        raise RecipeError(f"{home}: the party is at work (process {at_work[0]}): end its node first")
+    files = sorted(path for kind in ("commit", "shard") for path in home.glob(f"*/parties/*/*.{kind}"))
+    if not files:
+        raise RecipeError(f"{home} holds no private state: name the home of a party's node, as in its configuration")
+    left = [(path, _vaults(path, old, new)) for path in files]
+    for path, (before, after) in left:
+        for name in (found := _read(path, before, after)[0]).spans:
+            found.read(name)
+    written = 0
+    for path, (before, after) in left:
+        found, done = _read(path, before, after)
+        if not done:
+            parts = {name: data for name in found.spans if (data := found.read(name)) is not None}
+            shards = found.shards
+            write_commit(path, found.base, found.head, parts, over=None, flush=True, shards=shards, vault=after)
+            written += 1
+    return written
+
+
+def _vaults(path: Path, *keys: Path | None) -> tuple[Vault | None, ...]:
+    """Of the run and the party whose a file is by where it lies."""
+    run, party = path.parts[-4], path.parts[-2]
+    return tuple(None if key is None else vault(key, run, party) for key in keys)
+
+
+def _read(path: Path, before: Vault | None, after: Vault | None) -> tuple[Commit, bool]:
+    """A file, and whether it is written with the new key already."""
+    try:
+        return Commit.open(path, before), before == after
+    except LockedCommit:
+        try:
+            return Commit.open(path, after), True
+        except LockedCommit:
+            pass
+        raise

@@ -1,0 +1,1 @@
+"""Kits of a federation: certificates, scripts and papers for every part of it."""

@@ -1,0 +1,210 @@
+"""The file `federation.yaml`: the SuperLink, its parties and their roles, and how long the certificates hold."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from coalface.core.checks import short
+from coalface.core.names import check_party
+from coalface.core.yaml_text import parse_yaml
+from coalface.experiments.recipe.party_file import Pairs
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.experiments.recipe.sections import Section, Source
+
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
+LOOPBACK = ("localhost", "127.0.0.1")
+"""What the SuperLink's certificate is always good for: its own ServerApp reaches it there."""
+LOOPBACK_6 = "::1"
+"""And what it is where the SuperLink listens on IPv6."""
+PARTS = ("superlink", "run")
+"""The parts of a federation that are no party: the SuperLink with the server, and the log of the run."""
+
+
+class SuperLink(Section):
+    """Where the SuperLink is reached."""
+
+    hosts: tuple[str, ...] = Field(min_length=1)
+    """Names or addresses, one or a list; the first is the one that parties and the operator dial."""
+    port: int = Field(8000, ge=1, le=65535)
+    """Where the parties dial."""
+    loopback_port: int | None = Field(None, ge=1, le=65535)
+    """Where the SuperLink itself listens, on its own machine alone, if a reverse proxy stands at `port`; the operator
+    works on that machine. None: no proxy, it listens at `port`, and whoever reaches it can start runs."""
+
+    @model_validator(mode="after")
+    def _are_two_ports(self) -> SuperLink:
+        if self.loopback_port == self.port:
+            raise ValueError("loopback_port: the proxy listens at `port`, so the SuperLink needs another")
+        return self
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            numeric = host.rpartition(".")[
+                2
+            ].isdigit()  # an address with a slip, which no resolver would take for a name
+            if not is_address(host) and (numeric or not HOST.fullmatch(host)):
+                raise ValueError(f"{host!r} is no host: give a name such as fl.example.org or an address, no port")
+        return tuple(str(ipaddress.ip_address(host)) if is_address(host) else host for host in value)
+
+    @property
+    def address(self) -> str:
+        """What the parties dial: `HOST:PORT`."""
+        return _address(self.hosts[0], self.port)
+
+    @property
+    def own(self) -> tuple[str, int]:
+        """The host and port of the SuperLink itself, past any proxy."""
+        return (self.hosts[0], self.port) if self.loopback_port is None else ("127.0.0.1", self.loopback_port)
+
+    @property
+    def own_address(self) -> str:
+        """What the operator dials: `HOST:PORT`."""
+        return _address(*self.own)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name and address that its certificate must hold."""
+        return tuple(dict.fromkeys((*self.hosts, *LOOPBACK, *([LOOPBACK_6] if self.over_6 else []))))
+
+    @property
+    def over_6(self) -> bool:
+        """Whether the parties dial an IPv6 address."""
+        return ":" in self.hosts[0]
+
+
+def _address(host: str, port: int) -> str:
+    return f"{bracketed(host)}:{port}"
+
+
+class Party(Section):
+    """A party: what it does, and where its data lies on its own machine."""
+
+    role: Literal["trainer", "validator"]
+    data: str | None = None
+    """The root of the data on the party's machine; None: what COALFACE_DATA says there."""
+    faces: Source | None = None
+    """Images of its own, where the recipe has parties bring them: on its machine, from its kit unless absolute. A path
+    alone is one of identity folders. None: the party says it in its `party.yaml`."""
+    pairs: Pairs | None = None
+    """A validator's own list of pairs of them."""
+    encrypt: bool | None = None
+    """Whether its private state is encrypted on its disk, with the key of its node; None: what the federation says."""
+
+    @field_validator("faces", mode="before")
+    @classmethod
+    def _a_path_is_of_folders(cls, value: Any) -> Any:
+        return {"kind": "folder", "path": value} if isinstance(value, str) else value
+
+    def file(self, name: str) -> dict[str, Any]:
+        """What its `party.yaml` says: see `coalface.experiments.recipe.party_file`."""
+        said: dict[str, Any] = {"name": name, "role": self.role}
+        if self.faces is not None:
+            said["data"] = {"kind": self.faces.kind, **self.faces.model_dump(mode="json", exclude_defaults=True)}
+        if self.pairs is not None:
+            said["pairs"] = self.pairs.model_dump(exclude_defaults=True)
+        return said
+
+
+class Federation(Section):
+    """Who takes part, and over which SuperLink."""
+
+    name: str
+    superlink: SuperLink
+    days: int = Field(365, ge=1, le=3650)
+    """How long the certificates hold."""
+    recipe: str
+    """The recipe that is run, from where this file lies."""
+    encrypt: bool = False
+    """Whether parties encrypt their private state, where they do not say it themselves."""
+    parties: dict[str, Party] = Field(min_length=1)
+
+    def encrypts(self, party: str) -> bool:
+        """Whether a party's private state is encrypted on its disk."""
+        own = self.parties[party].encrypt
+        return self.encrypt if own is None else own
+
+
+def read(path: Path) -> Federation:
+    """The federation of a file. Raises RecipeError for what is wrong, for an unknown key with the nearest known one."""
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: name, superlink, recipe and parties are needed")
+    try:
+        made = Federation.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(f"{path}: {_fault(error)}") from None
+    for name in (made.name, *made.parties):
+        try:
+            check_party(name)
+        except ValueError as error:
+            raise RecipeError(f"{path}: {error}") from None
+    if taken := [name for name in made.parties if name.lower() in PARTS]:
+        raise RecipeError(
+            f"{path}: parties.{taken[0]}: a part of every federation that is no party is called so, by which its log "
+            "and its processes are found; give the party another name"
+        )
+    if len({name.lower() for name in made.parties}) < len(made.parties):
+        raise RecipeError(f"{path}: parties whose names differ by capitals only share a folder on some disks")
+    return made
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _section(path: Sequence[str]) -> type[Section]:
+    """The section of the file that lies at a path of keys."""
+    below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
+    if path[:1] == ["parties"] and len(path) > 1:
+        return below.get(path[2], Party) if len(path) > 2 else Party
+    return SuperLink if path[:1] == ["superlink"] else Federation
+
+
+def _fault(error: ValidationError) -> str:
+    # a key that is none comes before what is missing: it is most often that, misspelt
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    where = short(".".join(path))
+    if first["type"] == "extra_forbidden":
+        known = list(_section(path[:-1]).model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
+        meant = ".".join([*path[:-1], near])
+        return f"{where} is not a key of a federation; did you mean {meant}? Known here: {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "model_type":
+        lacks = ", ".join(name for name, field in _section(path).model_fields.items() if field.is_required())
+        return f"{where} needs keys of its own, at least {lacks}; got {first['input']!r}"
+    if first["type"] == "literal_error":
+        known = re.findall("'([^']*)'", first["ctx"]["expected"])
+        nearest = difflib.get_close_matches(str(first["input"]), known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        return f"{where} is {' or '.join(known)}, and not {first['input']!r}{hint}"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}; got {first['input']!r}"

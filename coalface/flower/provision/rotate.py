@@ -1,0 +1,55 @@
+"""A new key for one party's node, in kits whose other keys and certificates stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from coalface.core.checks import nearest
+from coalface.core.disk import writing
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.provision import certificates, project
+
+OLD = "node.key.old"
+"""Beside a party's new key: the one before it, which opens what was encrypted with it."""
+
+
+def rotate(kits: Path, party: str) -> list[Path]:
+    """Give `party` a fresh key wherever the kits tell of it; returns the files that were written, from `kits`.
+
+    A key that is still in the kits is kept as `node.key.old`. Files are replaced one by one, each whole; the server is
+    told last, so that a call that was broken off can be repeated once the old key has been put back.
+
+    Raises RecipeError for a party that there is none of, and where an old key of it has not been taken away yet.
+    """
+    made = project.read(kits / "federation.yaml")
+    nearest(party, made.parties, f"{kits}: the party")
+    mine, told = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
+    if (mine / OLD).exists():
+        raise RecipeError(
+            f"{mine / OLD} is there, from a rotation before: private state may be encrypted with it. Once `coalface "
+            "party rekey` is through, or where nothing is encrypted, delete it, and then rotate again"
+        )
+    names = [json.loads(path.read_bytes()) for path in told]
+    key = certificates.node()
+    mine.mkdir(mode=0o700, exist_ok=True)
+    if (mine / "node.key").exists():
+        os.link(mine / "node.key", mine / OLD)
+    files = {mine / "node.key": key.private, mine / "node.pub": key.public}
+    files |= {kits / "operator" / "keys" / f"{party}.pub": key.public}
+    for path, each in zip(told, names, strict=True):
+        files[path] = json.dumps({**each, party: key.seen.hex()}, indent=1).encode() + b"\n"
+    for path, data in files.items():
+        _replace(path, data)
+    return [path.relative_to(kits) for path in files]
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file of the owner's alone beside its place, and rename it there."""
+    fresh = path.with_name(path.name + ".new")
+    with writing(path), open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)

@@ -1,0 +1,133 @@
+"""Embeddings of face images, as every judge of this package takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from coalface.data.faceset import FaceSet
+
+
+def embed(
+    module: nn.Module,
+    faces: FaceSet,
+    index: NDArray[np.int64] | None = None,
+    *,
+    flip: bool = False,
+    batch: int = 256,
+    device: str | torch.device = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Unit embeddings of some images of a face set: (len(index), d) float32, in the order of `index` (None: all).
+
+    The module, which must already be on `device`, gets (b, channels, height, width) float32 pixels (x − 127.5) / 127.5
+    and gives (b, d). With `flip`, the embeddings of the image and of its mirror are added before they are normalised.
+    Only the images named are read, `batch` at a time; `progress` is told how many are done. The module runs in eval
+    mode; afterwards each of its parts is back in the mode it was in.
+
+    An embedding of length zero stays zero, so that its cosine with any other is 0: a collapsed model can be judged,
+    and is judged badly. Embeddings that are not finite are a ValueError that says how many and which image is first.
+    """
+    wanted = np.arange(len(faces)) if index is None else np.asarray(index, dtype=np.int64)
+    if len(wanted) == 0:
+        raise ValueError("no images to embed: the index is empty, so pass at least one image")
+    if batch < 1:
+        raise ValueError(f"cannot embed {batch} images at a time: batch must be at least 1")
+    features: NDArray[np.float32] | None = None
+    with _eval_mode(module), torch.no_grad():
+        for start in range(0, len(wanted), batch):
+            unit = _unit(module, faces.take(wanted[start : start + batch]), flip, device)
+            if features is None:
+                features = np.empty((len(wanted), unit.shape[1]), dtype=np.float32)
+            features[start : start + batch] = unit
+            if progress is not None:
+                progress(min(start + batch, len(wanted)))
+    assert features is not None  # at least one batch ran
+    bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(wanted)} embeddings are not finite, the first is that of image {wanted[bad[0]]}: "
+            "the model has diverged, or its weights were not loaded whole"
+        )
+    return features
+
+
+def unit_features(
+    module: nn.Module, images: NDArray[np.uint8], *, flip: bool = False, device: str | torch.device = "cpu"
+) -> NDArray[np.float32]:
+    """(b, d) the embeddings of one batch of images (b, height, width, channels), as `embed` makes them of each batch.
+
+    They may not be finite, which is for the caller to see.
+    """
+    with _eval_mode(module), torch.no_grad():
+        return _unit(module, images, flip, device)
+
+
+def raw_features(
+    module: nn.Module, images: NDArray[np.uint8], *, mirror: bool = False, device: str | torch.device = "cpu"
+) -> NDArray[np.float32]:
+    """(b, d) what the backbone gives for one batch of images, at the length that it has; finite or not.
+
+    With `mirror`, (b, 2d): beside it what it gives for the mirrored images, as `templates.template_features` takes it.
+    """
+    with _eval_mode(module), torch.no_grad():
+        stored = _pixels(images, device)
+        sides = [_forward(module, side) for side in ([stored, stored.flip(-1)] if mirror else [stored])]
+        return np.asarray(torch.cat(sides, dim=1).float().cpu().numpy(), np.float32)
+
+
+def images_needed(
+    left: NDArray[np.int64], right: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The images that a pair list names, each once, ascending, and the two sides of its pairs as places among them.
+
+    >>> index, left, right = images_needed(np.array([7, 7]), np.array([3, 9]))
+    >>> index.tolist(), left.tolist(), right.tolist()
+    ([3, 7, 9], [1, 1], [0, 2])
+    """
+    index, places = np.unique(np.concatenate([left, right]), return_inverse=True)
+    return index, places[: len(left)], places[len(left) :]
+
+
+def _unit(module: nn.Module, images: NDArray[np.uint8], flip: bool, device: str | torch.device) -> NDArray[np.float32]:
+    stored = _pixels(images, device)
+    raw = _forward(module, stored)
+    if flip:
+        raw = raw + _forward(module, stored.flip(-1))
+    return np.asarray(nn.functional.normalize(raw.float(), dim=1).cpu().numpy(), np.float32)
+
+
+def _forward(module: nn.Module, images: Tensor) -> Tensor:
+    """(b, d) of pixels (b, channels, height, width); ValueError where the module gives something else."""
+    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+        images = images.double()  # a float64 backbone takes no other
+    raw: Tensor = module(images)
+    if raw.ndim != 2 or len(raw) != len(images):
+        raise ValueError(
+            f"the module made {tuple(raw.shape)} of {len(images)} images: "
+            "a backbone must give one embedding per image, (images, d)"
+        )
+    return raw
+
+
+def _pixels(images: NDArray[np.uint8], device: str | torch.device) -> Tensor:
+    # The bytes go to the device and become floats there: a quarter of the traffic.
+    stored = torch.from_numpy(np.ascontiguousarray(images)).to(device)
+    return stored.permute(0, 3, 1, 2).contiguous().float().sub_(127.5).div_(127.5)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    # Part by part, because a model in training may hold parts in eval mode on purpose (frozen BatchNorm).
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training

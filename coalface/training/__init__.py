@@ -1,0 +1,1 @@
+"""Local training: what methods share of it."""

@@ -1,0 +1,1 @@
+"""Clustering by first neighbours, and pseudo labels from clusters."""

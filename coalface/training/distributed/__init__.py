@@ -1,0 +1,1 @@
+"""One party's training over several processes."""

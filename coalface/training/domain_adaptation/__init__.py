@@ -1,0 +1,1 @@
+"""Training on a labelled source and unlabelled targets at one party."""

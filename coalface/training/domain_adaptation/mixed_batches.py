@@ -1,0 +1,87 @@
+"""Training on two domains at one party: every batch holds as many images of the source as of the target.
+
+A target's image has the label −1, and the loss is one for such batches, as `coalface.training.domain_adaptation.losses`
+has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from coalface.core.method import Party, Tensors, private
+from coalface.training.domain_adaptation.losses import UNKNOWN
+from coalface.training.features import mean_head, unit_features
+from coalface.training.local_training import Learner, fresh_head, train
+from coalface.training.local_work import Cursor, LocalWork, by_iterations
+from coalface.training.losses.base import CosineLoss
+
+
+@private
+class Mixed:
+    """What the party keeps from round to round."""
+
+    learner: Learner
+    """Its class embeddings, what the loss trains beside them, momentum, and where it stands in the source."""
+    target: Cursor
+    """Where it stands in the target."""
+
+
+def learn_mixed(
+    party: Party, backbone: Tensors, own: Mixed | None, work: LocalWork, loss: CosineLoss, extra: Tensors
+) -> tuple[float, Mixed]:
+    """One round at a party with images of both domains: the mean loss, and what it keeps; momentum goes on throughout.
+
+    A step takes `work.batch` images of the source and as many of the target, each from a permutation of its own. The
+    class embeddings start at the mean features of their identities (of a loss with several rows for a class at random),
+    and what the loss trains beside them at `extra`. Raises ValueError where several processes play the party, where
+    class embeddings are to be sampled, or where a domain has no image.
+    """
+    if party.shards is not None:
+        raise ValueError("a batch of two domains is not split over processes: leave engine.shards out")
+    if (work.sample_rate or 1) < 1:
+        raise ValueError("local.sample_rate: in a batch of two domains all class embeddings are trained; leave it out")
+    known = np.flatnonzero(party.data.labels != UNKNOWN)
+    unknown = np.flatnonzero(party.data.labels == UNKNOWN)
+    if not len(known) or not len(unknown):
+        raise ValueError(f"{party.name} holds {len(known)} images of the source and {len(unknown)} of the target")
+    source = party.data.select(known)
+    learner = own.learner if own else _begin(replace(party, data=source), backbone, loss, extra)
+    batches, cursor = work.batches(replace(party, data=source), learner.cursor)
+
+    def order(epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return party.stream(party.stage, "target epoch", epoch).permutation(len(unknown))
+
+    beside, target = by_iterations(len(unknown), work.batch, len(batches), own.target if own else Cursor(), order)
+    party.backbone.load(backbone, learner.kept)
+    trained = train(
+        party,
+        learner.head,
+        [np.concatenate([known[one], unknown[other]]) for one, other in zip(batches, beside, strict=True)],
+        loss,
+        extra=learner.extra,
+        lr=work.lr_at(party.round, party.rounds),
+        momentum=work.momentum,
+        weight_decay=work.weight_decay,
+        velocity=learner.velocity,
+    )
+    kept = Learner(
+        head=trained.head,
+        extra=trained.extra,
+        kept=party.backbone.kept(),
+        velocity=trained.velocity,
+        cursor=cursor,
+    )
+    return trained.loss, Mixed(learner=kept, target=target)
+
+
+def _begin(party: Party, backbone: Tensors, loss: CosineLoss, extra: Tensors) -> Learner:
+    features, classes = unit_features(party, party.data, backbone), len(party.data.names)
+    if (rows := loss.rows(classes)) == classes:
+        head = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
+    else:
+        head = fresh_head(party, rows)
+    beside = {name: tensor.to(head.dtype) for name, tensor in extra.items()}
+    return Learner(head=head, extra=beside, kept=party.backbone.kept(), velocity={}, cursor=Cursor())

@@ -1,0 +1,76 @@
+"""Gradients at other weights than the module's own, which leave the module and the streams of training as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from coalface.core.method import Party, Tensors
+from coalface.training.distributed import classifier
+from coalface.training.distributed.batchnorm import synchronised
+from coalface.training.local_training import HEAD, Learner, fresh_head
+from coalface.training.local_work import Cursor, LocalWork, by_epochs
+from coalface.training.losses.base import CosineLoss
+
+LOSS = "loss."
+"""What begins the names of the loss's own tensors among the trained ones."""
+
+
+def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: CosineLoss) -> Tensors:
+    """The gradient of a batch's loss by the backbone's trained parameters, all of training standing at `at`.
+
+    `at` has the trained tensors by name, as `training.local_training.Pull` gets them: the backbone's, the class
+    embeddings under `HEAD`, and the loss's own. The module is in training mode, so BatchNorm takes the statistics of
+    the batch; its running ones stay as they are. Where several processes play the party, images are as
+    `classifier.batch` gives them.
+    """
+    module, shards = party.backbone.module, party.shards
+    weights = {name: at[name].detach().requires_grad_() for name in party.backbone.parameters}
+    scratch = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    extra = {name.removeprefix(LOSS): t for name, t in at.items() if name.startswith(LOSS)}
+    with synchronised(module, shards, len(labels)):
+        embeddings = party.compute.embed(lambda x: functional_call(module, weights | scratch, (x,)), images)
+        if shards is None:
+            value = loss(embeddings, at[HEAD], labels, **extra)
+            found = list(torch.autograd.grad(value, list(weights.values())))
+        else:
+            classes, of = len(party.data.names), list(weights.values())
+            first = shards.span(classes).start
+            _, found, _ = classifier.gradients(
+                shards, loss, embeddings, of, at[HEAD], labels, first=first, classes=classes
+            )
+    return dict(zip(weights, found, strict=True))
+
+
+def full_gradient(
+    party: Party,
+    backbone: Tensors,
+    learner: Learner | None,
+    work: LocalWork,
+    loss: CosineLoss,
+    *,
+    batches: int | None = None,
+) -> Tensors:
+    """∇f(x): the mean over a party's images of the gradient by the backbone's trained parameters x, plus λ x.
+
+    Taken at `backbone` with the class embeddings as the party's last round left them, in batches of `work.batch` of a
+    permutation and with flips that come from a stream of their own; `batches` of them, or all (None). λ is
+    `work.weight_decay`. Loads the backbone into the module, in training mode, and leaves it there.
+    """
+    party.backbone.load(backbone, learner.kept if learner else None)
+    party.backbone.module.train()
+    classes, images = len(party.data.names), len(party.data)
+    rng = party.stream(party.stage, "gradient", party.round)
+    parameters = {name: p.detach() for name, p in party.backbone.parameters.items()}
+    extra = learner.extra if learner else loss.extra(classes)
+    head = learner.head if learner else fresh_head(party, loss.rows(classes))
+    at = parameters | {LOSS + name: t.to(party.device) for name, t in extra.items()} | {HEAD: head.to(party.device)}
+    indices, _ = by_epochs(images, work.batch, 1, Cursor(), lambda epoch: rng.permutation(images))
+    total, seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
+    for index in indices[:batches]:
+        pixels, labels = classifier.batch(party, index, rng)
+        for name, g in gradient(party, at, pixels, labels, loss).items():
+            total[name].add_(g, alpha=len(index))
+        seen += len(index)
+    return {name: (t / seen).add_(parameters[name], alpha=work.weight_decay) for name, t in total.items()}

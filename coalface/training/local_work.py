@@ -1,0 +1,169 @@
+"""How much a party works in a round, on which images, at which learning rate."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.method import Party, private
+
+
+@private
+class Cursor:
+    """Where a party stands in its data: the next image is `offset` of the permutation of `epoch`."""
+
+    epoch: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """One round's work at a party: whole epochs, or iterations that go on where the last round stopped."""
+
+    epochs: int = 1
+    iterations: int | None = None
+    """K, steps a round; if given, it replaces `epochs`."""
+    steps: int | None = None
+    """All steps of a party over the stage: with K it says how many rounds there are."""
+    batch: int = 32
+    party_batch: Mapping[str, int] = field(default_factory=dict)
+    """Party -> its images a step, where they are not `batch`; with `iterations`, so that all take as many steps."""
+    lr: float = 0.1
+    """η in the first round."""
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    """How η falls from round to round; within a round it is constant."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """For `step`: the shares of the stage's rounds after which η is divided by 10."""
+    decays: tuple[int, ...] = ()
+    """For `step`, in place of `milestones`: the steps after which η is divided by 10. K must divide each."""
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    sample_rate: float | None = None
+    """Share of the class embeddings that a step trains: those of its images and others drawn at random; None: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", *(["iterations"] if self.iterations is not None else [])):
+            if getattr(self, name) < 1:
+                raise ValueError(f"local.{name} is {getattr(self, name)}; give 1 or more")
+        if self.iterations is not None and self.epochs != 1:
+            raise ValueError(
+                f"local.epochs is {self.epochs} and local.iterations {self.iterations}, which would take its place: "
+                "leave one of them out (or set local.epochs=1 where a recipe gives it)"
+            )
+        if bad := [party for party, images in self.party_batch.items() if images < 1]:
+            raise ValueError(f"local.party_batch of {bad[0]} is {self.party_batch[bad[0]]}; give 1 or more")
+        if self.party_batch and self.iterations is None:
+            raise ValueError(
+                "local.party_batch needs local.iterations: in an epoch it would change the steps of a round"
+            )
+        if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise ValueError(
+                f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "
+                f"momentum={self.momentum}, weight_decay={self.weight_decay}"
+            )
+        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
+            raise ValueError(f"local.sample_rate is {self.sample_rate}; give a share above 0 and up to 1")
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Raise ValueError where the steps of a round do not fit those of the schedule or of the whole training."""
+        if self.decays and self.schedule != "step":
+            raise ValueError(f"local.decays are for the schedule 'step', and local.schedule is {self.schedule!r}")
+        marks = [*self.decays, *([self.steps] if self.steps is not None else [])]
+        if not marks:
+            return
+        if self.iterations is None:
+            raise ValueError("local.decays and local.steps count steps: give local.iterations, the steps of a round")
+        if min(marks) < 1 or (self.steps is not None and max(marks) > self.steps):
+            raise ValueError(f"local.decays {list(self.decays)} must lie within 1 to local.steps ({self.steps})")
+        if any(mark % self.iterations for mark in marks):
+            fits = [k for k in range(1, min(marks) + 1) if not any(mark % k for mark in marks)]
+            near = min(fits, key=lambda k: (abs(k - self.iterations), -k))  # type: ignore[operator]
+            raise ValueError(
+                f"local.iterations (K) is {self.iterations}, which does not divide the steps at which the learning "
+                f"rate changes or training ends ({', '.join(map(str, sorted(marks)))}), and within a round the rate is "
+                f"constant; the nearest K that does is {near}"
+            )
+
+    @property
+    def rounds(self) -> int | None:
+        """The rounds that `steps` and K make; None where the recipe gives the rounds."""
+        return None if self.steps is None or self.iterations is None else self.steps // self.iterations
+
+    def lr_at(self, round_: int, rounds: int) -> float:
+        """The learning rate η_r of round r of R (1-based).
+
+        `step`: η · 10^(−number of milestones m with m·R ≤ r − 1), or of decays d with d ≤ (r − 1)·K;
+        `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
+
+        >>> LocalWork(lr=0.1, schedule="step", milestones=(0.5,)).lr_at(6, 10)
+        0.01
+        """
+        done = (round_ - 1) / max(1, rounds)
+        if self.decays and self.iterations is not None:
+            return self.lr / 10 ** bisect_right(sorted(self.decays), (round_ - 1) * self.iterations)
+        if self.schedule == "step":
+            return self.lr / 10 ** bisect_right(sorted(self.milestones), done + 1e-9)
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * done)) / 2
+        return self.lr
+
+    def count(self, images: int) -> int:
+        """The local steps of a round at a party with so many images.
+
+        >>> LocalWork(epochs=2, batch=4).count(9), LocalWork(iterations=7).count(9)
+        (4, 7)
+        """
+        return self.iterations if self.iterations is not None else self.epochs * (len(_cuts(images, self.batch)) + 1)
+
+    def batches(self, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
+        """Batches of this round at a party, as indices into its data, and where the next round goes on."""
+
+        def order(epoch: int) -> NDArray[np.int64]:
+            return party.stream(party.stage, "epoch", epoch).permutation(len(party.data))
+
+        if self.iterations is not None:
+            batch = self.party_batch.get(party.name, self.batch)
+            return by_iterations(len(party.data), batch, self.iterations, cursor, order)
+        return by_epochs(len(party.data), self.batch, self.epochs, cursor, order)
+
+
+Order = Callable[[int], NDArray[np.int64]]
+"""epoch -> a permutation of the images."""
+
+
+def by_epochs(
+    images: int, batch: int, epochs: int, cursor: Cursor, order: Order
+) -> tuple[list[NDArray[np.int64]], Cursor]:
+    """Whole epochs. A last batch of one image joins the batch before it, since BatchNorm cannot train on one image."""
+    found = []
+    for epoch in range(cursor.epoch, cursor.epoch + epochs):
+        found += np.split(order(epoch), list(_cuts(images, batch)))
+    return found, Cursor(epoch=cursor.epoch + epochs, offset=0)
+
+
+def _cuts(images: int, batch: int) -> range:
+    """Where batches end, but for the last; a range, since a party may say that it has any number of images."""
+    cuts = range(batch, images, batch)
+    return cuts[:-1] if cuts and images - cuts[-1] == 1 else cuts
+
+
+def by_iterations(
+    images: int, batch: int, iterations: int, cursor: Cursor, order: Order
+) -> tuple[list[NDArray[np.int64]], Cursor]:
+    """Full batches that go on across epochs and rounds; a party with fewer images than a batch uses all it has."""
+    if images < 1:
+        raise ValueError("a party without images cannot train: leave it out of the partition")
+    batch = min(batch, images)
+    stream, epoch = order(cursor.epoch)[cursor.offset :], cursor.epoch
+    while len(stream) < iterations * batch:
+        epoch += 1
+        stream = np.concatenate([stream, order(epoch)])
+    left = len(stream) - iterations * batch
+    return np.split(stream[: iterations * batch], iterations), Cursor(epoch=epoch, offset=images - left)

@@ -1,0 +1,1 @@
+"""Losses over embeddings, class embeddings and labels."""

@@ -1,0 +1,83 @@
+"""Hinges: losses that look at the own class alone, for parties that hold one identity and no other class embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coalface.training.losses.base import OwnClassLoss, check, check_labels, require, unit, wide
+
+
+@dataclass(frozen=True)
+class PositiveHinge(OwnClassLoss):
+    """The squared hinge on positives: the mean of max(0, m − cos θ_y)², m being `wanted`.
+
+    Nothing keeps classes apart: without a regulariser beside it all embeddings may fall together.
+
+    Source: Aggarwal et al., "FedFace" (2021), its positive loss; after Yu et al., "FedAwS" (ICML 2020).
+    """
+
+    wanted: float = 0.9
+    """m, a cosine, -1 to 1: from it on the loss is 0."""
+
+    def __post_init__(self) -> None:
+        require(self, "a wanted cosine from -1 to 1", -1 <= self.wanted <= 1, self.wanted)
+
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        check(embeddings, weights, labels)
+        check_labels(labels, len(weights))
+        embeddings, weights = wide(embeddings, weights)
+        cosine = (unit(embeddings) * unit(weights[labels])).sum(1)
+        return F.relu(self.wanted - cosine).square()
+
+
+@dataclass(frozen=True)
+class OnCodes(OwnClassLoss):
+    """`hinge_on_codes` of embeddings times a trained matrix: max(0, 1 − ⟨v_y, z⟩ / c) with z = `projected`(g, W').
+
+    The class embeddings' place is taken by codewords (k, c) of ±1; W' is `extra`, (c, d) `projection`.
+    """
+
+    scaled: bool = False
+
+    def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
+        embeddings, projection, weights = wide(embeddings, extra["projection"], weights)
+        return _code_hinges(projected(embeddings, projection, scaled=self.scaled), weights, labels)
+
+
+def projected(embeddings: Tensor, projection: Tensor, *, scaled: bool) -> Tensor:
+    """(n, c) z = W' g of embeddings (n, d); `scaled`: brought to the length √c of a codeword.
+
+    ⟨v, z⟩ / c is then the cosine between codeword and projection, at most 1. Without, one long z for everybody meets
+    all codewords that are linearly independent, ⟨v_y, z⟩ = c for every y, and the hinge is 0 though nobody is told from
+    anybody; up to c codewords can be. Source: L. Liu et al., "FedFV" (2022), section 4.2, names a scaling layer at the
+    end of FedUV's network, and no formula.
+    """
+    z = embeddings @ projection.T
+    return unit(z) * z.shape[1] ** 0.5 if scaled else z
+
+
+def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+    """The hinge on codes: the mean of max(0, 1 − ⟨v_y, z⟩ / c), a scalar.
+
+    `projections` z (n, c), the embeddings times a shared matrix, taken as they are: their lengths count; `codes`
+    (k, c), the codewords v of ±1, of any dtype; `labels` (n,) int64, 0 to k − 1.
+
+    Source: Hosseini et al., "Federated learning of user verification models without sharing embeddings" (FedUV, ICML
+    2021), its positive loss.
+
+    Raises ValueError where the shapes do not fit, a label names no class, or a codeword holds anything but ±1.
+    """
+    return _code_hinges(projections, codes, labels).mean()
+
+
+def _code_hinges(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
+    check(projections, codes, labels)
+    check_labels(labels, len(codes))
+    if codes.device.type == "cpu" and not torch.all(codes.abs() == 1):
+        raise ValueError("codes hold more than 1 and -1: give codewords of ±1, for bits 0 and 1 take 2·bits − 1")
+    projections, codes = wide(projections, codes)
+    return F.relu(1 - (projections * codes[labels]).mean(1))

@@ -1,0 +1,22 @@
+"""The losses that a recipe can name; each family has a file of its own."""
+
+from __future__ import annotations
+
+from coalface.training.losses.adaface import AdaFace
+from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.losses.margins import ArcFace, CosFace, Softmax
+from coalface.training.losses.sphereface import SphereFace
+from coalface.training.losses.sphereface2 import SphereFace2
+from coalface.training.losses.subcenter import SubCenterArcFace
+
+LOSSES: dict[str, type[CosineLoss]] = {
+    "softmax": Softmax,
+    "cosface": CosFace,
+    "arcface": ArcFace,
+    "sphereface": SphereFace,
+    "sphereface2": SphereFace2,
+    "adaface": AdaFace,
+    "subcenter-arcface": SubCenterArcFace,
+    "positive": PositiveHinge,
+}

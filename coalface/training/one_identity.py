@@ -1,0 +1,168 @@
+"""Local training of parties that hold one identity each, one by one, and many of them as one batch.
+
+Where a party takes one SGD step from the weights θ that all are sent, the mean of the parties' weights is one step on
+the mean of their gradients: Σ n_i (θ − η g_i) / Σ n_i = θ − η g, g being the gradient of the mean loss over the images
+of all. So a batch of many parties' images gives what their mean would be; each class embedding gets its own party's
+gradient, which that mean holds with the factor n_i / Σ n_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from coalface.core.method import Backbone, Federation, Party, Tensors
+from coalface.training.local_training import Trained, sgd_step, train
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.base import OwnClassLoss, unit
+
+
+def first_directions(fed: Federation) -> Tensors:
+    """A (1, d) class embedding at length one for every trainer, which the server draws from N(0, 1)."""
+    clients, rng = fed.parties("trainer"), fed.stream("class embeddings")
+    dtype = next(iter(fed.initial.values())).dtype
+    rows = unit(torch.from_numpy(rng.standard_normal((len(clients), fed.embedding_size))).to(dtype))
+    return dict(zip(clients, rows.split(1), strict=True))
+
+
+def first_centres(parties: Sequence[Party], backbone: Tensors, centres: Sequence[Tensor]) -> list[Tensor]:
+    """Each party's (1, d) class embedding: what it was sent, or its mean feature where that is all zeros.
+
+    The mean of the unit embeddings of its images, unaugmented, at length one. Source: Aggarwal et al., "FedFace"
+    (2021), Algorithm 1, line 2.
+    """
+    found = [centre.to(party.device) for party, centre in zip(parties, centres, strict=True)]
+    new = [place for place, centre in enumerate(found) if not centre.any()]
+    if not new:
+        return found
+    chosen = [parties[place] for place in new]
+    module = _loaded(chosen[0], backbone).eval()
+    with torch.no_grad():
+        images = torch.cat([party.compute.plain(party.data) for party in chosen])
+        features = unit(chosen[0].compute.embed(module, images))
+    for place, own in zip(new, features.split([len(party.data) for party in chosen]), strict=True):
+        found[place] = unit(own.mean(0, keepdim=True)).to(centres[place].dtype)
+    return found
+
+
+@torch.no_grad()
+def embeddings_of(party: Party, backbone: Tensors) -> Tensor:
+    """(n, d) embeddings of a party's images, unaugmented and not brought to length one."""
+    return party.compute.embed(_loaded(party, backbone).eval(), party.compute.plain(party.data))
+
+
+def train_one(
+    party: Party,
+    backbone: Tensors,
+    centre: Tensor,
+    work: LocalWork,
+    loss: OwnClassLoss,
+    *,
+    extra: Tensors | None = None,
+    fixed: bool = False,
+) -> Trained:
+    """One round's local training from `backbone` and a (1, d) class embedding; nothing is kept for the next round.
+
+    Momentum starts from zero. With `fixed` the class embedding stays as it is. Leaves the trained weights in the
+    party's module.
+    """
+    _loaded(party, backbone)
+    return train(
+        party,
+        centre,
+        batches(party, work),
+        loss,
+        extra=extra,
+        lr=work.lr_at(party.round, party.rounds),
+        momentum=work.momentum,
+        weight_decay=work.weight_decay,
+        fixed_head=fixed,
+    )
+
+
+def batches(party: Party, work: LocalWork) -> list[NDArray[np.int64]]:
+    """The batches of this round, as indices into the party's images; where the round stands says where it goes on."""
+    images, done = len(party.data), party.round - 1
+    batch = min(work.party_batch.get(party.name, work.batch), images)
+    if work.iterations is None:
+        if work.epochs == 1 and images <= work.batch:
+            return [np.arange(images)]
+        return work.batches(party, Cursor(epoch=done * work.epochs))[0]
+    epoch, offset = divmod(done * work.iterations * batch, images)
+    return work.batches(party, Cursor(epoch=epoch, offset=offset))[0]
+
+
+@dataclass(frozen=True)
+class Together:
+    """What the local training of many parties gives, each having taken one step."""
+
+    backbone: Tensors
+    """Σ n_i θ_i / Σ n_i."""
+    extra: Tensors
+    """The same mean of what the loss trains beside the class embeddings."""
+    centres: tuple[Tensor, ...]
+    """Each party's (1, d) class embedding after its step."""
+    losses: tuple[float, ...]
+
+
+def train_many(
+    parties: Sequence[Party],
+    backbone: Tensors,
+    centres: Sequence[Tensor],
+    work: LocalWork,
+    loss: OwnClassLoss,
+    *,
+    extra: Tensors | None = None,
+    fixed: bool = False,
+) -> Together:
+    """What `train_one` gives of each party, as one batch; for work of which `why_not` has nothing to say."""
+    some, counts = parties[0], torch.tensor([len(party.data) for party in parties])
+    module, lr = _loaded(some, backbone).train(), work.lr_at(some.round, some.rounds)
+    images = some.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
+    owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(some.device)
+    heads = torch.cat([centre.to(some.device) for centre in centres]).requires_grad_(not fixed)
+    own = {name: t.to(some.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+    shared = [p for p in module.parameters() if p.requires_grad] + list(own.values())
+    each = loss.each(some.compute.embed(module, images), heads, owner, **own)
+    found = list(torch.autograd.grad(each.mean(), [*shared, *([] if fixed else [heads])]))
+    if not fixed:
+        share = counts.to(some.device, heads.dtype)[:, None] / len(owner)
+        sgd_step([heads], [found.pop() / share], [], lr=lr, momentum=0.0, weight_decay=work.weight_decay)
+    sgd_step(shared, found, [], lr=lr, momentum=0.0, weight_decay=work.weight_decay)
+    losses = torch.zeros(len(parties), dtype=torch.float64).index_add_(0, owner.cpu(), each.detach().double().cpu())
+    return Together(
+        backbone=some.backbone.shared(),
+        extra={name: t.detach() for name, t in own.items()},
+        centres=heads.detach().split(1),
+        losses=tuple((losses / counts).tolist()),
+    )
+
+
+def why_not(work: LocalWork, images: int, backbone: Backbone) -> str:
+    """Why parties of up to so many images cannot be trained as one batch; empty where they can."""
+    if work.party_batch:
+        return "local.party_batch gives parties batches of their own"
+    if work.epochs > 1 or (work.iterations or 1) > 1 or images > work.batch:
+        steps = work.count(images)
+        return (
+            f"a party of {images} images takes {steps} local steps a round, or only some of its images: one step on "
+            f"all of them is local.epochs=1 and local.batch={images} or more"
+        )
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in backbone.module.modules()):
+        return "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    return ""
+
+
+def _loaded(party: Party, backbone: Tensors) -> nn.Module:
+    if len(party.data.names) != 1:
+        raise ValueError(
+            f"{party.name} holds {len(party.data.names)} identities, and this method trains one class embedding a "
+            "party: set data.partition.kind=one-identity"
+        )
+    party.backbone.load(backbone)
+    return party.backbone.module

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coalface.core.codec import Refused
+from coalface.core.method import Mean, Tensors, free, like, message
+from coalface.engine.running_sums import Fold, heaviest
+
+
+@message
+class Sent:
+    w: Tensors
+    centre: Tensor
+
+
+@message
+class SentEach:
+    w: Tensors | None = None
+
+
+@message
+class Reply:
+    w: Tensors
+    point: Tensor = like("centre")
+    maybe: Tensor | None = like("centre")
+    drawn: Tensor | None = free()
+    images: int = 1
+    share: float = 1.0
+    text: str = ""
+
+
+PARTIES = [f"p{i}" for i in range(7)]
+
+
+def replies(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Reply]:
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4)).to(dtype)
+
+    return {
+        p: Reply(
+            w={"a": drawn(3), "b": drawn(2, 2), "count": torch.tensor(5)},
+            point=drawn(4),
+            maybe=None,
+            drawn=None,
+            images=int(rng.integers(1, 50)),
+            share=float(rng.random() + 0.1),
+        )
+        for p in PARTIES
+    }
+
+
+def fold(mean: Mean, given: dict[str, Reply], sent: Any = None, block: int = 3) -> Any:
+    made = Fold(mean, block=block, everyone=PARTIES, reply=Reply, sent=(Sent,))
+    for place, party in enumerate(PARTIES):
+        if party in given:
+            before = sent[party] if isinstance(sent, dict) and party in sent else sent
+            made.add(party, place, getattr(given[party], mean.field), before, given[party])
+    return made.result()
+
+
+def naive(mean: Mean, given: dict[str, Reply], name: str, sent: Any = None) -> list[float]:
+    """Σ w x / Σ w, number by number, in Python's own floats."""
+    total, weights = None, 0.0
+    for party in PARTIES:
+        by: Any = mean.by
+        weight = 1.0 if by is None else by.get(party, 0.0) if isinstance(by, dict) else 0.0
+        if party in given:
+            weight = float(getattr(given[party], by)) if isinstance(by, str) else weight
+            value = getattr(given[party], mean.field)
+            numbers = (value[name] if name else value).double().flatten().tolist()
+            if mean.of == "differences":
+                before = sent[party] if party in sent else sent
+                numbers = [x - s for x, s in zip(numbers, before[name].double().flatten().tolist(), strict=True)]
+            total = [t + weight * x for t, x in zip(total or [0.0] * len(numbers), numbers, strict=True)]
+        if party in given or mean.over == "all":
+            weights += weight
+    assert total is not None
+    return [t / weights for t in total]
+
+
+BY: list[Any] = ["images", "share", None, {p: 0.5 + i for i, p in enumerate(PARTIES)}, {"p1": 2.0, "p4": 1.0}]
+CASES = [
+    Mean("w", by=by, over=over, of=of)  # type: ignore[arg-type]
+    for by, over, of in itertools.product(BY, ("arrived", "all"), ("values", "differences"))
+    if not (isinstance(by, str) and over == "all")
+]
+
+
+@pytest.mark.parametrize("mean", CASES, ids=lambda m: f"{m.by}-{m.over}-{m.of}")
+def test_a_fold_is_the_weighted_mean_that_a_loop_gives(mean: Mean) -> None:
+    given = {p: r for p, r in replies().items() if p not in ("p2", "p6")}
+    sent = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    if mean.of == "differences":
+        sent["count"] = torch.tensor(0)
+    result = fold(mean, given, sent)
+    assert set(result) == {"a", "b"}  # the counter is not folded
+    for name in ("a", "b"):
+        expected = torch.tensor(naive(mean, given, name, sent), dtype=torch.float64).float()
+        assert result[name].dtype == torch.float32
+        assert torch.allclose(result[name].flatten(), expected, rtol=1e-6, atol=0)
+
+
+def test_differences_may_be_to_what_each_party_was_sent() -> None:
+    sent = {p: {"a": torch.full((3,), float(i)), "b": torch.zeros(2, 2)} for i, p in enumerate(PARTIES)}
+    mean = Mean("w", by="images", of="differences")
+    given = {
+        p: Reply(
+            w={"a": torch.full((3,), i + 2.0), "b": torch.ones(2, 2)}, point=torch.zeros(1), maybe=None, drawn=None
+        )
+        for i, p in enumerate(PARTIES)
+    }
+    result = fold(mean, given, sent)
+    assert result["a"].tolist() == [2.0, 2.0, 2.0]
+    assert result["b"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def simple(value: float, images: int = 1) -> Reply:
+    return Reply(w={"a": torch.tensor([value])}, point=torch.tensor([value]), maybe=None, drawn=None, images=images)
+
+
+def test_numbers_worked_by_hand() -> None:
+    given = {"p0": simple(1.0, 1), "p1": simple(3.0, 3)}
+    assert fold(Mean("w", by="images"), given)["a"].item() == 2.5  # (1·1 + 3·3) / 4
+    assert fold(Mean("w"), given)["a"].item() == 2.0
+    assert fold(Mean("w", over="all"), given)["a"].item() == pytest.approx(
+        4 / 7
+    )  # the five that are missing count as 0
+    assert fold(Mean("w", by={"p0": 1.0, "p1": 1.0, "p2": 2.0}, over="all"), given)["a"].item() == 1.0  # (1 + 3) / 4
+    assert fold(Mean("point", by="images"), given).tolist() == [2.5]
+    assert fold(Mean("w", of="differences"), given, {"a": torch.tensor([0.5])})["a"].item() == 1.5
+
+
+def test_sums_are_kept_in_float64() -> None:
+    given = {p: simple(1.0) for p in PARTIES}
+    given["p0"] = simple(2.0**30)
+    assert fold(Mean("point"), given).item() == torch.tensor((2.0**30 + 6) / 7).item()
+    half = {
+        p: Reply(w={"a": torch.tensor([400.0 + i], dtype=torch.float16)}, point=torch.zeros(1), maybe=None, drawn=None)
+        for i, p in enumerate(PARTIES)
+    }
+    result = fold(Mean("w"), half)["a"]
+    assert (result.dtype, result.item()) == (torch.float16, 403.0)
+
+
+def test_a_fold_leaves_the_replies_and_what_was_sent_as_they_were() -> None:
+    given, sent = replies(), {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    before = {p: {n: t.clone() for n, t in r.w.items()} for p, r in given.items()}
+    result = fold(Mean("w", by="images"), given)
+    result["a"].fill_(0)
+    fold(Mean("w", of="differences"), given, sent | {"count": torch.tensor(0)})
+    assert all(torch.equal(before[p][n], t) for p, r in given.items() for n, t in r.w.items())
+    assert torch.equal(sent["a"], torch.arange(3.0))
+
+
+def sums(given: dict[str, Reply], block: int) -> bytes:
+    return fold(Mean("w", by="share"), given, block=block)["b"].double().numpy().tobytes()
+
+
+def test_bits_follow_the_block_size_and_nothing_else() -> None:
+    given = replies(seed=4, dtype=torch.float64)
+    backwards = dict(reversed(given.items()))
+    assert sums(given, 3) == sums(backwards, 3) == sums(given, 3)
+
+    def by_hand(block: int) -> bytes:
+        total, weight = None, 0.0
+        for start in range(0, len(PARTIES), block):
+            part = torch.zeros(2, 2, dtype=torch.float64)
+            for p in PARTIES[start : start + block]:
+                part.add_(given[p].w["b"], alpha=given[p].share)
+                weight += given[p].share
+            total = part if total is None else total + part
+        assert total is not None
+        return (total / weight).numpy().tobytes()
+
+    results = {block: sums(given, block) for block in (1, 2, 3, 4, 7, 16)}
+    assert results[7] == results[16] == by_hand(7)  # all in one block
+    assert results[3] == by_hand(3)
+    assert results[2] == by_hand(2)
+    assert len(set(results.values())) > 1
+
+
+def test_a_party_that_is_missing_keeps_its_place_in_the_blocks() -> None:
+    given = replies(seed=4, dtype=torch.float64)
+    del given["p1"]
+    one_block = {p: r for p, r in given.items() if p in ("p0", "p2")}
+    made = Fold(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
+    for place, party in enumerate(PARTIES):
+        if party in one_block:
+            made.add(party, place, one_block[party].w, None, one_block[party])
+    expected = (one_block["p0"].share * one_block["p0"].w["a"]).add(one_block["p2"].w["a"], alpha=one_block["p2"].share)
+    result = made.result()
+    assert isinstance(result, dict)
+    assert torch.allclose(result["a"], expected / (one_block["p0"].share + one_block["p2"].share), rtol=1e-15)
+
+
+@pytest.mark.parametrize("claimed", [0, -1000, 51, 10**12])
+def test_a_weight_out_of_range_is_refused_by_name(claimed: int) -> None:
+    made = Fold(Mean("w", by="images"), block=3, everyone=PARTIES, reply=Reply)
+    with pytest.raises(Refused, match=f"images is {claimed}; this party can have 1 to 50"):
+        made.check(simple(1.0, claimed), 50)
+    made.check(simple(1.0, 50), 50)
+    made.check(simple(1.0, 1), 50)
+
+
+def test_a_weight_that_is_not_a_number_is_refused() -> None:
+    made = Fold(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
+    with pytest.raises(Refused, match="share is nan"):
+        made.check(Reply(w={}, point=torch.zeros(1), maybe=None, drawn=None, share=math.nan), 50)
+
+
+def test_an_empty_field_is_refused() -> None:
+    made = Fold(Mean("maybe"), block=3, everyone=PARTIES, reply=Reply)
+    with pytest.raises(Refused, match="maybe is empty"):
+        made.check(simple(1.0), 50)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_weights_of_the_server_must_be_finite_and_not_negative(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"Mean\('w'\): weights must be finite and not negative; got .*p1"):
+        Fold(Mean("w", by={"p0": 1.0, "p1": bad}), block=3, everyone=PARTIES, reply=Reply)
+
+
+@pytest.mark.parametrize(
+    ("mean", "says"),
+    [
+        (Mean("v"), r"Mean\('v'\): no tensors of Reply; those that can be folded: \['w', 'point', 'maybe', 'drawn'\]"),
+        (Mean("images"), r"Mean\('images'\): no tensors of Reply"),
+        (Mean("w", by="imgs"), r"by='imgs'\): no number of Reply; it has \['images', 'share'\]"),
+        (Mean("w", by="text"), r"by='text'\): no number of Reply"),
+        (Mean("point", of="differences"), r"nothing sent to the party is called 'point'. Send the values under that"),
+        (
+            Mean("drawn"),
+            r"Reply.drawn is free\(\).*`drawn: … = like\('…'\)`, or take the replies singly from answer.each",
+        ),
+        (Mean("w", by={"p1": 1.0, "p01": 2.0}), r"`by` gives weights to \['p01'\], which are not parties .*p0, p1, p2"),
+    ],
+)
+def test_a_mean_of_something_that_is_not_there_is_refused_at_the_ask(mean: Mean, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Fold(mean, block=3, everyone=PARTIES, reply=Reply, sent=(Sent,))
+
+
+OTHERS = [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.float64)}, {}]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["shape", "names", "dtype", "none"])
+@pytest.mark.parametrize("first", [True, False])
+def test_tensors_that_differ_from_party_to_party_have_no_sum(other: Tensors, first: bool) -> None:
+    """Each party may be sent a message of its own, and what comes back looks like that."""
+    made = Fold(Mean("w"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
+    pair: list[Tensors] = [other, {"a": torch.ones(2)}]
+    one, two = pair if first else pair[::-1]
+    made.add("p0", 0, one, None, simple(1.0))
+    with pytest.raises(ValueError, match=r"Mean\('w'\): p3 was sent other tensors .* in calls of their own"):
+        made.add("p3", 3, two, None, simple(1.0))
+
+
+def test_differences_to_nothing_are_refused() -> None:
+    made = Fold(Mean("w", of="differences"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
+    with pytest.raises(ValueError, match="p3 was sent no w"):
+        made.add("p3", 3, simple(1.0).w, None, simple(1.0))
+
+
+def test_a_mean_without_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Mean\('w'\) has a total weight of 0.0: give a party that answers a weight"):
+        fold(Mean("w", by={"p6": 1.0}), {"p0": simple(1.0)})
+
+
+# --- one party's share ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "share", "expected"),
+    [
+        ([10, 20, 30, 10**15], 0.5, 60),
+        ([10, 20, 30], 0.5, 30),
+        ([100, 1, 1, 1], 0.5, 3),
+        ([100, 90, 1, 1], 0.4, 4),  # 4, 4, 1, 1: of 10
+        ([7, 7, 7], 0.2, 7),
+        ([1, 5, 9], 1 / 3, 1),
+        ([1, 5, 9], 0.2, 1),  # not possible: all count the same
+        ([4], 0.5, 4),
+        ([10**12] * 3 + [2**40], 1.0, 2**40),
+    ],
+)
+def test_the_most_that_a_party_may_weigh(images: list[int], share: float, expected: float) -> None:
+    most = heaviest(images, share)
+    assert most == pytest.approx(expected)
+    weights = [min(n, most) for n in images]
+    if share * len(images) >= 1:
+        assert max(weights) <= share * sum(weights) * (1 + 1e-12)
+
+
+def test_a_weight_that_a_reply_says_counts_up_to_the_bound() -> None:
+    @message
+    class Reply:
+        x: Tensors
+        images: int
+
+    fold = Fold(
+        Mean("x", by="images"),
+        block=4,
+        everyone=["a", "b", "c"],
+        reply=Reply,
+        sent=[Reply],
+        heaviest=heaviest([1, 2, 10**15], 0.5),
+    )
+    for place, (name, value, images) in enumerate([("a", 1.0, 1), ("b", 2.0, 2), ("c", 0.0, 10**15)]):
+        reply = Reply(x={"w": torch.tensor([value])}, images=images)
+        fold.add(name, place, reply.x, None, reply)
+    result = fold.result()
+    assert isinstance(result, dict) and result["w"].item() == pytest.approx((1 * 1 + 2 * 2 + 3 * 0) / 6)

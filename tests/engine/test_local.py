@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import worlds
+from toys import Deadly, Lagged, Moves
+from worlds import Stop, Tiny, run, stopping, workers
+
+from coalface.engine.faults import Trouble
+from coalface.engine.local import Setup, Workers, World
+from coalface.engine.party.executor import Request
+from coalface.engine.transport import Reply, RunFailed
+from coalface.privacy import ledger
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator")))
+
+
+# --- the world --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a/b", "../a", ".hidden", "", "a\\b", "a\nb", "a\0", "x" * 201])
+def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
+    made = Tiny()()
+    with pytest.raises(ValueError, match="is no plain name"):
+        World({"good-1": worlds.faces(2, 4), name: worlds.faces(2, 4)}, made.backbone, made.compute)
+
+
+def test_a_party_says_its_role_and_what_it_has() -> None:
+    members = ROLES().members()
+    assert (members["silo-0"].role, members["silo-0"].images, members["silo-0"].identities) == ("trainer", 12, 2)
+    assert members["silo-5"].role == "validator"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_the_order_in_which_parties_join_does_not_matter(tmp_path: Path, name: str) -> None:
+    method = worlds.recipe(name)[0]
+    there = run(method, tmp_path / "there", Tiny(parties=4)).bytes()
+    assert run(method, tmp_path / "back", Tiny(parties=4, reverse=True)).bytes() == there
+
+
+# --- worker processes -------------------------------------------------------------------------------------------------
+
+
+class Counting(Workers):
+    """Counts the requests that are under way or whose reply was not folded yet."""
+
+    most = 0
+    under_way = 0
+
+    def _submit(self, request: Request) -> Any:
+        Counting.under_way += 1
+        Counting.most = max(Counting.most, Counting.under_way)
+        return super()._submit(request)
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        for request, reply in super().exchange(requests):
+            yield request, reply
+            Counting.under_way -= 1
+
+
+def counting(n: int, window: int) -> Any:
+    Counting.most = Counting.under_way = 0
+    return lambda made, world: Counting(made, world, n, window)
+
+
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize(("n", "window"), [(1, 1), (2, 2), (3, 4)])
+def test_any_number_of_workers_gives_the_same_bits_within_the_window(tmp_path: Path, n: int, window: int) -> None:
+    rules: dict[str, Any] = {"trouble": Trouble(lost=0.2, dropout=0.1), "quorum": 0.2}
+    alone = run(Moves(rounds=4, note=True), tmp_path / "alone", ROLES, **rules)
+    many = run(Moves(rounds=4, note=True), tmp_path / "many", ROLES, transport=counting(n, window), **rules)
+    assert many.bytes() == alone.bytes()
+    assert many.server.at.tallies == alone.server.at.tallies
+    assert Counting.most == window
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_posted_work_runs_beside_the_rounds_with_the_same_bits(tmp_path: Path) -> None:
+    method = Lagged(rounds=5, lag=2)
+    alone = run(method, tmp_path / "alone", ROLES).bytes()
+    assert run(method, tmp_path / "many", ROLES, transport=workers(2)).bytes() == alone
+    with pytest.raises(Stop):  # while a ticket is open
+        run(method, tmp_path / "both", ROLES, transport=stopping(9))
+    assert run(method, tmp_path / "both", ROLES, transport=workers(2)).bytes() == alone
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_spawned_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    """The workers of a real run: with more parties than the first worker can serve before the second has started."""
+    method, _ = worlds.recipe("fedavg")
+    alone = run(method, tmp_path / "alone", Tiny(parties=9)).bytes()
+    assert run(method, tmp_path / "many", Tiny(parties=9), transport=workers(2, window=8)).bytes() == alone
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: Path) -> None:
+    left: list[list[int]] = []
+
+    class Looking(Workers):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            seen = []
+            for pair in super().exchange(requests):
+                seen.append(sum("." not in name for name in os.listdir(self._mail)))  # replies have a request's id
+                yield pair
+            left.append([*seen, len(os.listdir(self._mail))])
+
+    for window in (1, 8):
+        looking = lambda made, world, window=window: Looking(made, world, 1, window)  # noqa: E731
+        run(Moves(rounds=2), tmp_path / str(window), transport=looking)
+    assert left == [[1, 1, 1, 0]] * 4
+
+
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize("window", [1, 8])
+def test_a_worker_that_is_killed_ends_the_run_with_advice_and_a_resume_goes_on(tmp_path: Path, window: int) -> None:
+    method = Deadly(marker=str(tmp_path / "killed"))
+    with pytest.raises(
+        RunFailed, match=r"a worker process died \(out of memory, or killed\).*resume the run, with fewer"
+    ):
+        run(method, tmp_path / "broken", transport=workers(1, window))
+    resumed = run(method, tmp_path / "broken", transport=workers(1, window)).bytes()
+    assert resumed == run(method, tmp_path / "unbroken").bytes()
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_worker_that_died_before_the_next_request_gives_the_same_advice(tmp_path: Path) -> None:
+    class Late(Workers):
+        """Hands the next request in when the pool has seen that the worker is gone."""
+
+        def _submit(self, request: Request) -> Any:
+            future = super()._submit(request)
+            if request.round == 2:
+                while not future.done():
+                    time.sleep(0.01)
+            return future
+
+    with pytest.raises(RunFailed, match="a worker process died"):
+        method = Deadly(marker=str(tmp_path / "killed"), note=True)
+        build = Tiny(parties=5)
+        run(method, tmp_path / "run", build, transport=lambda made, world: Late(made, world, 1, 8))
+
+
+def test_a_step_that_fails_in_a_worker_is_named(tmp_path: Path, quick_workers: None) -> None:
+    method = Moves(rounds=1)
+
+    def unreadable(made: Setup, world: World) -> Workers:
+        return Workers(Setup(made.method, Unreadable(), made.numerics, made.seed, made.folder), world, 1, 4)
+
+    with pytest.raises(RunFailed, match=r"silo-0, step move, train round 1: TypeError"):
+        run(method, tmp_path, transport=unreadable)
+
+
+class Unreadable(Tiny):
+    """A world whose first party's data cannot be counted."""
+
+    def __call__(self) -> World:
+        made = super().__call__()
+        broken = Broken(**vars(made.data["silo-0"]))
+        return World({**made.data, "silo-0": broken}, made.backbone, made.compute)
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_worker_that_cannot_begin_says_why_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"could not begin: ZeroDivisionError: division by zero.*engine.workers=1"):
+        run(Moves(rounds=1), tmp_path / "built", Unbuildable(), transport=workers(1))
+    with pytest.raises(RunFailed, match=r"could not begin: MemoryError: 20 GiB$"):
+        run(Moves(rounds=1), tmp_path / "memory", Unbuildable(greedy=True), transport=workers(1))
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_method_that_a_worker_cannot_import_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Moves):
+        """Of a module that this process alone has."""
+
+    with pytest.raises(RunFailed, match=r"cannot be handed to another process .*Mine.* at the top of a module"):
+        run(Mine(rounds=1), tmp_path / "local", transport=workers(1))
+    here = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
+    here.Mine = Mine  # type: ignore[attr-defined]
+    with pytest.raises(RunFailed, match=r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module"):
+        run(Mine(rounds=1), tmp_path / "module", transport=workers(1))
+
+
+@dataclass(frozen=True)
+class Unbuildable(Tiny):
+    """A world that a worker cannot build."""
+
+    greedy: bool = False
+
+    def __call__(self) -> World:
+        if multiprocessing.parent_process() is not None:
+            if self.greedy:
+                raise MemoryError("20 GiB")
+            1 / 0  # noqa: B018
+        return super().__call__()
+
+
+def test_a_run_that_is_broken_off_does_not_wait_for_its_workers(tmp_path: Path, quick_workers: None) -> None:
+    """They hear nothing of Ctrl-C, and would work on: the step of the second party never ends."""
+
+    class Stopping(Workers):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for number, pair in enumerate(super().exchange(requests)):
+                if number:
+                    raise AssertionError("the second party has answered")
+                yield pair
+                raise Stop
+
+    with pytest.raises(Stop):
+        run(Moves(rounds=1), tmp_path, Endless(), transport=lambda made, world: Stopping(made, world, 1, 4))
+
+
+class Endless(Tiny):
+    """A world whose second party's data are counted for ever in a worker."""
+
+    def __call__(self) -> World:
+        made = super().__call__()
+        endless = Uncounted(**vars(made.data["silo-1"]))
+        return World({**made.data, "silo-1": endless}, made.backbone, made.compute)
+
+
+class Uncounted(worlds.FaceSet):
+    asked = 0
+
+    def __len__(self) -> int:
+        Uncounted.asked += 1
+        while multiprocessing.parent_process() is not None and Uncounted.asked > 1:
+            time.sleep(0.01)
+        return 1
+
+
+class Broken(worlds.FaceSet):
+    asked = 0
+
+    def __len__(self) -> int:
+        Broken.asked += 1
+        if Broken.asked > 1:  # the world itself asks once
+            raise TypeError("no length")
+        return 1
+
+
+# --- kill -9 ----------------------------------------------------------------------------------------------------------
+
+
+def killed_and_resumed(tmp_path: Path, delays: list[float]) -> None:
+    method, build = worlds.killed()
+    unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2).bytes()
+    paths = os.pathsep.join([str(Path(worlds.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    code = f"import pathlib, worlds; worlds.killed_in(pathlib.Path({str(tmp_path)!r}), {delays})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
+    reached = set()
+    for place in range(len(delays)):
+        folder = tmp_path / str(place)
+        begun = folder / "metrics.jsonl"
+        reached.add(len(begun.read_text().splitlines()) if begun.exists() else 0)
+        assert run(method, folder, build, checkpoint=2).bytes() == unbroken
+        for path in (folder / "ledger").iterdir():
+            ledger.verify(path)
+    assert len(reached) > 1  # the kills came at several places of the run
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_killed_at_any_instant_and_resumed_is_the_unbroken_run(tmp_path: Path) -> None:
+    killed_and_resumed(tmp_path, np.random.default_rng(1).uniform(0.0, 0.5, 6).tolist())
+
+
+@pytest.mark.slow
+def test_killed_at_many_instants_and_resumed_is_the_unbroken_run(tmp_path: Path) -> None:
+    killed_and_resumed(tmp_path, np.random.default_rng(2).uniform(0.0, 0.6, 60).tolist())

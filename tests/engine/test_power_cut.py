@@ -1,0 +1,428 @@
+"""What lies unflushed when the power goes may be whole, torn or gone, file by file: a run goes on from any of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from toys import CALLS, Moves, Values
+from worlds import Ran, Stop, Tiny, run, stopping
+
+from coalface.core import codec
+from coalface.engine.checkpoint import CheckpointError
+from coalface.engine.party.commits import LINES, Commit, DamagedCommit
+from coalface.engine.party.executor import Desk, Request
+from coalface.engine.transport import RunFailed
+from coalface.privacy import ledger
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+PARTY = "silo-1"
+
+TORN: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "a few bytes": lambda data: data[:5],
+    "cut in its header": lambda data: data[:40],
+    "cut by a byte": lambda data: data[:-1],
+    "zeros": lambda data: bytes(len(data)),
+    "zeros after the length": lambda data: data[:8] + bytes(len(data) - 8),
+    "longer": lambda data: data + bytes(512),
+}
+
+
+def at(folder: Path, **changes: Any) -> Desk:
+    build = Tiny()
+    return Desk(replace(worlds.setup(Moves(note=True), folder, build).site(build()), **changes), PARTY)
+
+
+def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | None] = (0, None)) -> Request:
+    values = Values(values={"a": torch.full((3,), float(ordinal)), "b": torch.zeros(2, 2, dtype=torch.float64)})
+    common = codec.encode(values)
+    return Request("test", PARTY, "train", ordinal, 9, ordinal, 1, "move", common, None, base, horizon)
+
+
+def chain(here: Desk, ordinals: int) -> list[Request]:
+    done: list[Request] = []
+    for ordinal in range(1, ordinals + 1):
+        done.append(request(ordinal, done[-1].id if done else None))
+        here.answer(done[-1])
+    return done
+
+
+def place(here: Desk, made: Request) -> Path:
+    return here.folder / f"{made.id}.commit"
+
+
+def shorten(here: Desk, after: Request | None) -> None:
+    """Take from the ledger all lines after those of a reply."""
+    os.truncate(here.ledger, Commit.open(place(here, after)).head.size if after else 0)
+
+
+def rounds(here: Desk) -> list[int]:
+    return [json.loads(text)["round"] for text in here.ledger.read_text().splitlines()]
+
+
+# --- commits without ledger lines, and the other way round ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_lines_are_taken_from_every_commit_that_lies_there(tmp_path: Path, left: int) -> None:
+    here = at(tmp_path)
+    done = chain(here, 4)
+    before = here.ledger.read_bytes()
+    shorten(here, done[left - 1] if left else None)
+    here.answer(done[-1])
+    assert here.ledger.read_bytes() == before
+    assert ledger.verify(here.ledger).lines == 4 * 5
+
+
+@pytest.mark.parametrize("damage", ["zeros", "cut", "zeros in the middle"])
+def test_a_torn_ledger_is_filled_from_the_commits(tmp_path: Path, damage: str) -> None:
+    here = at(tmp_path)
+    done = chain(here, 4)
+    before = here.ledger.read_bytes()
+    middle = Commit.open(place(here, done[1])).head.size + 150
+    torn = {
+        "zeros": before[:middle] + bytes(len(before) - middle - 3),
+        "cut": before[:middle],
+        "zeros in the middle": before[:middle] + bytes(300) + before[middle + 300 : -1],
+    }
+    here.ledger.write_bytes(torn[damage])
+    here.answer(done[-1])
+    assert here.ledger.read_bytes() == before
+
+
+def test_what_lies_behind_a_gap_is_done_again(tmp_path: Path) -> None:
+    """The second commit is lost and so are the lines of both: the third cannot join the chain."""
+    here = at(tmp_path)
+    done = chain(here, 3)
+    before = here.ledger.read_bytes()
+    place(here, done[1]).unlink()
+    shorten(here, done[0])
+    ran = len(CALLS)
+    for made in done[1:]:
+        here.answer(made)
+    assert len(CALLS) == ran + 2
+    assert here.ledger.read_bytes() == before
+
+
+def test_lines_of_a_reply_whose_commit_is_lost_stay(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    done = chain(here, 2)
+    place(here, done[1]).unlink()
+    here.answer(done[1])
+    assert rounds(here) == [1] * 5 + [2] * 5 + [2] * 5
+    ledger.verify(here.ledger)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_gap_before_what_is_needed_or_was_flushed_is_an_error(tmp_path: Path, flush: bool) -> None:
+    here = at(tmp_path, flush=flush)
+    done = chain(here, 3)
+    place(here, done[1]).unlink()
+    shorten(here, done[0])
+    base = done[0].id if flush else done[2].id
+    with pytest.raises(ValueError, match=r"silo-1.jsonl ends after line 5, .* lines 11 to 15: 5 lines are missing.*"):
+        here.answer(request(4, base))
+
+
+def test_lines_that_were_changed_are_not_taken_for_torn_ones(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    done = chain(here, 3)
+    lines = here.ledger.read_text().splitlines(keepends=True)
+    lines[6] = lines[6].replace('"round": 2', '"round": 3')
+    here.ledger.write_text("".join(lines[:-1]))
+    with pytest.raises(ValueError, match=r"silo-1.jsonl, line 7: the hash chain breaks here.*Restore the file"):
+        here.answer(done[-1])
+
+
+# --- torn commits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_torn_commit_that_nobody_needs_is_done_again(tmp_path: Path, torn: str) -> None:
+    here = at(tmp_path)
+    done = chain(here, 2)
+    expected, lines = place(here, done[1]).read_bytes(), here.ledger.read_bytes()
+    place(here, done[1]).write_bytes(TORN[torn](expected))
+    shorten(here, done[0])
+    here.answer(done[1])
+    assert place(here, done[1]).read_bytes() == expected
+    assert here.ledger.read_bytes() == lines
+
+
+@pytest.mark.parametrize("torn", TORN)
+@pytest.mark.parametrize("needed", ["base", "horizon"])
+def test_a_torn_commit_that_is_needed_is_named(tmp_path: Path, torn: str, needed: str) -> None:
+    here = at(tmp_path)
+    done = chain(here, 3)
+    bad = place(here, done[2] if needed == "base" else done[0])
+    bad.write_bytes(TORN[torn](bad.read_bytes()))
+    ran = len(CALLS)
+    for _ in range(2):
+        with pytest.raises(DamagedCommit, match=rf"{bad.name} is damaged \(.*Restore the party's folder, or start a"):
+            here.answer(request(4, done[2].id, (1, done[0].id)))
+    assert len(CALLS) == ran and bad.exists()
+
+
+def test_settling_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    done = chain(here, 3)
+    place(here, done[2]).write_bytes(b"")
+    here.settle(done[1].id, 3)
+    assert [path.name for path in here.folder.iterdir()] == [f"{done[1].id}.commit"]
+    place(here, done[1]).write_bytes(b"")
+    with pytest.raises(DamagedCommit, match="is damaged"):
+        here.settle(done[1].id, 3)
+
+
+# --- the order of what is flushed -------------------------------------------------------------------------------------
+
+
+def test_where_a_site_flushes_no_line_is_written_before_its_commit_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time a ledger line is written, the commit, its name and its folder have been flushed; then the line is."""
+    order: list[str] = []
+    paths: dict[int, Path] = {}
+
+    def opened(path: Any, *more: Any, **named: Any) -> int:
+        descriptor = plain["open"](path, *more, **named)
+        paths[descriptor] = Path(path)
+        return int(descriptor)
+
+    def noted(name: str, which: Callable[..., Path]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            order.append(f"{name} {which(*arguments).relative_to(tmp_path)}")
+            return plain[name](*arguments, **named)
+
+        return wrapped
+
+    here = at(tmp_path, flush=True)
+    plain = {name: getattr(os, name) for name in ("open", "fsync", "rename", "pwrite")}
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "rename", noted("rename", lambda old, new: Path(new)))
+    for name in ("fsync", "pwrite"):
+        monkeypatch.setattr(os, name, noted(name, lambda descriptor, *_: paths[descriptor]))
+    first, second = chain(here, 2)
+    mine, lines = f"parties/{PARTY}", f"ledger/{PARTY}.jsonl"
+    made = ["fsync parties", "fsync ."]
+    expected = []
+    for asked in (first, second):
+        expected += [f"fsync {mine}/{asked.id}.new", f"rename {mine}/{asked.id}.commit", f"fsync {mine}"]
+        expected += [f"pwrite {lines}", f"fsync {lines}"] + ["fsync ledger"] * (asked is first)
+    assert order == made + expected
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def cut_the_power(folder: Path, rng: np.random.Generator) -> None:
+    """Of what came after the last checkpoint, which flushed all before it, each file is whole, torn or gone."""
+    found = sorted((folder / "checkpoints").glob("0*"))
+    accepted, synced = {}, 0
+    if found:
+        about = json.loads((found[-1] / "checkpoint.json").read_text())
+        accepted, synced = about["record"]["accepted"], about["ordinal"]
+    for path in (folder / "parties").glob("*/*.commit"):
+        if int(path.name[:7]) > synced:
+            fate = rng.choice(["whole", "gone", *TORN])
+            if fate == "gone":
+                path.unlink()
+            elif fate != "whole":
+                path.write_bytes(TORN[str(fate)](path.read_bytes()))
+    for path in (folder / "ledger").glob("*.jsonl"):
+        safe = 0
+        if path.stem in accepted:
+            safe = Commit.open(folder / "parties" / path.stem / f"{accepted[path.stem]}.commit").head.size
+        data = path.read_bytes()
+        here = int(rng.integers(safe, len(data) + 1))
+        fates = [data, data[:here], data[:here] + bytes(len(data) - here), data[:safe]]
+        path.write_bytes(fates[rng.integers(len(fates))])
+
+
+def bits(ran: Ran) -> dict[str, bytes]:
+    """The bits that are promised after a power cut: the model, the metrics and the private state."""
+    return {k: v for k, v in ran.bytes().items() if not k.startswith("ledger ") and not k.endswith(LINES)}
+
+
+@pytest.mark.parametrize("save_replies", [True, False])
+@pytest.mark.parametrize("every", [1, 3])
+def test_after_any_power_cut_a_run_ends_with_the_same_model_and_whole_chains(
+    tmp_path: Path, every: int, save_replies: bool
+) -> None:
+    rng = np.random.default_rng(every)
+    settings: dict[str, Any] = {"checkpoint": every, "save_replies": save_replies}
+    method = Moves(rounds=7, note=True)
+    unbroken = bits(run(method, tmp_path / "unbroken", **settings))
+    lines = ledger.verify(tmp_path / "unbroken" / "ledger" / f"{PARTY}.jsonl").lines
+    for trial in range(12):
+        folder = tmp_path / f"{trial}"
+        for _ in range(1 + trial % 2):  # some lose power twice
+            with pytest.raises(Stop):
+                run(method, folder, transport=stopping(int(rng.integers(1, 16))), **settings)
+            cut_the_power(folder, rng)
+        assert bits(ran := run(method, folder, **settings)) == unbroken
+        assert ran.server.check_ledgers() == {}
+        for path in (folder / "ledger").glob("*.jsonl"):
+            assert ledger.verify(path).lines >= lines  # a reply that was repeated may be listed twice
+        shutil.rmtree(folder)
+
+
+def stopped(folder: Path) -> str:
+    """A run that was stopped after two rounds; the name of silo-1's accepted commit."""
+    with pytest.raises(Stop):
+        run(Moves(rounds=3), folder, transport=stopping(7))
+    last = sorted((folder / "checkpoints").glob("0*"))[-1]
+    accepted: str = json.loads((last / "checkpoint.json").read_text())["record"]["accepted"][PARTY]
+    return accepted
+
+
+def test_a_resume_begins_with_the_check_of_every_chain(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    path = tmp_path / "ledger" / f"{PARTY}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0].replace('"round": 1', '"round": 7'), *lines[1:]]))
+    ran = len(CALLS)
+    with pytest.raises(RunFailed, match=r"silo-1.jsonl, line 1: the hash chain breaks here"):
+        run(Moves(rounds=3), tmp_path)
+    assert len(CALLS) == ran
+
+
+def test_a_ledger_that_was_written_anew_is_told_from_the_one_that_the_commit_speaks_of(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    run(Moves(rounds=3), tmp_path / "other", seed=1)
+    for name in ("silo-0", PARTY):
+        shutil.copyfile(tmp_path / "other" / "ledger" / "silo-2.jsonl", tmp_path / "ledger" / f"{name}.jsonl")
+    with pytest.raises(RunFailed, match=r"silo-0.jsonl, line 10: .*not the line .* accepted commit ends with.*1 other"):
+        run(Moves(rounds=3), tmp_path)
+
+
+def test_a_resume_goes_on_from_before_an_accepted_commit_that_was_torn(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    folder = tmp_path / "torn"
+    name = stopped(folder)
+    path = folder / "parties" / PARTY / f"{name}.commit"
+    path.write_bytes(bytes(path.stat().st_size))
+    ran = run(Moves(rounds=3), folder).bytes()
+    assert [key for key in unbroken if ran.get(key) != unbroken[key] and "ledger" not in key] == []
+    assert f"{name}.commit is damaged" in (folder / "events.jsonl").read_text()
+
+
+def test_a_resume_names_the_accepted_commit_that_was_torn_where_none_before_it_is_whole(tmp_path: Path) -> None:
+    name = stopped(tmp_path)
+    for path in (tmp_path / "parties" / PARTY).glob("*.commit"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(RunFailed, match=rf"{name}.commit is damaged .*Restore the party's folder"):
+        run(Moves(rounds=3), tmp_path)
+
+
+def test_heads_are_checked_where_there_are_too_many_ledgers_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coalface.engine.server.READ", 1)
+    ran = run(Moves(rounds=3), tmp_path)
+    assert ran.server.check_ledgers() == {}
+    for name in ("silo-0", "silo-1", "silo-2"):
+        path = tmp_path / "ledger" / f"{name}.jsonl"
+        text = path.read_text()
+        path.write_text(text.replace('"round": 1', '"round": 7', 1))
+        assert set(ran.server.check_ledgers()) == ({"silo-0"} if name == "silo-0" else set())  # the first is read whole
+        path.write_text(text[:-500])
+        assert set(ran.server.check_ledgers()) == set()  # the accepted commit has the lines that are cut off
+        assert path.read_text() == text
+
+
+# --- killed at any call of the system ---------------------------------------------------------------------------------
+
+CHANGES = ("mkdir", "open", "rename", "pwrite", "writev", "ftruncate", "truncate", "unlink", "rmdir")
+"""The calls by which files change; a process may be killed before any of them."""
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, settings = Moves(rounds=2, note=True), {"build": Tiny(parties=1)}
+    left = [-1]
+
+    def counting(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if name != "open" or arguments[1] & os.O_CREAT:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed(name)
+            return call(*arguments, **named)
+
+        return counted
+
+    for name in CHANGES:
+        monkeypatch.setattr(os, name, counting(name))
+    unbroken = run(method, tmp_path / "unbroken", **settings).bytes()
+    receipts = (tmp_path / "unbroken" / "receipts.jsonl").read_bytes()
+    for place in itertools.count(1):
+        left[0] = place
+        try:
+            run(method, tmp_path / str(place), **settings)
+        except Killed:
+            left[0] = -1
+            assert run(method, tmp_path / str(place), **settings).bytes() == unbroken, place
+            assert (tmp_path / str(place) / "receipts.jsonl").read_bytes() == receipts
+        else:
+            break
+    assert place > 40
+
+
+# --- what a checkpoint speaks of --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_and_the_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    last = sorted((tmp_path / "run" / "checkpoints").glob("0*"))[-1]
+    (last / "checkpoint.json").write_bytes(b"")
+    assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [last.name in event["why"] for event in events if event["event"] == "passed over"] == [True]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_metrics_that_are_not_those_of_the_checkpoint_are_never_filled_up(tmp_path: Path, damage: str) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-9] if damage == "cut" else whole[: first + 9] + b"~" + whole[first + 10 :])
+    if damage != "gone":  # the checkpoint before speaks of the first line alone
+        assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken
+        path.write_bytes(b"~" + unbroken["metrics"][1:])
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl.*Restore what is named, or start a new run"):
+        run(Moves(rounds=3), tmp_path / "run")
+
+
+def test_a_run_of_a_version_without_these_digests_goes_on(tmp_path: Path) -> None:
+    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
+    stopped(tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("0*/checkpoint.json"):
+        about = json.loads(path.read_text())
+        del about["digest"], about["record"]["metrics_sha256"]
+        path.write_text(json.dumps(about))
+    assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving import controls, metrics
+from toys import CALLS, Moves, State, Values
+from worlds import run
+
+from coalface.core import codec
+from coalface.core.method import Federation
+from coalface.engine.faults import Trouble
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+
+
+def test_a_round_is_what_the_method_says(tmp_path: Path) -> None:
+    ran = run(Moves(rounds=2), tmp_path)
+    # Parties of 12, 11 and 10 images move by 1, 2 and 3: the weighted mean is (12·1 + 11·2 + 10·3) / 33 a round.
+    expected = 2 * (12 * 1 + 11 * 2 + 10 * 3) / 33
+    assert ran.state.values["a"].tolist() == pytest.approx([expected] * 3)
+    assert ran.state.control["a"].tolist() == pytest.approx([2 * (1 + 2 + 3)] * 3)
+    assert [c.total["a"][0].item() for c in controls(ran).values()] == [2.0, 4.0, 6.0]
+    assert [(r["stage"], r["round"], r["asked"], r["arrived"], r["loss"]) for r in metrics(tmp_path)] == [
+        ("train", 1, 3, 3, 2.0),
+        ("train", 2, 3, 3, 2.0),
+    ]
+    assert ran.models.shared is ran.state.values
+    assert {p: m["a"][0].item() for p, m in ran.own_models().items()} == {"silo-0": 2.0, "silo-1": 4.0, "silo-2": 6.0}
+
+
+def test_bytes_are_those_that_were_encoded(tmp_path: Path) -> None:
+    ran = run(Moves(rounds=2), tmp_path)
+    ledgers = [json.loads(t) for p in (tmp_path / "ledger").iterdir() for t in p.read_text().splitlines()]
+    assert ran.server.at.totals["up"] == sum(entry["bytes"] for entry in ledgers)
+    assert ran.server.at.totals["up"] == sum(r["bytes_up"] for r in metrics(tmp_path))
+    first = codec.size(Values(values={"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}))
+    assert ran.server.at.totals["down"] == 2 * 3 * first == sum(t.bytes_down for t in ran.server.at.tallies.values())
+    assert [t.rounds for t in ran.server.at.tallies.values()] == [2, 2, 2]
+    assert [t.last_loss for t in ran.server.at.tallies.values()] == [1.0, 2.0, 3.0]
+
+
+def test_only_a_sample_trains_and_the_rest_stays_as_it_was(tmp_path: Path) -> None:
+    ran = run(Moves(rounds=6, sample=2), tmp_path)
+    rounds = {party: sum(call[0] == party for call in CALLS) for party in ran.server.at.tallies}
+    assert sum(rounds.values()) == 12
+    assert [t.rounds for t in ran.server.at.tallies.values()] == list(rounds.values())
+    assert {p: c.rounds for p, c in controls(ran).items()} == {p: n for p, n in rounds.items() if n}
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def test_observers_see_models_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    def observe(server: Any, models: Any) -> dict[str, Any]:
+        own = {p: m["a"][0].item() for p, m in server.own_models(models)}
+        return {"first": models.shared["a"][0].item(), "own": own}
+
+    plain = run(Moves(rounds=5), tmp_path / "plain")
+    judged = run(Moves(rounds=5), tmp_path / "judged", observers=[observe, lambda *_: {"two": 2}], judge=2)
+    records = metrics(tmp_path / "judged")
+    assert [r["round"] for r in records if "judged" in r] == [2, 4, 5]
+    assert records[3]["judged"]["own"] == {"silo-0": 4.0, "silo-1": 8.0, "silo-2": 12.0}
+    assert records[3]["judged"]["two"] == 2
+    with_judging, without = judged.bytes(), plain.bytes()
+    assert with_judging.pop("metrics") != without.pop("metrics")
+    assert with_judging == without
+
+
+def test_the_lab_sees_every_party_whoever_dropped_out_or_is_at_work(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Busy(Moves):
+        def round(self, fed: Federation, state: State) -> State:
+            state = Moves.round(self, fed, state)
+            fed.post(self.move, common=Values(values=state.values))
+            return state
+
+    seen: list[set[str]] = []
+
+    def observe(server: Any, models: Any) -> dict[str, Any]:
+        seen.append(set(dict(server.own_models(models))))
+        return {}
+
+    trouble = Trouble(dropout=0.5)
+    run(Moves(rounds=4), tmp_path / "dropout", observers=[observe], judge=1, trouble=trouble, quorum=0.0)
+    run(Busy(rounds=1), tmp_path / "busy", observers=[observe], judge=1)
+    assert seen == [{"silo-0", "silo-1", "silo-2"}] * 5

@@ -1,0 +1,151 @@
+"""Ranks in a gallery against a loop over every query and image, and worked by hand."""
+
+import numpy as np
+import pytest
+
+from coalface.evaluation.metrics import identification
+from coalface.evaluation.metrics.identification import identify, query_and_gallery
+
+
+def unit(rows):
+    rows = np.asarray(rows, np.float64)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def world(seed, images=120, people=15, noise=1.2):
+    rng = np.random.default_rng(seed)
+    identities = np.concatenate([np.arange(people), rng.integers(0, people, images - people)])
+    centres = rng.normal(size=(people, 8))
+    return unit(centres[identities] + noise * rng.normal(size=(images, 8))), identities, rng
+
+
+def naive_ranks(queries, gallery, wanted, names, own):
+    ranks = []
+    for i, query in enumerate(queries.astype(np.float64)):
+        scores = [sum(a * b for a, b in zip(query, image, strict=True)) for image in gallery.astype(np.float64)]
+        mine = max(s for j, s in enumerate(scores) if names[j] == wanted[i] and j != own[i])
+        others = [s for j, s in enumerate(scores) if names[j] != wanted[i]]
+        ranks.append(1 + sum(s > mine or abs(s - mine) < 1e-12 for s in others))
+    return ranks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_equal_a_loop_whatever_the_blocks(seed):
+    features, identities, rng = world(seed)
+    queries, gallery = query_and_gallery(identities, rng)
+    split = features[queries], features[gallery], identities[queries], identities[gallery]
+    naive = naive_ranks(*split, [-1] * len(queries))
+    assert len(set(naive)) >= 4 and min(naive) == 1
+    for block in (1, 7, 4096):
+        found = identify(*split, block=block)
+        assert found.ranks.tolist() == naive
+    assert found.rate() == np.mean([rank == 1 for rank in naive])
+    assert found.figures((1, 5)) == {"rank-1": 100 * found.rate(), "rank-5": 100 * np.mean([r <= 5 for r in naive])}
+    assert (found.gallery, found.identities) == (len(gallery), len(set(identities[gallery].tolist())))
+
+
+def test_every_image_looked_up_among_all_others():
+    features, identities, _ = world(9)
+    own = np.arange(len(features))
+    for block in (5, 1000):
+        found = identify(features, features, identities, identities, own=own, block=block)
+        assert found.ranks.tolist() == naive_ranks(features, features, identities, identities, own)
+    assert 0 < found.rate() < 1 == identify(features, features, identities, identities).rate()  # finds itself
+
+
+def test_by_hand():
+    at = np.deg2rad([0, 10, 25, 40, 90])  # the gallery on a circle; identities 1 2 1 3 2
+    gallery, names = unit(np.stack([np.cos(at), np.sin(at)], 1)), np.array([1, 2, 1, 3, 2])
+    looks = np.deg2rad([2, 20, 60, 36])
+    queries = unit(np.stack([np.cos(looks), np.sin(looks)], 1))
+    found = identify(queries, gallery, np.array([1, 1, 2, 2]), names)
+    # 2°: 0° is next. 20°: 25° is. 60°: 40° is next (3), then 90° (2). 36°: 40° (3), 25° (1), then 10° (2).
+    assert found.ranks.tolist() == [1, 1, 2, 3]
+    assert found.right(2).tolist() == [True, True, True, False]
+    assert (found.rate(1), found.rate(2), found.rate(3)) == (0.5, 0.75, 1)
+    assert found.figures() == {"rank-1": 50}
+
+
+def test_ties_go_against_the_query_wherever_they_stand():
+    gallery = unit([[1, 0], [1, 0], [0, 1]])
+    query = unit([[1, 0]])
+    for names in ([5, 6, 7], [6, 5, 7]):
+        assert identify(query, gallery, np.array([5]), np.array(names)).ranks.tolist() == [2]
+    assert identify(query, gallery, np.array([5]), np.array([5, 5, 7])).ranks.tolist() == [1]  # of its own: no harm
+
+
+@pytest.mark.parametrize("dimensions", [3, 256, 509])
+def test_a_collapsed_model_finds_nobody(dimensions):
+    rng = np.random.default_rng(dimensions)
+    identities = np.repeat(np.arange(50), 3)
+    queries, gallery = query_and_gallery(identities, rng)
+    for features in (unit(np.tile(rng.normal(size=dimensions), (150, 1))), np.zeros((150, dimensions), np.float32)):
+        for block in (1, 13, 1024):
+            found = identify(
+                features[queries], features[gallery], identities[queries], identities[gallery], block=block
+            )
+            assert found.ranks.tolist() == [1 + 100 - 2] * 50 and found.figures()["rank-1"] == 0
+
+
+def test_features_that_differ_by_one_float_are_no_tie():
+    gallery = unit([[1, 0], [1, 0]])
+    gallery[0, 0] = np.nextafter(np.float32(1), np.float32(0))
+    names = np.array([5, 6])
+    query = unit([[1, 0]])
+    assert identify(query, gallery, np.array([6]), names).ranks.tolist() == [1]
+    assert identify(query, gallery, np.array([5]), names).ranks.tolist() == [2]
+    assert identification.TIE < 2**-25
+
+
+def test_queries_and_gallery_are_drawn_from_who_has_two():
+    identities = np.array([4, 9, 4, 2, 2, 4, 7, 2])
+    drawn = set()
+    for seed in range(200):
+        queries, gallery = query_and_gallery(identities, np.random.default_rng(seed))
+        assert sorted([*queries, *gallery]) == list(range(8)) and sorted(identities[queries]) == [2, 4]
+        assert list(queries) == sorted(queries) and {9, 7} <= set(identities[gallery].tolist())
+        drawn |= {tuple(queries.tolist())}
+    assert drawn == {tuple(sorted((a, b))) for a in (0, 2, 5) for b in (3, 4, 7)}  # every one can be drawn
+    again = query_and_gallery(identities, np.random.default_rng(199))
+    assert again[0].tolist() == queries.tolist() and again[1].tolist() == gallery.tolist()
+
+
+F, G = unit([[1, 0], [0, 1]]), unit([[1, 1], [1, 2], [1, 3]])
+ONE, TWO = np.array([0, 1]), np.array([0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "said"),
+    [
+        (
+            (F, G, np.array([0, 8]), TWO),
+            None,
+            r"identity of 1 of 2 queries; the first is query 1, of identity 8: a closed",
+        ),
+        ((F, G, np.array([7, 8]), TWO), None, r"of 2 of 2 queries; the first is query 0, of identity 7"),
+        ((F, G, ONE, TWO), [0, 2], r"1 of 2 queries, but for the query itself; the first is query 0, of identity 0"),
+        ((F, G, ONE, TWO), [1, 2], r"query 0 shows identity 0, and its own image in the gallery 1"),
+        ((F, G, ONE, TWO), [-1, 3], r"among the 3 of the gallery, or −1: got \(2,\) for 2 queries, from -1 to 3"),
+        ((F, G, ONE, TWO), [-1], r"got \(1,\) for 2 queries"),
+        ((F, 2 * G, ONE, TWO), None, r"3 of 3 embeddings are not of length 1 .* of gallery image 0, of length 2: norm"),
+        ((F * np.float32(np.nan), G, ONE, TWO), None, r"2 of 2 embeddings are not of length 1"),
+        ((F, G[:, :1], ONE, TWO), None, "not of length 1"),
+        ((F, np.ones((3, 1), np.float32), ONE, TWO), None, "queries have 2 dimensions and the gallery 1"),
+        ((F, G, TWO, TWO), None, r"embeddings \(2, 2\) with identities \(3,\)"),
+        ((F[:0], G, ONE[:0], TWO), None, "there is no query"),
+        ((F, G[:0], ONE, TWO[:0]), None, "there is no gallery image"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_refused(arguments, own, said):
+    with pytest.raises(ValueError, match=said):
+        identify(*arguments, own=None if own is None else np.array(own))
+
+
+def test_what_cannot_be_drawn_or_ranked_is_refused():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="every identity has one image"):
+        query_and_gallery(np.arange(5), rng)
+    with pytest.raises(ValueError, match="there are no images"):
+        query_and_gallery(np.arange(0), rng)
+    with pytest.raises(ValueError, match="there is no rank 0"):
+        identify(F, G, ONE, TWO).rate(0)

@@ -1,0 +1,188 @@
+"""MegaFace's figures against loops over single scores, on features of which many have the same cosines."""
+
+import math
+
+import numpy as np
+import pytest
+from unitrows import coarse, collapsed, crowded, spread, unit
+
+from coalface.evaluation.metrics import exact, megaface, verification
+
+FARS = (1e-4, 1e-3, 0.02, 0.3)
+
+
+KINDS = [coarse, crowded, spread, collapsed]
+
+
+def drawn(kind, seed, probes=40, others=150):
+    rng = np.random.default_rng(seed)
+    features = kind(rng, probes + others)
+    return features[:probes], rng.integers(12, size=probes), features[probes:]
+
+
+def naive(probes, identities, distractors, fars):
+    def score(x, y):
+        return math.fsum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
+
+    impostor = [[score(x, y) for y in distractors] for x in probes]
+    right, genuine = [], []
+    for i in range(len(probes)):
+        for j in range(len(probes)):
+            if i != j and identities[i] == identities[j]:
+                own = score(probes[i], probes[j])
+                right.append(all(own > other + 1e-10 for other in impostor[i]))
+                if i < j:
+                    genuine.append(own)
+    scores = np.array([*genuine, *(one for row in impostor for one in row)])
+    tars = verification.tar_at_far(scores, np.arange(len(scores)) < len(genuine), fars)
+    return len(right), sum(right), [max(row) for row in impostor], tars
+
+
+@pytest.mark.parametrize("kind", [coarse, spread, collapsed])
+@pytest.mark.parametrize("block", [(1, 150), (40, 1), (7, 64), (64, 7), (2048, 8192)])
+def test_the_figures_are_those_of_single_scores(kind, block):
+    for seed in range(3):
+        probes, identities, distractors = drawn(kind, seed)
+        found = megaface.judge(probes, identities, distractors, fars=FARS, block=block)
+        pairs, right, nearest, tars = naive(probes, identities, distractors, FARS)
+        assert (found.pairs, found.right, found.distractors) == (pairs, right, 150)
+        np.testing.assert_allclose(found.nearest, nearest, atol=1e-12)
+        for one, other in zip(found.tars, tars, strict=True):
+            assert (one.tar, one.false_accepts, one.impostors, one.carried) == (
+                pytest.approx(other.tar, abs=1e-15),
+                other.false_accepts,
+                40 * 150,
+                other.carried,
+            )
+            assert one.threshold == pytest.approx(other.threshold, abs=1e-15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_figures_are_those_of_t_to_the_last_bit(kind):
+    for seed in range(3):
+        probes, identities, distractors = drawn(kind, seed, probes=30, others=400)
+        found = megaface.judge(probes, identities, distractors, fars=FARS, block=(8, 32))
+        i, k = (side.ravel() for side in np.indices((30, 400)))
+        impostor = exact.exactly(probes, i, distractors, k)
+        a, b = np.nonzero(identities[:, None] == identities)
+        a, b = a[a != b], b[a != b]
+        own = exact.exactly(probes, a, probes, b)
+        assert found.pairs == len(own)
+        assert found.right == int((own > impostor.reshape(30, 400).max(axis=1)[a] + 1e-10).sum())
+        scores = np.concatenate([own, impostor])
+        assert list(found.tars) == verification.tar_at_far(scores, np.arange(len(scores)) < len(own), FARS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("crowd", [0, 8, 10**9])  # in float64 at once, where it pays, and never
+def test_the_nearest_distractor(monkeypatch, kind, crowd):
+    monkeypatch.setattr(megaface, "CROWDED", crowd)
+    probes, identities, distractors = drawn(kind, 7, probes=30, others=300)
+    found = megaface.judge(probes, identities, distractors, fars=(), block=(16, 64))
+    exact = probes.astype(np.float64) @ distractors.astype(np.float64).T
+    np.testing.assert_allclose(found.nearest, exact.max(axis=1), atol=1e-13)
+    assert found.tars == () and set(found.figures()) == {"rank-1"}
+
+
+def test_worked_by_hand():
+    probes = np.array([[1, 0], [0.8, 0.6], [0, 1], [0.6, 0.8], [0, -1]], np.float32)
+    identities = np.array([4, 4, 9, 9, 7])
+    # The nearest distractors are at 0.96, 0.936, 0.96, 0.8, −0.28; the mates at 0.8, 0.8 and 0.8, 0.8.
+    distractors = np.array([[0.96, 0.28], [-0.28, 0.96], [0, 1]], np.float32)
+    found = megaface.judge(probes, identities, distractors[1:], fars=(0.1, 0.2, 0.5))
+    # Without the first: 0, 0.6, 1, 0.8 and below 0. Both of identity 4 are right; of 9, 1 and 0.8 = 0.8 beat the mate.
+    assert (found.pairs, found.right) == (4, 2)
+    np.testing.assert_allclose(found.nearest, [0, 0.6, 1, 0.8, -0.96], atol=1e-6)
+    tenth, fifth, half = found.tars  # impostors: 1, 0.96, 0.8, 0.6, 0.6, …: 1, 2 and 5 of 10 may be accepted
+    assert (tenth.false_accepts, tenth.tar) == (1, 0) and (fifth.false_accepts, fifth.tar) == (2, 0)
+    assert (half.false_accepts, half.tar) == (5, 1)
+    assert megaface.judge(probes, identities, distractors, fars=()).figures() == {"rank-1": 0}
+
+
+def test_ties_go_against_the_model():
+    probes, distractors = np.eye(2, dtype=np.float32)[[0, 0]], np.eye(2, dtype=np.float32)
+    found = megaface.judge(probes, np.zeros(2, int), distractors, fars=(0.25, 0.5))
+    assert found.right == 0  # the mate is as like the probe as a distractor
+    quarter, half = found.tars  # of the four impostors two are at 1: one may be accepted, or both
+    assert (quarter.tar, quarter.false_accepts) == (0, 0) and (half.tar, half.false_accepts) == (1, 2)
+    assert megaface.judge(probes, np.zeros(2, int), distractors[1:], fars=()).right == 2
+
+
+def test_a_far_counts_impostors():
+    probes, identities, distractors = drawn(spread, 1)
+    found = megaface.judge(probes, identities, distractors, fars=(1 / 6001, 1 / 6000 + 1e-9, 0.5))
+    assert [tar.carried for tar in found.tars] == [False, True, True]
+    assert [tar.false_accepts for tar in found.tars] == [0, 1, 3000]
+    assert set(found.figures()) == {"rank-1", "tar@far=0.000166668", "tar@far=0.5"}
+
+
+def test_distractors_from_a_file_and_by_a_list(tmp_path):
+    probes, identities, distractors = drawn(coarse, 3)
+    path = tmp_path / "features"
+    distractors.tofile(path)
+    mapped = np.memmap(path, np.float32, "r", shape=distractors.shape)
+    rows = np.random.default_rng(0).permutation(150)[:40]
+    found = megaface.judge(probes, identities, mapped, rows=rows, fars=FARS, block=(16, 16))
+    again = megaface.judge(probes, identities, distractors[rows], fars=FARS)
+    assert found.tars == again.tars and found.right == again.right and found.distractors == 40
+
+
+def test_an_identity_of_more_images_than_a_block():
+    probes, _, distractors = drawn(coarse, 5, probes=50)
+    one = np.zeros(50, int)
+    nearest = megaface.judge(probes, one, distractors, fars=()).nearest
+    thresholds = np.array([0.0, 0.25])
+    found = [megaface._genuine(probes, one, nearest, thresholds, exact.rounding(8), block) for block in (7, 1024)]
+    scores = probes.astype(np.float64) @ probes.astype(np.float64).T
+    off = ~np.eye(50, dtype=bool)
+    expected = [int((scores[off] > limit).sum()) for limit in thresholds]
+    assert found[0] == found[1] == (2450, int(((scores > nearest[:, None]) & off).sum()), expected)
+
+
+def test_the_highest_are_few_however_many_come():
+    # Blocks that get better and better: the floor rises, and what is kept stays few.
+    rng = np.random.default_rng(0)
+    top, all_values = megaface.TopScores(50, 1e-3), []
+    for n in range(60):
+        exact = rng.normal(size=(20, 30)) + 0.1 * n
+        products = (exact + rng.uniform(-1e-3, 1e-3, size=exact.shape)).astype(np.float32)
+        top.meet(products, products.max(axis=1), lambda row, column, exact=exact: exact[row, column])
+        all_values.append(exact.ravel())
+        assert sum(map(len, top._kept)) <= 3 * 50 + 1024
+    np.testing.assert_array_equal(top.values[:50], np.sort(np.concatenate(all_values))[::-1][:50])
+
+
+@pytest.mark.parametrize("crowd", [0, 8, 10**9])
+def test_the_nearest_is_found_whatever_the_products_err(monkeypatch, crowd):
+    # Products that are as far from T as they may be, among distractors that are hardly further from each other.
+    monkeypatch.setattr(megaface, "CROWDED", crowd)
+    rng = np.random.default_rng(0)
+    probes = coarse(rng, 20)
+    nearest, seen = megaface._Nearest(probes, 1e-3), []
+    for _ in range(30):
+        distractors = unit(probes[rng.integers(20, size=10)] + 0.01 * rng.normal(size=(10, 8)))
+        exact = probes.astype(np.float64) @ distractors.astype(np.float64).T
+        products = (exact + rng.choice([-0.99e-3, 0.99e-3], size=exact.shape)).astype(np.float32)
+        for at in (slice(0, 12), slice(12, 20)):
+            nearest.meet(at, products[at], products[at].max(axis=1), distractors)
+        seen.append(exact)
+        np.testing.assert_allclose(nearest.score, np.concatenate(seen, axis=1).max(axis=1), atol=1e-13)
+
+
+def test_what_does_not_fit():
+    probes, identities, distractors = drawn(spread, 0)
+    bad = distractors.copy()
+    bad[70] = np.nan
+    for arguments, options, says in [
+        ((probes * 2, identities, distractors), {}, "probe 0, of length 2"),
+        ((probes, identities[1:], distractors), {}, "give one for each"),
+        ((probes, identities, distractors[:, 1:]), {}, "by the same model"),
+        ((probes, identities, distractors[:0]), {}, "no distractors"),
+        ((probes, np.arange(40), distractors), {}, "no identity has two probes"),
+        ((probes, identities, bad), {"block": (8, 32)}, "distractors 64 to 96: 1 of 32 .* distractor 6,"),
+        ((probes, identities, distractors), {"rows": np.array([0, 150])}, "from 0 to 150, and there are 150"),
+        ((probes, identities, distractors), {"fars": (0.1, 1)}, "one allows all impostors"),
+        ((probes, identities, distractors), {"fars": (0,)}, "not a rate"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            megaface.judge(*arguments, **options)

@@ -1,0 +1,109 @@
+"""Open-set search against loops that follow the definitions."""
+
+import math
+
+import numpy as np
+import pytest
+from unitrows import coarse, collapsed, spread, unit
+
+from coalface.evaluation.metrics import identification, open_set
+
+
+def naive_search(probes, gallery, who, subjects, fpirs, ks):
+    def score(p, g):
+        return math.fsum(a * b for a, b in zip(probes[p].tolist(), gallery[g].tolist(), strict=True))
+
+    ranks, scores, others = [], [], []
+    for p in range(len(probes)):
+        found = [score(p, g) for g in range(len(gallery))]
+        own = [s for s, name in zip(found, subjects, strict=True) if name == who[p]]
+        if not own:
+            others.append(max(found))
+            continue
+        ahead = [s for s, name in zip(found, subjects, strict=True) if name != who[p] and s >= max(own) - 1e-10]
+        ranks.append(1 + len(ahead))
+        scores.append(max(own))
+    figures = {f"rank-{k}": 100 * sum(r <= k for r in ranks) / len(ranks) for k in ks}
+    for fpir in fpirs:
+        allowance = math.floor(round(fpir * len(others), 9))
+        candidates = [t for t in [*scores, *others, math.inf] if sum(o >= t for o in others) <= allowance]
+        best = max(sum(s >= t and r == 1 for s, r in zip(scores, ranks, strict=True)) for t in candidates)
+        if allowance:
+            figures[f"tpir@fpir={fpir:g}"] = 100 * best / len(scores)
+    return figures
+
+
+@pytest.mark.parametrize("kind", [coarse, spread, collapsed])
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_search_is_its_definition(kind, block):
+    fpirs, ks = (0.01, 0.1, 0.35, 1), (1, 5, 10)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        features = kind(rng, 90)
+        subjects, who = rng.permutation(20)[:15].repeat([2, 1, 1] * 5), rng.integers(20, size=70)
+        gallery, probes = features[:20], features[20:]
+        if kind is spread:
+            probes = unit(probes + 0.8 * gallery[rng.integers(20, size=70)])
+        found = open_set.search(probes, gallery, who, subjects, fpirs=fpirs, block=block)
+        assert found.figures(ks) == pytest.approx(naive_search(probes, gallery, who, subjects, fpirs, ks))
+
+
+def test_search_worked_by_hand():
+    gallery, subjects = np.eye(3, dtype=np.float32), np.array([1, 2, 3])
+    probes = np.array([[0.8, 0.6, 0], [0.6, 0.8, 0], [0, 0, 1], [0, 0.28, 0.96], [0.6, 0, -0.8]], np.float32)
+    who = np.array([1, 1, 3, 8, 9])  # 8 and 9 are not in the gallery: they find 0.96 and 0.6
+    found = open_set.search(probes, gallery, who, subjects, fpirs=(0.1, 0.5, 1))
+    assert found.identification.ranks.tolist() == [1, 2, 1]
+    none, one, both = found.tpirs
+    assert (none.tpir, none.false_positives, none.carried) == (1 / 3, 0, False)  # only 1 is above 0.96
+    assert (one.tpir, one.false_positives, one.searches) == (2 / 3, 1, 2)  # 0.8 and 1; 0.6 is not above 0.6
+    assert one.threshold == np.nextafter(np.float64(np.float32(0.6)), 1)
+    assert (both.tpir, both.false_positives) == (2 / 3, 2)  # the second probe is not of rank 1
+    assert set(found.figures()) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.5", "tpir@fpir=1"}
+
+
+def test_a_search_agrees_with_identify_and_with_itself_in_any_order():
+    rng = np.random.default_rng(2)
+    features = coarse(rng, 200)
+    subjects, who = rng.permutation(60)[:50], rng.integers(60, size=150)
+    found = open_set.search(features[50:], features[:50], who, subjects)
+    mated = np.isin(who, subjects)
+    assert found.identification.ranks.tolist() == (
+        identification.identify(features[50:][mated], features[:50], who[mated], subjects).ranks.tolist()
+    )
+    one, other = rng.permutation(150), rng.permutation(50)
+    again = open_set.search(features[50:][one], features[:50][other], who[one], subjects[other], block=13)
+    assert again.tpirs == found.tpirs
+
+
+def test_where_everybody_is_in_the_gallery_there_is_no_open_set():
+    features = np.eye(3, dtype=np.float32)
+    found = open_set.search(features, features, np.arange(3), np.arange(3))
+    assert found.tpirs == () and found.figures((1,)) == {"rank-1": 100}
+
+
+def test_the_mean_of_two_galleries():
+    rng = np.random.default_rng(3)
+    features = spread(rng, 140)
+    who = rng.integers(30, size=100)
+    halves = [
+        open_set.search(features[40:], features[:20], who, np.arange(20) + shift, fpirs=(0.1, 0.001))
+        for shift in (0, 15)
+    ]
+    mean = open_set.mean_figures(halves)
+    assert set(mean) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.1"}
+    for name, value in mean.items():
+        assert value == pytest.approx((halves[0].figures()[name] + halves[1].figures()[name]) / 2)
+
+
+def test_searches_are_checked():
+    features, names = np.eye(3, dtype=np.float32), np.arange(3)
+    for arguments, says in [
+        ((features, features, names, names + 9), "no probe's subject is in the gallery"),
+        ((features * 3, features, names, names), "features are not of length 1 .* probe 0"),
+        ((features, features * 3, names, names), "gallery template 0"),
+        ((features, features, names[:2], names), "give one for each probe"),
+        ((features, np.eye(2, dtype=np.float32), names, names[:2]), "one model for both"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            open_set.search(*arguments)

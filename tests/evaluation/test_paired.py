@@ -1,0 +1,421 @@
+"""The bootstrap against its definition: the list with each pair repeated as often as it weighs, judged anew."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from coalface.evaluation.metrics import paired
+from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluation.metrics.evidence import _packed, accuracy_evidence, hits_evidence, tar_evidence
+from coalface.evaluation.metrics.verification import eer, tar_at_far, ten_fold_accuracy, tenths
+
+
+def small_list(seed, people=15, pairs=400, headline=True):
+    rng = np.random.default_rng(seed)
+    left = rng.integers(people, size=pairs) * 3 + 2  # identity numbers with gaps: the list names some of a larger set
+    right = np.where(rng.random(pairs) < 0.4, left, rng.permutation(left))
+    counts = rng.random(pairs) < 0.7 if headline else None
+    return PairIdentities(left, right, sha256="abc", headline=counts)
+
+
+def scored(pairs, seed, ties=True, gap=0.4):
+    scores = np.random.default_rng(seed).normal(gap * pairs.same, 0.3)
+    return np.round(scores, 1) if ties else scores
+
+
+def repeated(pairs, counts):
+    """The places of the list, each as often as its pair weighs in one draw."""
+    count = dict(zip(pairs.people.tolist(), counts.tolist(), strict=True))
+    places = []
+    for place, (a, b) in enumerate(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)):
+        if a == b and pairs.headline is not None and not pairs.headline[place]:
+            continue
+        places += [place] * (count[a] if a == b else count[a] * count[b])
+    return np.array(places)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_tar_in_each_draw_is_that_of_the_repeated_list(seed, ties):
+    pairs = small_list(seed)
+    scores = scored(pairs, seed, ties)
+    bootstrap = draw_identities(pairs, np.random.default_rng(seed), draws=150)  # more than one block
+    evidence = json.loads(json.dumps(tar_evidence(scores, pairs, fars=(0.2, 0.05), tail=4.0)))
+    runs = paired.resample(evidence, bootstrap)
+    assert list(runs) == ["tar@far=0.2", "tar@far=0.05"]
+    for far, run in zip((0.2, 0.05), runs.values(), strict=True):
+        counted = repeated(pairs, np.ones(15, dtype=int))
+        assert run.point == tar_at_far(scores[counted], pairs.same[counted], [far])[0].tar
+        assert not run.short.any()
+        for draw in range(150):
+            places = repeated(pairs, bootstrap.counts[:, draw])
+            (expected,) = tar_at_far(scores[places], pairs.same[places], [far])
+            assert run.values[draw] == pytest.approx(expected.tar, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("own_folds", [False, True])
+def test_accuracy_in_each_draw_is_that_of_the_repeated_list(ties, own_folds):
+    pairs = small_list(5, pairs=150, headline=False)
+    fold = np.arange(150) % 7 if own_folds else None
+    pairs = replace(pairs, fold=fold)
+    fold = tenths(pairs.same) if fold is None else fold
+    scores = scored(pairs, 1, ties)
+    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=150)
+    run = paired.resample(accuracy_evidence(scores, pairs), bootstrap)["accuracy"]
+    assert run.point == pytest.approx(ten_fold_accuracy(scores, pairs.same, fold).mean, abs=1e-12)
+    for draw in range(150):
+        places = repeated(pairs, bootstrap.counts[:, draw])
+        expected = ten_fold_accuracy(scores[places], pairs.same[places], fold[places]).mean
+        assert run.values[draw] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_tar_and_eer_from_ranks_in_each_draw_are_those_of_the_repeated_list(seed, ties):
+    pairs = small_list(seed, pairs=150, headline=False)
+    scores = scored(pairs, seed, ties)
+    bootstrap = draw_identities(pairs, np.random.default_rng(seed), draws=150)
+    evidence = json.loads(json.dumps(accuracy_evidence(scores, pairs, fars=(0.2, 0.05, 0.001))))
+    runs = paired.resample(evidence, bootstrap)
+    assert list(runs) == ["accuracy", "eer", "tar@far=0.2", "tar@far=0.05"]  # a FAR of 0.001 allows 0 of 90 impostors
+    for draw in range(-1, 150):
+        places = np.arange(150) if draw < 0 else repeated(pairs, bootstrap.counts[:, draw])
+        found = {figure: run.point if draw < 0 else run.values[draw] for figure, run in runs.items()}
+        assert found["eer"] == pytest.approx(eer(scores[places], pairs.same[places]), abs=1e-12)
+        for tar in tar_at_far(scores[places], pairs.same[places], (0.2, 0.05)):
+            assert found[f"tar@far={tar.far:g}"] == pytest.approx(tar.tar, abs=1e-12)
+    assert not any(run.short.any() for run in runs.values())
+
+
+def test_eer_worked_by_hand_and_the_lower_one_is_better():
+    # Identities 0, 1, 2, each genuine pair and impostor pair of theirs once, as below.
+    pairs = PairIdentities(
+        np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc", fold=np.arange(6) % 2
+    )
+    counts = np.array([[1, 1, 1], [2, 1, 0], [3, 0, 0]], dtype=np.int32).T
+    bootstrap = Bootstrap(pairs, counts)
+    good, bad = (
+        paired.resample(accuracy_evidence(np.array(scores), pairs, fars=()), bootstrap)["eer"]
+        for scores in ([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], [0.9, 0.6, 0.3, 0.8, 0.5, 0.1])
+    )
+    # Bad, all: from 0.6 on 1 of 3 genuine missed and 1 of 3 impostors accepted.
+    # Drawn 2, 1, 0: impostor 0-1 at 0.8 alone; between 0.8 and 0.9 the FAR falls from 1 to 0 at 1 of 3 missed.
+    # Drawn 3, 0, 0: no impostor pair is left.
+    np.testing.assert_allclose(bad.values, [1 / 3, 1 / 3, np.nan])
+    np.testing.assert_allclose(good.values, [0, 0, np.nan])
+    result = paired.compare([bad], [good])
+    assert result.low > 0 and result.verdict == "second" and paired.compare([good], [bad]).verdict == "first"
+    assert paired.compare([good], [good]).verdict == "undecided"
+
+
+def test_evidence_of_ranks_that_names_no_fars_gives_the_accuracy_alone():
+    pairs = small_list(5, pairs=150, headline=False)
+    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=20)
+    evidence = accuracy_evidence(scored(pairs, 1), pairs)
+    early = {key: value for key, value in evidence.items() if key != "fars"}
+    (run,) = paired.resample(early, bootstrap).values()
+    np.testing.assert_array_equal(run.values, paired.resample(evidence, bootstrap)["accuracy"].values)
+
+
+def test_worked_by_hand():
+    # Identities 0, 1, 2. Genuine 0: 0.9; 1: 0.6; 2: 0.3. Impostors 0-1: 0.8; 0-2: 0.5; 1-2: 0.1.
+    pairs = PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), sha256="abc")
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs, fars=(0.4,))
+    counts = np.array([[1, 1, 1], [2, 1, 0], [0, 1, 2], [3, 0, 0]], dtype=np.int32).T
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["tar@far=0.4"]
+    # 1 of 3 impostors allowed: threshold above 0.5, genuine 0 and 1 pass.
+    # Drawn 2, 1, 0: impostor 0-1 weighs 2, the rest nothing; 0 of 2 allowed: above 0.8, 2 of 3 genuine pass.
+    # Drawn 0, 1, 2: 1-2 weighs 2; 0 of 2 allowed: above 0.1, all pass.
+    # Drawn 3, 0, 0: no impostor pair is left.
+    np.testing.assert_array_equal(run.values, [2 / 3, 2 / 3, 1, np.nan])
+    assert run.point == 2 / 3
+
+
+def test_a_draw_has_as_many_identities_as_the_list_and_follows_the_generator():
+    pairs = small_list(0)
+    one = draw_identities(pairs, np.random.default_rng(7), draws=300)
+    again = draw_identities(pairs, np.random.default_rng(7), draws=300)
+    assert one.counts.tobytes() == again.counts.tobytes()
+    assert (one.counts.sum(axis=0) == 15).all()
+    assert one.counts.mean(axis=1) == pytest.approx(np.ones(15), abs=0.3) and (one.counts == 0).mean() > 0.3
+    assert one.counts.tobytes() != draw_identities(pairs, np.random.default_rng(8), draws=300).counts.tobytes()
+
+
+def test_a_tail_too_short_is_reported_and_what_is_not_short_is_exact():
+    rng = np.random.default_rng(0)
+    left, right = rng.integers(40, size=(2, 4000))
+    right[:200] = left[:200]
+    pairs = PairIdentities(left, right, sha256="abc")
+    scores = scored(pairs, 0, ties=False)
+    # The best impostors are all of identity 0: they weigh nothing in a third of the draws, and much in others.
+    scores[(left == 0) | (right == 0)] += 2
+    bootstrap = draw_identities(pairs, np.random.default_rng(1), draws=200)
+    short = paired.resample(tar_evidence(scores, pairs, fars=(0.02,), tail=0.5), bootstrap)["tar@far=0.02"]
+    whole = paired.resample(tar_evidence(scores, pairs, fars=(0.02,), tail=100), bootstrap)["tar@far=0.02"]
+    assert 0 < short.short.sum() < 200 and not whole.short.any()
+    np.testing.assert_array_equal(short.values[~short.short], whole.values[~short.short])
+    assert (short.values <= whole.values).all()
+    result = paired.compare([short], [whole])
+    assert result.short == short.short.sum()
+
+
+def test_a_model_with_one_score_for_all_is_short_everywhere():
+    pairs = small_list(0, pairs=2000)
+    bootstrap = draw_identities(pairs, np.random.default_rng(1), draws=20)
+    run = paired.resample(tar_evidence(np.full(2000, 0.5), pairs), bootstrap)["tar@far=0.01"]
+    assert run.short.all() and not run.values.any()
+
+
+def test_evidence_is_small_and_one_line():
+    rng = np.random.default_rng(0)
+    same = np.arange(206_000) < 6000
+    left = rng.integers(900, size=206_000)
+    pairs = PairIdentities(left, np.where(same, left, (left + 1) % 900), sha256="0" * 64, headline=same)
+    text = json.dumps(tar_evidence(scored(pairs, 1, ties=False, gap=0.8), pairs))
+    assert len(text) < 40_000 and "\n" not in text
+    some = np.concatenate([np.arange(500), np.arange(10_000, 10_500)])
+    few = PairIdentities(pairs.left[some], pairs.right[some], sha256="1")
+    assert len(json.dumps(accuracy_evidence(scored(few, 1, ties=False), few))) < 2500
+
+
+def runs_of(pairs, seeds, gap, bootstrap):
+    return [
+        paired.resample(tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap)["tar@far=0.1"]
+        for s in seeds
+    ]
+
+
+def test_a_comparison_means_over_seeds_and_keeps_their_spread_apart():
+    pairs = small_list(0)
+    bootstrap = draw_identities(pairs, np.random.default_rng(3), draws=400)
+    better, worse = runs_of(pairs, (1, 2, 3), 0.8, bootstrap), runs_of(pairs, (4, 5), 0.1, bootstrap)
+    result = paired.compare(better, worse)
+    drawn = [np.mean([run.values[d] for run in better]) - np.mean([run.values[d] for run in worse]) for d in range(400)]
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert result.verdict == "first" and result.low > 0
+    figures = result.figures()
+    assert figures["difference"] == pytest.approx(figures["first"] - figures["second"], abs=1e-9)
+    assert figures["first_spread"] == pytest.approx(100 * np.std([run.point for run in better], ddof=1))
+    assert json.loads(json.dumps(figures)) == figures
+    assert paired.compare(better[:1], worse[:1]).figures()["first_spread"] is None
+
+    turned = paired.compare(worse, better)
+    assert turned.verdict == "second" and (turned.low, turned.high) == pytest.approx((-result.high, -result.low))
+    same = paired.compare(better[:1], better[:1])
+    assert (same.difference, same.low, same.high, same.verdict) == (0, 0, 0, "undecided")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hard", "own", "widest"),
+    [
+        pytest.param(0.08, 0.1, 1.15, id="each method has its own hard identities"),
+        pytest.param(0.12, 0.0, 1.55, id="methods differ by chance of the pair alone"),
+    ],
+)
+def test_the_interval_covers_a_known_difference(hard, own, widest):
+    """Two methods whose scores are normal, so that the true TARs are exact.
+
+    An impostor score is n + h_a + h_b, a genuine one gap + n − h_a; h says how hard an identity is, a part of it for
+    both methods. Weights that are products make the interval too wide where n is all that parts the methods.
+    """
+    far, noise, shared, gaps, people, simulations = 0.05, 0.2, 0.15, (0.55, 0.45), 120, 200
+    all_hard = np.hypot(hard, own)
+    threshold = norm.isf(far, scale=np.sqrt(noise**2 + 2 * all_hard**2))
+    tars = [norm.sf(threshold, loc=gap, scale=np.hypot(noise, all_hard)) for gap in gaps]
+    truth, covered, found, widths = tars[0] - tars[1], 0, [], []
+    rng = np.random.default_rng(0)
+    for _ in range(simulations):
+        left = np.concatenate([np.repeat(np.arange(people), 6), rng.integers(people, size=6000)])
+        right = left.copy()
+        right[6 * people :] = (left[6 * people :] + rng.integers(1, people, size=6000)) % people
+        pairs = PairIdentities(left, right, sha256="abc")
+        bootstrap = draw_identities(pairs, rng, draws=400)
+        both, pair = rng.normal(0, hard, people), rng.normal(0, shared, len(left))
+        runs = []
+        for gap in gaps:
+            h = both + rng.normal(0, own, people)
+            scores = pair + rng.normal(0, np.sqrt(noise**2 - shared**2), len(left))
+            scores += np.where(pairs.same, gap - h[left], h[left] + h[right])
+            runs.append(paired.resample(tar_evidence(scores, pairs, fars=(far,)), bootstrap)["tar@far=0.05"])
+        result = paired.compare(runs[:1], runs[1:])
+        covered += result.low <= truth <= result.high
+        found.append(result.difference)
+        widths.append(result.high - result.low)
+        assert result.short == 0
+    assert covered / simulations >= 0.90  # 0.95 less 3 standard errors
+    assert 0.9 < np.mean(widths) / (2 * 1.96 * np.std(found)) < widest
+
+
+def test_wrong_use_is_explained():
+    pairs = small_list(0)
+    bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=10)
+    evidence = tar_evidence(scored(pairs, 0), pairs)
+    with pytest.raises(ValueError, match="the evidence is of pair list xyz, the comparison is on abc"):
+        paired.resample(evidence | {"list": "xyz"}, bootstrap)
+    with pytest.raises(ValueError, match=r"form 'tail-9' is unknown: it must be one of \['ranks-1', 'tail-1'\]"):
+        paired.resample(evidence | {"form": "tail-9"}, bootstrap)
+    for damaged in (evidence["data"][:-9], "\x00", _packed([np.arange(5)])):
+        with pytest.raises(ValueError, match="the evidence is damaged .*: judge the run again"):
+            paired.resample(evidence | {"data": damaged}, bootstrap)
+    with pytest.raises(ValueError, match="not judged by accuracy: keep tar_evidence"):
+        accuracy_evidence(scored(pairs, 0), pairs)
+    run = paired.resample(evidence, bootstrap)["tar@far=0.01"]
+    other = paired.resample(evidence, draw_identities(pairs, np.random.default_rng(0), draws=10))["tar@far=0.01"]
+    with pytest.raises(ValueError, match="the same draws"):
+        paired.compare([run], [other])
+    with pytest.raises(ValueError, match="at least one run"):
+        paired.compare([], [run])
+    with pytest.raises(ValueError, match="`headline` has 3 entries for 400 pairs"):
+        replace(pairs, headline=np.array([True, False, True]))
+    alone = PairIdentities(np.zeros(3, dtype=int), np.zeros(3, dtype=int), sha256="abc")
+    with pytest.raises(ValueError, match="2 identities and 1 draw at the least"):
+        draw_identities(alone, np.random.default_rng(0))
+
+
+# --- seeds that are judged on lists of their own ----------------------------------------------------------------------
+
+
+def two_lists():
+    """Two lists of other people, each with its draws."""
+    lists = [replace(small_list(seed, people=people), sha256=f"list {seed}") for seed, people in ((0, 15), (1, 11))]
+    return [draw_identities(pairs, np.random.default_rng(n), draws=300) for n, pairs in enumerate(lists)]
+
+
+def on(bootstraps, gap, seed):
+    """A run on each list."""
+    return [runs_of(b.pairs, (seed + n,), gap, b)[0] for n, b in enumerate(bootstraps)]
+
+
+def test_seeds_on_lists_of_their_own_are_compared_list_by_list():
+    one, two = bootstraps = two_lists()
+    better, worse = on(bootstraps, 0.7, 10), on(bootstraps, 0.2, 20)
+    result = paired.compare(better, worse)
+    drawn = [
+        ((a.values[d] - c.values[d]) + (b.values[d] - e.values[d])) / 2
+        for a, b, c, e in [(*better, *worse)]
+        for d in range(300)
+    ]
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert result.difference == pytest.approx(np.mean([b.point - w.point for b, w in zip(better, worse, strict=True)]))
+    assert result.first == tuple(run.point for run in better) and result.verdict == "first"
+    turned = paired.compare(better[::-1], worse)  # which list comes first says nothing
+    assert (turned.low, turned.high, turned.difference) == pytest.approx((result.low, result.high, result.difference))
+    thrice = paired.compare(better * 3, worse)  # more seeds, as many on each list
+    assert (thrice.low, thrice.high) == pytest.approx((result.low, result.high))
+
+
+def test_the_difficulty_of_a_list_is_in_both_sides_and_goes_out():
+    """A gap between lists that is far greater than that of the methods does not widen the interval."""
+    bootstraps = two_lists()
+    drawn = np.random.default_rng(5).normal(0.5, 0.01, size=(2, 300))
+
+    def run(bootstrap, values, shift):
+        figure = paired.Resampled("accuracy", 0.5 + shift, values + shift, np.zeros(300, bool), bootstrap)
+        return figure
+
+    first = [run(b, v, level + 0.02) for b, v, level in zip(bootstraps, drawn, (0, 0.4), strict=True)]
+    second = [run(b, v, level) for b, v, level in zip(bootstraps, drawn, (0, 0.4), strict=True)]
+    result = paired.compare(first, second)
+    assert (result.difference, result.low, result.high) == pytest.approx((0.02, 0.02, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ([0, 1], [0, 1], True),
+        ([0, 1], [1, 0], True),
+        ([0, 1], [0, 1, 1, 0], True),
+        ([0], [0, 0, 0], True),
+        ([0], [1], False),
+        ([0, 1], [0], False),
+        ([0, 1], [0, 0, 1], False),
+        ([0, 0, 1], [0, 1, 1], False),
+    ],
+)
+def test_sides_on_other_lists_or_not_as_often_are_not_compared(first, second, same):
+    bootstraps = two_lists()
+    sides = [[on(bootstraps, 0.5, 10 * n)[place] for n, place in enumerate(side)] for side in (first, second)]
+    assert paired.same_pairs(*sides) == same
+    if same:
+        paired.compare(*sides)
+        return
+    with pytest.raises(ValueError, match="judged on other lists, or on other folds of one: give each side the same"):
+        paired.compare(*sides)
+
+
+def test_runs_on_one_list_by_other_draws_are_refused_among_lists_as_well():
+    one, two = two_lists()
+    again = replace(two, counts=two.counts.copy())
+    with pytest.raises(ValueError, match="the same draws: resample a list's from one Bootstrap"):
+        paired.compare(on((one, two), 0.5, 0), on((one, again), 0.5, 5))
+
+
+# --- rank-1 -----------------------------------------------------------------------------------------------------------
+
+
+def looked_up(headline):
+    """A list, and 40 queries of its people and of two whom no pair names."""
+    pairs = small_list(3, people=9, headline=headline)
+    queries = np.random.default_rng(0).choice([*pairs.people, 4, 1000], size=40)
+    assert {4, 1000} <= set(queries.tolist()) and not {4, 1000} & set(pairs.people.tolist())
+    right = np.random.default_rng(1).random(40) < 0.3 + 0.5 * (queries % 2)  # some people are found more easily
+    return replace(pairs, queries=queries), right
+
+
+@pytest.mark.parametrize("headline", [False, True])
+def test_rank_1_in_each_draw_is_that_of_the_repeated_queries(headline):
+    pairs, right = looked_up(headline)
+    pairs = replace(pairs, fold=np.arange(len(pairs.left)) % 5) if not headline else pairs
+    make = tar_evidence if headline else accuracy_evidence
+    evidence = json.loads(json.dumps(make(scored(pairs, 0), pairs) | hits_evidence(right)))
+    bootstrap = draw_identities(pairs, np.random.default_rng(7), draws=150)
+    run = paired.resample(evidence, bootstrap)["rank-1"]
+    known = np.isin(pairs.queries, pairs.people)
+    assert run.point == right[known].mean() and not run.short.any()
+    for draw in range(150):
+        count = dict(zip(pairs.people.tolist(), bootstrap.counts[:, draw].tolist(), strict=True))
+        repeated = [hit for who, hit in zip(pairs.queries, right, strict=True) for _ in range(count.get(int(who), 0))]
+        assert run.values[draw] == pytest.approx(np.mean(repeated), abs=1e-12)
+
+
+def test_rank_1_worked_by_hand():
+    # Pairs of 0, 1 and 2. Queries: 0 right, 0 wrong, 1 right, 2 wrong, and 5, whom no pair names, right.
+    pairs = PairIdentities(
+        np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), "abc", queries=np.array([0, 0, 1, 2, 5])
+    )
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs, fars=(0.4,))
+    evidence |= hits_evidence(np.array([True, False, True, False, True]))
+    counts = np.array([[1, 1, 1], [2, 1, 0], [0, 2, 1], [0, 1, 2], [3, 0, 0]], dtype=np.int32).T
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["rank-1"]
+    # 2 of 4; 2 + 1 of 4 + 1; 2 of 2 + 1; 1 of 1 + 2; no impostor pair is left of 3, 0, 0.
+    np.testing.assert_array_equal(run.values, [2 / 4, 3 / 5, 2 / 3, 1 / 3, np.nan])
+    assert run.point == 2 / 4
+
+
+def test_a_draw_without_anybody_who_is_looked_up_does_not_count():
+    pairs = PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), "abc", queries=np.array([0, 0]))
+    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs) | hits_evidence(np.array([True, False]))
+    counts = np.array([[0, 2, 1], [1, 1, 1]], dtype=np.int32).T
+    run = paired.resample(evidence, Bootstrap(pairs, counts))["rank-1"]
+    np.testing.assert_array_equal(run.values, [np.nan, 0.5])
+
+
+def test_rank_1_is_compared_as_the_other_figures_are_and_left_out_without_queries():
+    pairs, right = looked_up(False)
+    bootstrap = draw_identities(pairs, np.random.default_rng(7), draws=300)
+    base = tar_evidence(scored(pairs, 0), pairs)
+    always, as_it_is = (paired.resample(base | hits_evidence(h), bootstrap)["rank-1"] for h in (right | True, right))
+    result = paired.compare([always], [as_it_is])
+    drawn = 1 - as_it_is.values
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+    assert result.verdict == "first" and result.figure == "rank-1"
+    assert "rank-1" not in paired.resample(base, bootstrap)
+    plain = draw_identities(replace(pairs, queries=None), np.random.default_rng(7), draws=300)
+    assert "rank-1" not in paired.resample(base | hits_evidence(right), plain)
+    with pytest.raises(ValueError, match="the evidence is damaged .*: judge the run again"):
+        paired.resample(base | hits_evidence(right[1:]), bootstrap)

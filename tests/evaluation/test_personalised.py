@@ -1,0 +1,495 @@
+"""The personalised protocols against loops over every pair, and the streamed order statistics against a sort."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from coalface.evaluation.metrics import personalised as p
+from coalface.evaluation.metrics import streaming
+from coalface.evaluation.metrics.verification import score_pairs, tar_at_far
+
+RATES = (1e-6, 0.001, 0.01, 0.05, 0.1, 0.29, 0.5, 0.9, 1.0)
+
+
+def unit(rows):
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0).astype(np.float32)
+
+
+@dataclasses.dataclass
+class World:
+    """Three clients of identities with 1 to 4 test images, in any order, and the gallery of client 1."""
+
+    features: np.ndarray
+    identities: np.ndarray
+    clients: np.ndarray
+    gallery: np.ndarray
+    gallery_identities: np.ndarray
+
+    def judge(self, client=1, **said):
+        return p.judge_client(
+            self.features, self.identities, self.clients, client, self.gallery, self.gallery_identities, **said
+        )
+
+    def shuffled(self, rng):
+        order, places = rng.permutation(len(self.features)), rng.permutation(len(self.gallery))
+        return World(
+            self.features[order],
+            self.identities[order],
+            self.clients[order],
+            self.gallery[places],
+            self.gallery_identities[places],
+        )
+
+
+def world(seed, kind="plain", per_client=5):
+    """`ties`: embeddings on a small grid, some zeros. `close`: copies of few, some digits apart at the last place."""
+    rng = np.random.default_rng(seed)
+    count = 3 * per_client
+    images = rng.integers(1, 5, count)
+    images[per_client] = 3  # of client 1
+    names = rng.permutation(100)[:count]
+    labels = np.repeat(np.arange(count), images)
+    d = {"plain": 16, "ties": 3, "close": 40}[kind]
+    centres = rng.normal(size=(count, d))
+    rows = centres[labels] + rng.normal(size=(len(labels), d))
+    train = centres[per_client : 2 * per_client].repeat(3, 0) + rng.normal(size=(3 * per_client, d))
+    if kind == "ties":
+        rows, train = np.clip(np.round(rows), -1, 1), np.clip(np.round(train), -1, 1)
+    if kind == "close":
+        base = unit(rng.normal(size=(2, d)))
+        rows, train = (base[rng.integers(2, size=len(rows))] for rows in (rows, train))
+        rows, train = (r * (1 + 1e-7 * rng.integers(-1, 2, r.shape)) for r in (rows, train))
+    trained = np.repeat(names[per_client : 2 * per_client], 3)
+    gallery, gallery_identities = p.gallery_of(unit(train) if kind != "close" else train.astype(np.float32), trained)
+    features = unit(rows) if kind != "close" else rows.astype(np.float32)
+    return World(features, names[labels], labels // per_client, gallery, gallery_identities).shuffled(rng)
+
+
+def one_score(left, right):
+    return float(score_pairs(np.stack([left, right]), np.array([0]), np.array([1]))[0])
+
+
+@functools.cache
+def naive_scores(seed, kind, mode, per_client=5):
+    """Genuine and impostor scores, by every ordered quadruple (identity, image, identity, image) once."""
+    w, client = world(seed, kind, per_client), 1
+    genuine, impostor = [], []
+    for i, j in itertools.combinations(range(len(w.features)), 2):
+        mine = int(w.clients[i] == client) + int(w.clients[j] == client)
+        if mine == 2 and w.identities[i] == w.identities[j]:
+            genuine.append(one_score(w.features[i], w.features[j]))
+        elif mine == 1 or (mine == 2 and mode == "official"):
+            impostor.append(one_score(w.features[i], w.features[j]))
+    return np.array(genuine), np.array(impostor)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("kind", ["plain", "ties", "close"])
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_one_to_one_is_tar_at_far_of_all_pairs_bit_for_bit(kind, mode, block):
+    for seed in range(2):
+        w = world(seed, kind)
+        genuine, impostor = naive_scores(seed, kind, mode)
+        result = w.judge(fars=RATES, one_to_one=mode, block=block)
+        scores = np.concatenate([genuine, impostor])
+        expected = tar_at_far(scores, np.arange(len(scores)) < len(genuine), RATES)
+        assert list(result.tars) == expected
+        assert (result.genuine, result.impostors) == (len(genuine), len(impostor))
+        # And by the definition alone: the best of all thresholds that keep to the allowance.
+        for one in result.tars:
+            kept = [t for t in [*scores, 9] if (impostor >= t).sum() <= Fraction(str(one.far)) * len(impostor)]
+            assert one.tar == max((genuine >= t).sum() for t in kept) / len(genuine)
+
+
+def test_many_pairs_of_512_dimensions():
+    rng = np.random.default_rng(7)
+    identities = rng.permutation(np.repeat(np.arange(80), 8))
+    clients = identities // 10
+    features = unit(0.5 * rng.normal(size=(80, 512))[identities] + rng.normal(size=(640, 512)))
+    gallery, names = p.gallery_of(features[clients == 3], identities[clients == 3])
+    left, right = np.triu_indices(640, 1)
+    used = (clients[left] == 3) | (clients[right] == 3)
+    left, right = left[used], right[used]
+    same, scores = identities[left] == identities[right], score_pairs(features, left, right)
+    fars = (1e-5, 1e-4, 1e-3, 0.01, 0.1)
+    for mode, kept in (("paper", same | (clients[left] != clients[right])), ("official", np.full(len(left), True))):
+        result = p.judge_client(features, identities, clients, 3, gallery, names, fars=fars, one_to_one=mode)
+        assert list(result.tars) == tar_at_far(scores[kept], same[kept], fars)
+        assert 0 < result.tars[2].tar < 1
+
+
+@functools.cache
+def naive_one_to_many(seed, kind, fpirs, mode):
+    """(TPIR, false positives, trials) of each FPIR by the best threshold of all that keep to the allowance."""
+    w, client = world(seed, kind), 1
+    names = w.gallery_identities.tolist()
+    mate, rivals, strangers, negatives = [], [], [], []
+    for x, y, c in zip(w.features, w.identities, w.clients, strict=True):
+        scores = {name: one_score(x, t) for name, t in zip(names, w.gallery, strict=True)}
+        if c == client:
+            mate.append(scores.pop(y))
+            rivals.append(max(scores.values(), default=-math.inf))
+        else:
+            strangers.append(max(scores.values()))
+        negatives += scores.values()
+    found = []
+    for fpir in fpirs:
+        share = Fraction(str(fpir))
+        if mode == "standard":
+            against, most = strangers, math.floor(share * len(strangers))
+        else:
+            against, most = negatives, math.ceil(share * len(w.features)) - 1
+        best = (-1, 0)
+        for threshold in sorted({*mate, *against, *np.nextafter(against, 9)}):
+            accepted = sum(s >= threshold for s in against)
+            if accepted <= most:
+                right = [m >= threshold and (m > r or mode == "legacy") for m, r in zip(mate, rivals, strict=True)]
+                best = max(best, (sum(right) / len(right), accepted))
+        found.append((best[0], best[1], len(against)))
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("kind", ["plain", "ties", "close"])
+@pytest.mark.parametrize("mode", ["standard", "legacy"])
+def test_one_to_many_is_its_definition(kind, mode, block):
+    for seed in range(3):
+        w = world(seed, kind)
+        result = w.judge(fpirs=RATES, one_to_many=mode, block=block)
+        expected = naive_one_to_many(seed, kind, RATES, mode)
+        assert [(t.tpir, t.false_positives, t.trials) for t in result.tpirs] == expected
+        assert [t.fpir for t in result.tpirs] == list(RATES)
+        assert result.mated == (w.clients == 1).sum() and result.mated + result.non_mated == len(w.features)
+
+
+def by_angle(*degrees):
+    turn = np.deg2rad(degrees)
+    return np.stack([np.cos(turn), np.sin(turn)], axis=1).astype(np.float32)
+
+
+def worked(**said):
+    # Client 0: identity 5 at 0° and 10°, identity 6 at 90° and 96°. Client 1: identities 7 at 40°, 8 at 60°, 180°.
+    features = by_angle(0, 10, 90, 96, 41, 60, 180)
+    identities, clients = np.array([5, 5, 6, 6, 7, 8, 8]), np.array([0, 0, 0, 0, 1, 1, 1])
+    gallery, names = by_angle(4, 52), np.array([5, 6])
+    return p.judge_client(features, identities, clients, 0, gallery, names, fars=(0.05, 0.1, 0.26), **said)
+
+
+def test_one_to_one_worked_by_hand():
+    # Genuine: 10° and 6° apart. Impostors: 41 60 180, 31 50 170, 49 30 90, 55 36 84.
+    result = worked(fpirs=(0.5,))
+    assert (result.genuine, result.impostors) == (2, 12)
+    assert [(t.tar, t.false_accepts, t.carried) for t in result.tars] == [(1, 0, False), (1, 1, True), (1, 3, True)]
+    assert result.tars[1].threshold == pytest.approx(np.cos(np.deg2rad(31)), abs=1e-6)
+    assert result.tars[2].threshold == pytest.approx(np.cos(np.deg2rad(41)), abs=1e-6)
+    # Of the client's own: 90, 96, 80, 86.
+    more = worked(fpirs=(0.5,), one_to_one="official")
+    assert more.impostors == 16
+    assert [t.carried for t in more.tars] == [False, True, True]
+
+
+def test_one_to_many_worked_by_hand():
+    # Templates at 4° and 52°. Others' probes at 41°, 60°, 180°: their nearest template is 11°, 8° and 128° away.
+    # The client's own, by identity: 4, 6, 38, 44 from their template; 52, 42, 86, 92 from the other. All are first.
+    result = worked(fpirs=(0.3, 0.4, 0.7))
+    assert [(t.tpir, t.false_positives, t.trials) for t in result.tpirs] == [(0.5, 0, 3), (0.5, 1, 3), (1, 2, 3)]
+    # All pairs of probe and another's template: 8, 11, 37, 42, 52, 56, 86, 92, 128, 176. n = 7 probes: ⌈0.3 · 7⌉ = 3.
+    legacy = worked(fpirs=(0.1, 0.3, 0.5, 0.6), one_to_many="legacy").tpirs
+    assert [(t.tpir, t.false_positives, t.trials) for t in legacy] == [
+        (0.5, 0, 10),
+        (0.5, 2, 10),  # above 37°
+        (0.75, 3, 10),  # above 42°
+        (1, 4, 10),  # above 52°
+    ]
+    assert [t.carried for t in legacy] == [False, True, True, True]
+
+
+def test_a_mated_probe_that_is_not_first_counts_in_legacy_alone():
+    features, gallery = by_angle(30, 170, 200), by_angle(0, 40)
+    said = (features, np.array([5, 7, 8]), np.array([0, 1, 1]), 0, gallery, np.array([5, 6]))
+    assert p.judge_client(*said, fpirs=(1,)).tpirs[0].tpir == 0
+    assert p.judge_client(*said, fpirs=(1,), one_to_many="legacy").tpirs[0].tpir == 1
+
+
+def test_where_all_may_be_accepted_the_threshold_is_the_lowest_score_of_a_mate():
+    said = (by_angle(30, 10, 20), np.array([5, 7, 8]), np.array([0, 1, 1]), 0, by_angle(0), np.array([5]))
+    for mode in ("standard", "legacy"):
+        one = p.judge_client(*said, fpirs=(1,), one_to_many=mode).tpirs[0]
+        assert one.tpir == 1 and one.false_positives == 2
+        assert one.threshold == one_score(by_angle(30)[0], by_angle(0)[0])
+
+
+def test_the_best_of_templates_that_differ_in_the_last_digits():
+    # Their products with a probe differ by more than their scores: the largest product is seldom of the best.
+    rng = np.random.default_rng(0)
+    templates = unit(unit(rng.normal(size=(1, 512))) * (1 + 3e-7 * rng.normal(size=(150, 512))))
+    features = unit(templates[:40] + 0.05 * rng.normal(size=(40, 512)))
+    identities, clients = np.arange(40), np.arange(40) // 20
+    names = np.where(np.arange(150) < 20, np.arange(150), np.arange(150) + 100)
+    scores = np.array([[one_score(x, t) for t in templates] for x in features])
+    best = np.where(identities[:, None] == names, -2, scores).max(axis=1)
+    fpirs = np.arange(1, 20) / 20
+    both = np.concatenate([scores[range(20), range(20)], best[20:]])
+    expected = tar_at_far(both, np.arange(40) < 20, fpirs)
+    for block in (1, 16, 2048):
+        found = p.judge_client(features, identities, clients, 0, templates, names, fpirs=fpirs, block=block).tpirs
+        assert [one.threshold for one in found] == [one.threshold for one in expected]
+        assert [one.false_positives for one in found] == [one.false_accepts for one in expected]
+
+
+def test_ties_go_against_the_probe():
+    # A model that gives all images one embedding recognises nobody, though all could be accepted.
+    features, gallery = by_angle(*[30] * 9), by_angle(30, 30)
+    identities, clients = np.array([5, 5, 6, 7, 7, 8, 8, 9, 9]), np.repeat([0, 1, 1], [3, 3, 3])
+    result = p.judge_client(features, identities, clients, 0, gallery, np.array([5, 6]), fars=(0.5, 1), fpirs=(0.5, 1))
+    assert [(t.tar, t.false_accepts) for t in result.tars] == [(0, 0), (1, 18)]
+    assert [(t.tpir, t.false_positives) for t in result.tpirs] == [(0, 0), (0, 6)]
+
+
+def test_no_order_of_images_or_templates_matters():
+    for mode, many in (("paper", "standard"), ("official", "legacy")):
+        w = world(4, "close")
+        first = w.judge(fars=RATES, fpirs=RATES, one_to_one=mode, one_to_many=many)
+        for seed in range(3):
+            again = w.shuffled(np.random.default_rng(seed))
+            assert again.judge(fars=RATES, fpirs=RATES, one_to_one=mode, one_to_many=many, block=13) == first
+
+
+def test_a_client_of_one_identity_and_identities_of_one_image():
+    features = unit(np.random.default_rng(0).normal(size=(6, 8)))
+    identities, clients = np.array([3, 3, 4, 5, 6, 6]), np.array([0, 0, 1, 1, 2, 2])
+    alone = p.judge_client(
+        features, identities, clients, 0, features[:1], np.array([3]), fars=(0.5,), one_to_one="official"
+    )
+    assert (alone.genuine, alone.impostors) == (1, 8)
+    # Nobody else is in its gallery: every probe of its own is first.
+    every = p.judge_client(features, identities, clients, 0, features[:1], np.array([3]), fpirs=(1,))
+    assert every.tpirs[0].tpir == 1
+    # No identity of client 1 has two images: there is no 1:1, but there is 1:N.
+    lone = p.judge_client(features, identities, clients, 1, features[2:4], np.array([4, 5]), fpirs=(0.25,))
+    assert lone.tars == () and lone.genuine == 0
+    assert list(lone.figures()) == ["tpir@fpir=0.25 (standard)"]
+
+
+def test_figures_name_their_modes_and_leave_out_what_is_not_carried():
+    w = world(0)
+    result = w.judge(fars=(1e-6, 0.1), fpirs=(1e-5, 0.2), one_to_one="official", one_to_many="legacy")
+    figures = result.figures()
+    assert list(figures) == ["tar@far=0.1 (official)", "tpir@fpir=0.2 (legacy)"]
+    assert figures["tar@far=0.1 (official)"] == 100 * result.tars[1].tar
+    assert [t.carried for t in (*result.tars, *result.tpirs)] == [False, True, False, True]
+    assert list(w.judge(fars=(0.1,), fpirs=(0.2,)).figures()) == ["tar@far=0.1 (paper)", "tpir@fpir=0.2 (standard)"]
+
+
+def test_the_mean_is_over_the_clients_that_carry_a_figure():
+    w = world(1)
+    one = w.judge(fars=(0.1,), fpirs=(0.2,))
+    tar = dataclasses.replace(one.tars[0], tar=0.25)
+    tpir = dataclasses.replace(one.tpirs[0], tpir=0.5)
+    judged = [
+        dataclasses.replace(one, tars=(tar,), tpirs=(tpir,)),
+        dataclasses.replace(one, tars=(), tpirs=(dataclasses.replace(tpir, tpir=0.75),)),
+        dataclasses.replace(one, tars=(dataclasses.replace(tar, tar=1.0),), tpirs=(tpir,)),
+    ]
+    mean = p.over_clients(judged)
+    assert mean.figures() == {"tar@far=0.1 (paper)": 62.5, "tpir@fpir=0.2 (standard)": 175 / 3}
+    assert mean.carried == {"tar@far=0.1 (paper)": 2, "tpir@fpir=0.2 (standard)": 3}
+    assert mean.clients == 3
+    with pytest.raises(ValueError, match="no client"):
+        p.over_clients([])
+    with pytest.raises(ValueError, match="different modes"):
+        p.over_clients([one, dataclasses.replace(one, one_to_one="official")])
+
+
+def test_a_gallery_holds_the_mean_of_each_identity():
+    features = by_angle(0, 90, 30, 30)
+    gallery, names = p.gallery_of(features, np.array([9, 9, 2, 2]))
+    assert names.tolist() == [2, 9] and gallery.dtype == np.float32
+    np.testing.assert_allclose(gallery, by_angle(30, 45), atol=1e-7)
+    short, _ = p.gallery_of(features, np.array([9, 9, 2, 2]), unit=False)
+    np.testing.assert_allclose(short[1], [0.5, 0.5], atol=1e-7)
+    # Templates of any length up to one can be judged.
+    result = p.judge_client(
+        by_angle(45, 30, 80),
+        np.array([9, 2, 1]),
+        np.array([0, 0, 1]),
+        0,
+        short,
+        names,
+        fpirs=(1,),
+        one_to_many="legacy",
+    )
+    assert result.tpirs[0].threshold == pytest.approx(np.cos(np.deg2rad(50)))  # 0.64; 0.71 of a probe and its template
+
+
+def test_the_papers_counts():
+    identities = np.repeat(np.arange(4000), 40)
+    nothing, own = np.zeros((160_000, 1), np.float32), np.arange(4000)
+    columns = np.arange(4000, 160_000)
+    paper = streaming.Pairs(nothing[:4000], identities[:4000], nothing, identities, columns)
+    assert len(paper) == 624_000_000
+    assert len(dataclasses.replace(paper, within=own)) == 624_000_000 + 7_920_000
+    templates = streaming.Pairs(nothing[:100], np.arange(100), nothing, identities, np.arange(160_000))
+    assert len(templates) == 15_996_000
+    assert p._allowed_by_legacy(0.07, 100) == 6  # 0.07 · 100 is 7, though 7.000000000000001 in float64
+    assert p._allowed_by_legacy(1e-5, 160_000) == 1 and p._allowed_by_legacy(1e-4, 160_000) == 15
+
+
+# Streaming
+
+
+class Rough(streaming.Pairs):
+    """Products that are off by as much as they may be."""
+
+    off = 0.03
+
+    @property
+    def error(self):
+        return self.off
+
+    def blocks(self, block):
+        for first, columns, found in super().blocks(block):
+            rng = np.random.default_rng([first, len(columns), int(columns[0])])
+            noise = rng.choice([-1, -0.5, 0.5, 1], found.shape) * (self.off - 1e-6)
+            yield first, columns, np.where(found == streaming.NOT, found, found + noise).astype(np.float32)
+
+
+def some_pairs(seed, kind, rough=False):
+    w = world(seed, kind, per_client=7)
+    own = np.flatnonzero(w.clients == 1)
+    cls = Rough if rough else streaming.Pairs
+    rest = np.flatnonzero(w.clients != 1)
+    pairs = cls(w.features[own], w.identities[own], w.features, w.identities, rest, own)
+    return pairs, np.sort(naive_scores(seed, kind, "official", 7)[1])
+
+
+WAYS = {
+    "as it is": {},
+    "rising bound": {"ROOM": 8},
+    "counted": {"TOP": 0},
+    "counted, few bins": {"TOP": 0, "BINS": 3},
+    "little memory": {"TOP": 0, "KEEP": 6, "BINS": 4},
+    "both": {"TOP": 40, "ROOM": 4, "KEEP": 50},
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "ties", "close"])
+def test_every_rank_is_that_of_a_sort(kind, way, monkeypatch):
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(streaming, name, value)
+    for rough, block in ((False, 5), (True, 9), (True, 64)):
+        pairs, ordered = some_pairs(2, kind, rough)
+        total = len(pairs)
+        assert total == len(ordered)
+        ranks = [1, 2, 3, 17, total // 3, total // 3, total // 2, total - 30, total - 1, total]
+        for some in (ranks, ranks[:4], ranks[5:6], ranks[-1:]):
+            found = streaming.order_statistics(pairs, some, block=block)
+            values = [float(ordered[total - rank]) for rank in some]
+            assert [one.value for one in found] == values
+            assert [one.above for one in found] == [int((ordered > value).sum()) for value in values]
+
+
+def test_each_way_is_taken(monkeypatch):
+    def refuse(*_):
+        raise AssertionError
+
+    pairs, _ = some_pairs(0, "plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(streaming, "_narrowed", refuse)
+        streaming.order_statistics(pairs, [1, 50])
+        patch.setattr(streaming, "TOP", 20)
+        with pytest.raises(AssertionError):
+            streaming.order_statistics(pairs, [1, 50])
+    # More scores than may be held are counted instead.
+    with monkeypatch.context() as patch:
+        patch.setattr(streaming, "TOP", 0)
+        patch.setattr(streaming, "_Bins", refuse)
+        streaming.order_statistics(pairs, [50])
+        patch.setattr(streaming, "KEEP", 6)
+        patch.setattr(streaming, "BINS", 2)
+        with pytest.raises(AssertionError):
+            streaming.order_statistics(pairs, [50])
+    # What waits is dropped as the bound rises: it is neither kept nor given up.
+    pairs, ordered = some_pairs(0, "plain")
+    monkeypatch.setattr(streaming, "ROOM", 10)
+    for block in (3, 1000):
+        found = streaming._top(pairs, 2, block)
+        assert len(found) < 18 and (found[-2:] == ordered[-2:]).all()
+    # Where all pairs are alike none can be dropped: what waits does not grow with them.
+    alike = dataclasses.replace(pairs, rows=pairs.rows[:1].repeat(len(pairs.rows), 0))
+    alike = dataclasses.replace(alike, others=pairs.rows[:1].repeat(len(pairs.others), 0))
+    assert streaming._top(alike, 1, 1000) is None
+    assert streaming.order_statistics(alike, [1])[0].above == 0
+
+
+@pytest.mark.parametrize("d", [1, 3, 40, 129, 512])
+def test_the_score_is_score_pairs_and_the_product_lies_within_the_bound(d):
+    rng = np.random.default_rng(d)
+    features = unit(rng.normal(size=(300, d)))
+    left, right = rng.integers(300, size=(2, 2000))
+    expected = score_pairs(features, left, right)
+    for block in (1, 7, 256, 5000):
+        assert (streaming.scores_of(features, left, features, right, block) == expected).all()
+    assert (streaming.scores_of(features, right, features, left) == expected).all()
+    pairs = streaming.Pairs(features, np.arange(300), features, np.arange(300), np.arange(300))
+    for first, columns, found in pairs.blocks(128):
+        for row in range(0, len(found), 10):
+            exact = score_pairs(features, np.full(len(columns), first + row), columns)
+            near = np.abs(found[row] - exact) <= pairs.error
+            assert (near | (columns == first + row)).all()
+    assert (d + 2) * 2.0**-23 < pairs.error * 1.001 < (d + 3) * 2.0**-23
+
+
+def test_a_rank_there_is_not_is_refused():
+    pairs, ordered = some_pairs(0, "plain")
+    for rank in (0, len(ordered) + 1):
+        with pytest.raises(ValueError, match=f"no {rank:,}-th largest"):
+            streaming.order_statistics(pairs, [1, rank])
+
+
+# Errors
+
+
+def broken(**changes):
+    return dataclasses.replace(world(0), **changes)
+
+
+def test_what_cannot_be_judged_is_refused_by_name():
+    w = world(0)
+    own = w.clients == 1
+    for change, said in (
+        ({"features": 2 * w.features}, "not of length one, the first is number 0, of length 2"),
+        ({"features": w.features * np.float32(np.nan)}, "not of length one"),
+        ({"features": w.features.astype(np.float64)}, "float64"),
+        ({"features": unit(w.features[:, :5])}, "by one model"),
+        ({"identities": w.identities[1:]}, "do not go together"),
+        ({"clients": w.clients[1:]}, "do not go together"),
+        ({"gallery": w.gallery[:0], "gallery_identities": w.gallery_identities[:0]}, "there is no template"),
+        ({"gallery": 2 * w.gallery}, "templates have embeddings"),
+        ({"clients": np.ones_like(w.clients)}, "client 1 has .* nobody to be told from"),
+        ({"clients": np.zeros_like(w.clients)}, "client 1 has 0 of .* leave it out"),
+        ({"identities": np.full_like(w.identities, 3)}, "another client too, the first is 3"),
+        ({"gallery_identities": w.gallery_identities[[0, 0, *range(2, 5)]]}, "two templates"),
+        ({"gallery": w.gallery[:1], "gallery_identities": w.gallery_identities[:1]}, "have no template"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            broken(**change).judge()
+    strange = int(w.identities[~own][0])
+    more = np.concatenate([w.gallery, w.gallery[:1]]), np.append(w.gallery_identities, strange)
+    with pytest.raises(ValueError, match=f"template of identity {strange}, which is another client's"):
+        broken(gallery=more[0], gallery_identities=more[1]).judge()
+    with pytest.raises(ValueError, match="no mode 'Paper': choose paper or official"):
+        w.judge(one_to_one="Paper")
+    with pytest.raises(ValueError, match="no mode 'rank': choose standard or legacy"):
+        w.judge(one_to_many="rank")
+    for rate in (0, -1, 1.5):
+        for said in ({"fars": (rate,)}, {"fpirs": (rate,)}, {"fpirs": (rate,), "one_to_many": "legacy"}):
+            with pytest.raises(ValueError, match="not a rate"):
+                w.judge(**said)

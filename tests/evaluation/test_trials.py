@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coalface.evaluation.metrics.enrolled import FARS, cosine_scores, templates, verify
+
+
+def unit_rows(n: int, d: int, seed: int) -> NDArray[np.float32]:
+    rows = np.random.default_rng(seed).standard_normal((n, d))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def trials(scores: NDArray[np.float64], clients: list[int], owners: list[int]) -> tuple[list[float], list[float]]:
+    """(genuine, impostor) scores, by a double loop."""
+    genuine, impostor = [], []
+    for i, client in enumerate(clients):
+        for j, owner in enumerate(owners):
+            (genuine if client == owner else impostor).append(float(scores[i, j]))
+    return genuine, impostor
+
+
+def error_rate(genuine: list[float], impostor: list[float]) -> float:
+    """Where the lines between the points of the ROC cross FAR = 1 − TAR, by a walk over all thresholds."""
+    before = (1.0, 0.0)
+    for threshold in [*sorted({*genuine, *impostor}), math.inf]:
+        far = sum(s >= threshold for s in impostor) / len(impostor)
+        missed = sum(s < threshold for s in genuine) / len(genuine)
+        if missed >= far:
+            gap, last = missed - far, before[1] - before[0]
+            return before[0] + (far - before[0]) * (-last / (gap - last))
+        before = (far, missed)
+    raise AssertionError
+
+
+def test_all_figures_equal_a_double_loop() -> None:
+    for seed, ties in ((0, False), (1, False), (2, True)):
+        rng = np.random.default_rng(seed)
+        clients, owners = [4, 0, 2, 7, 5], rng.choice([0, 2, 4, 5, 7, 9], size=40).tolist()  # 9 is not enrolled
+        scores = rng.standard_normal((5, 40)) + np.equal.outer(clients, owners)
+        scores = scores.round(1) if ties else scores
+        thresholds = [0.5, float("nan"), scores[2, 3], 1.5, -0.2]
+        found = verify(scores, np.array(clients), np.array(owners), thresholds)
+        genuine, impostor = trials(scores, clients, owners)
+        assert (found.genuine, found.impostors) == (len(genuine), len(impostor))
+        assert found.eer == pytest.approx(error_rate(genuine, impostor), abs=1e-12)
+        for far in FARS:
+            most = len(impostor) * round(1000 * far) // 1000
+            if most == 0:
+                assert far not in found.tars
+                continue
+            tars = [
+                sum(s >= t for s in genuine) / len(genuine)
+                for t in [min(genuine + impostor), *(np.nextafter(s, np.inf) for s in impostor)]
+                if sum(s >= t for s in impostor) <= most
+            ]
+            assert found.tars[far] == pytest.approx(max(tars), abs=1e-12)
+        own, others = [], []
+        for i, (client, threshold) in enumerate(zip(clients, thresholds, strict=True)):
+            if not math.isnan(threshold):
+                mine = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner == client]
+                theirs = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner != client]
+                own += [sum(mine) / len(mine)] if mine else []
+                others.append(sum(theirs) / len(theirs))
+        assert found.accepted == pytest.approx(sum(own) / len(own), abs=1e-12)
+        assert found.accepted_of_others == pytest.approx(sum(others) / len(others), abs=1e-12)
+
+
+def test_hand_worked_figures() -> None:
+    # Client 0 has two probes, client 1 one, client 2 none; client 1 accepts at its score, client 2 has no threshold.
+    scores = np.array([[0.9, 0.4, 0.5], [0.1, 0.2, 0.6], [0.3, 0.0, 0.7]])
+    found = verify(scores, np.arange(3), np.array([0, 0, 1]), [0.45, 0.6, np.nan])
+    assert (found.genuine, found.impostors) == (3, 6)  # 0.9, 0.4, 0.6 against 0.5, 0.1, 0.2, 0.3, 0.0, 0.7
+    assert found.tars == {}  # six impostor trials carry none of the FARs
+    assert found.eer == pytest.approx(1 / 3)
+    assert found.accepted == pytest.approx((1 / 2 + 1) / 2)  # client 2 has no genuine trial
+    assert found.accepted_of_others == pytest.approx((1 + 0) / 2)  # of 0.5; of 0.1 and 0.2
+    assert list(found.figures()) == ["eer", "accepted", "accepted of others"]
+    assert found.figures()["accepted"] == pytest.approx(75)
+    plain = verify(scores, np.arange(3), np.array([0, 0, 1]))
+    assert plain.accepted is None and list(plain.figures()) == ["eer"]
+
+
+def test_templates_are_the_unit_means_of_each_identity() -> None:
+    features, labels = unit_rows(30, 8, 0), np.random.default_rng(1).permutation(np.arange(30) % 4)
+    found = templates(features, labels, 4)
+    for identity in range(4):
+        total = np.zeros(8)
+        for row, label in zip(features, labels, strict=True):
+            total += row.astype(float) if label == identity else 0
+        assert found[identity] == pytest.approx(total / math.sqrt((total**2).sum()), abs=1e-12)
+    assert not templates(np.zeros((2, 3), dtype=np.float32), np.array([0, 0]), 1).any()
+    with pytest.raises(ValueError, match="2 identities have no image to enrol with, the first is number 4"):
+        templates(features, labels, 6)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1024])
+def test_cosines_by_blocks_equal_a_double_loop(block: int) -> None:
+    enrolled, probes = unit_rows(5, 16, 2).astype(np.float64), unit_rows(23, 16, 3)
+    found = cosine_scores(enrolled, probes, block)
+    for i in range(5):
+        for j in range(23):
+            assert found[i, j] == pytest.approx(
+                sum(float(a) * float(b) for a, b in zip(enrolled[i], probes[j], strict=True)), abs=1e-14
+            )
+
+
+def test_what_is_no_verification_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"scores \(2, 3\) of 2 clients and 2 probes do not go together"):
+        verify(np.zeros((2, 3)), np.arange(2), np.arange(2))
+    with pytest.raises(ValueError, match="once"):
+        verify(np.zeros((2, 2)), np.zeros(2, dtype=np.int64), np.arange(2))
+    with pytest.raises(ValueError, match="no genuine pairs"):
+        verify(np.zeros((2, 2)), np.arange(2), np.array([5, 6]))
+    with pytest.raises(ValueError, match="1 of 4 scores are not finite"):
+        verify(np.array([[0, np.nan], [0, 0]]), np.arange(2), np.arange(2))
+    with pytest.raises(ValueError, match="give one for each, NaN for none"):
+        verify(np.zeros((2, 2)), np.arange(2), np.arange(2), [0.5])

@@ -1,0 +1,278 @@
+"""Every figure against a loop that follows its definition word by word, on scores with many ties."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.interpolate import interp1d
+from scipy.optimize import brentq
+from sklearn.metrics import roc_curve
+
+from coalface.evaluation.metrics import verification as v
+
+SEEDS = range(12)
+
+
+def scored(seed, count=120, ties=True):
+    rng = np.random.default_rng(seed)
+    same = rng.permutation(count) < count // 2
+    scores = np.clip(rng.normal(0.35 * same, 0.3), -1, 1)
+    return (np.round(scores, 1) if ties else scores), same
+
+
+def naive_threshold(scores, same):
+    candidates = sorted(set(scores.tolist()))
+    candidates.append(float(np.nextafter(candidates[-1], np.inf)))
+    rights = [sum((s >= t) == g for s, g in zip(scores, same, strict=True)) for t in candidates]
+    best = [t for t, right in zip(candidates, rights, strict=True) if right == max(rights)]
+    return best[(len(best) - 1) // 2]
+
+
+def naive_ten_fold(scores, same, fold, grid=False):
+    rates = []
+    for number in sorted(set(fold.tolist())):
+        train, test = fold != number, fold == number
+        if grid:
+            best, chosen = -1, None
+            for threshold in np.arange(0, 4, 0.01):
+                right = sum((2 - 2 * s < threshold) == g for s, g in zip(scores[train], same[train], strict=True))
+                if right > best:
+                    best, chosen = right, threshold
+            right = sum((2 - 2 * s < chosen) == g for s, g in zip(scores[test], same[test], strict=True))
+        else:
+            threshold = naive_threshold(scores[train], same[train])
+            right = sum((s >= threshold) == g for s, g in zip(scores[test], same[test], strict=True))
+        rates.append(right / test.sum())
+    mean = sum(rates) / len(rates)
+    return mean, math.sqrt(sum((r - mean) ** 2 for r in rates) / (len(rates) - 1) / len(rates))
+
+
+def naive_tar(scores, same, allowance):
+    """The best TAR of any threshold, over all that accept at most `allowance` impostors."""
+    candidates = [*scores.tolist(), np.inf]
+    kept = [t for t in candidates if sum(s >= t for s in scores[~same]) <= allowance]
+    return max(sum(s >= t for s in scores[same]) for t in kept) / same.sum()
+
+
+def naive_eer(scores, same):
+    levels = [*sorted(set(scores.tolist())), math.inf]
+    far = [sum(s >= t for s in scores[~same]) / (~same).sum() for t in levels]
+    missed = [sum(s < t for s in scores[same]) / same.sum() for t in levels]
+    for j in range(1, len(levels)):
+        if missed[j] >= far[j]:
+            share = (far[j - 1] - missed[j - 1]) / ((far[j - 1] - missed[j - 1]) + (missed[j] - far[j]))
+            return far[j - 1] * (1 - share) + far[j] * share
+
+
+def test_scores_are_cosines_whatever_the_block():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(50, 16)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    left, right = rng.integers(50, size=(2, 1001))
+    expected = [float(features[a].astype(float) @ features[b].astype(float)) for a, b in zip(left, right, strict=True)]
+    for block in (1, 7, 256, 5000):
+        np.testing.assert_allclose(v.score_pairs(features, left, right, block), expected, atol=1e-6)
+
+
+def test_threshold_worked_by_hand():
+    # Impostors 0.1 and 0.5, genuine 0.4 and 0.9. At 0.4 and at 0.9 one pair is wrong, at 0.5 two: the lower of two.
+    assert v.best_threshold(np.array([0.1, 0.4, 0.5, 0.9]), np.array([False, True, False, True])) == 0.4
+    # All scores equal, more impostors: accepting nobody is best.
+    assert v.best_threshold(np.array([0.5, 0.5, 0.5]), np.array([False, True, False])) == np.nextafter(0.5, 1)
+    # Three equally good: the middle one.
+    scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert v.best_threshold(scores, np.array([False, True, False, True, False, True])) == 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mode", ["exact", "grid"])
+def test_ten_fold_accuracy_is_its_definition(seed, mode):
+    scores, same = scored(seed)
+    fold = np.random.default_rng(seed).permutation(120) % 10
+    result = v.ten_fold_accuracy(scores, same, fold, mode)
+    mean, error = naive_ten_fold(scores, same, fold, grid=mode == "grid")
+    assert result.mean == pytest.approx(mean, abs=1e-12)
+    assert result.error == pytest.approx(error, abs=1e-12)
+
+
+def test_exact_thresholds_rest_on_the_order_of_scores_alone():
+    scores, same = scored(3, ties=False)
+    assert v.ten_fold_accuracy(scores, same).mean == v.ten_fold_accuracy(np.exp(5 * scores), same).mean
+
+
+def test_each_fold_is_decided_by_the_others():
+    # Fold 0 is separated at 0.6, folds 1 and 2 at −0.4: a threshold fitted on fold 0 itself would get it right.
+    scores = np.array([0.4, 0.6, -0.6, -0.4, -0.6, -0.4])
+    same = np.array([False, True] * 3)
+    result = v.ten_fold_accuracy(scores, same, np.array([0, 0, 1, 1, 2, 2]))
+    # For folds 1 and 2 the others leave −0.4 and 0.6 equally good, of which the lower is taken.
+    assert result.thresholds == (-0.4, -0.4, -0.4)
+    assert result.mean == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+def test_tenths_are_contiguous_and_even():
+    same = np.array([True] * 25 + [False] * 40)
+    fold = v.tenths(same)
+    assert fold[:25].tolist() == sorted(fold[:25].tolist()) and fold[25:].tolist() == sorted(fold[25:].tolist())
+    assert set(np.bincount(fold[:25]).tolist()) == {2, 3} and np.bincount(fold[25:]).tolist() == [4] * 10
+    with pytest.raises(ValueError, match="9 genuine pairs cannot make 10 folds"):
+        v.tenths(np.array([True] * 9 + [False] * 40))
+
+
+def test_two_lists():
+    result = v.two_list_accuracy(
+        np.array([0.1, 0.5]),
+        np.array([False, True]),
+        np.array([0.5, 0.4, 0.6, 0.2]),
+        np.array([True, True, False, False]),
+    )
+    assert (result.mean, result.error, result.thresholds) == (0.5, 0.25, (0.5,))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("far", [0.001, 0.02, 0.05, 0.1, 0.29, 0.5, 1])
+def test_tar_is_the_best_that_the_allowance_permits(seed, far):
+    scores, same = scored(seed, count=200)
+    (result,) = v.tar_at_far(scores, same, [far])
+    allowance = {0.001: 0, 0.02: 2, 0.05: 5, 0.1: 10, 0.29: 29, 0.5: 50, 1: 100}[far]
+    assert result.tar == pytest.approx(naive_tar(scores, same, allowance), abs=1e-12)
+    assert result.false_accepts == (scores[~same] >= result.threshold).sum() <= allowance
+    assert result.tar == pytest.approx((scores[same] >= result.threshold).mean(), abs=1e-12)
+    assert result.carried == (allowance > 0) and result.impostors == 100
+
+
+def test_tied_impostors_are_rejected_together():
+    scores = np.array([0.9, 0.7, 0.7, 0.3, 0.8, 0.7, 0.1])
+    same = np.array([False, False, False, False, True, True, True])
+    half, most = v.tar_at_far(scores, same, [0.5, 0.75])  # 2 and 3 of 4 impostors allowed
+    assert (half.false_accepts, half.tar) == (1, 1 / 3)  # a second would bring the third with it
+    assert (most.false_accepts, most.tar) == (3, 2 / 3)
+    assert 0.7 < half.threshold < 0.7 + 1e-12
+
+
+def test_a_far_that_the_list_cannot_carry_says_so():
+    scores, same = scored(0, count=200)
+    (result,) = v.tar_at_far(scores, same, [0.001])
+    assert not result.carried and result.false_accepts == 0
+    assert result.threshold > scores[~same].max()
+    for far in (0, -0.1, 1.5):
+        with pytest.raises(ValueError, match="not a rate"):
+            v.tar_at_far(scores, same, [far])
+
+
+def test_far_is_the_decimal_number_that_was_written():
+    assert [v.allowed(far, 100) for far in (0.29, 0.57, 0.58)] == [29, 57, 58]  # float products fall short of these
+    assert v.allowed(1e-3, 200_000) == 200 and v.allowed(1e-6, 200_000) == 0
+    assert v.allowed(np.float64(0.1), 30) == 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_eer_is_its_definition_and_what_scipy_finds_on_sklearns_curve(seed):
+    scores, same = scored(seed)
+    assert v.eer(scores, same) == pytest.approx(naive_eer(scores, same), abs=1e-12)
+    far, tar, _ = roc_curve(same, scores, drop_intermediate=False)
+    assert v.eer(scores, same) == pytest.approx(brentq(lambda x: 1 - x - interp1d(far, tar)(x), 0, 1), abs=1e-9)
+
+
+def test_eer_worked_by_hand():
+    same = np.array([False, False, True, True])
+    assert v.eer(np.array([0.1, 0.2, 0.8, 0.9]), same) == 0
+    assert v.eer(np.array([0.1, 0.8, 0.2, 0.9]), same) == 0.5
+    assert v.eer(np.array([0.8, 0.9, 0.1, 0.2]), same) == 1
+    assert v.eer(np.array([0.5, 0.5, 0.5, 0.5]), same) == 0.5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_roc_points_are_tars_at_their_far(seed):
+    scores, same = scored(seed)
+    curve = v.roc(scores, same, points=20)
+    counts = np.round(curve.far * 60).astype(int)
+    assert counts[0] == 1 and counts[-1] == 60 and len(counts) <= 20
+    np.testing.assert_allclose(curve.tar, [naive_tar(scores, same, k) for k in counts], atol=1e-12)
+
+
+def test_histogram_counts_every_pair_once():
+    scores = np.array([-1.0, -0.2, 0.1, 0.6, 1.0 + 1e-7, 0.5])
+    result = v.histogram(scores, np.array([False, False, False, True, True, True]), bins=4)
+    assert result.edges.tolist() == [-1, -0.5, 0, 0.5, 1]
+    assert result.impostor.tolist() == [1, 1, 1, 0] and result.genuine.tolist() == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("scores", "ends"),
+    [
+        ([0.0512, 0.31, 0.4288], (0.05, 0.43)),
+        ([-0.07, 0.2, 0.939], (-0.1, 1.0)),  # 1.009 wide: to tenths
+        ([0.998712, 0.99912, 0.999346], (0.99871, 0.99935)),
+        ([0.5, 0.5, 0.5], (0.5, 0.5000001)),
+        ([1.0, 1.0, 1.0 + 1e-9], (0.9999999, 1.0)),
+        ([-1.0, -1.0, -1.0], (-1.0, -0.9999999)),
+    ],
+)
+def test_a_histogram_spans_what_was_observed(scores, ends):
+    same = np.array([True, False, True])
+    found = v.histogram(np.array(scores), same, bins=7)
+    assert (found.edges[0], found.edges[-1]) == pytest.approx(ends, abs=1e-12)
+    assert found.genuine.sum() == 2 and found.impostor.sum() == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 1e-3, 1e-5, 1e-9])
+def test_no_pair_falls_out_of_a_histogram_and_those_of_a_weak_model_spread_over_it(scale):
+    rng = np.random.default_rng(int(-np.log10(scale)))
+    for _ in range(50):
+        scores = np.clip(rng.uniform(-1, 1) + scale * rng.normal(size=400), -1, 1)
+        found = v.histogram(scores, np.arange(400) % 2 == 0)
+        assert found.genuine.sum() == found.impostor.sum() == 200
+        assert -1 <= found.edges[0] <= scores.min() and scores.max() <= found.edges[-1] <= 1
+        if 1e-6 < np.ptp(scores):
+            assert np.ptp(scores) >= 0.8 * (found.edges[-1] - found.edges[0])
+
+
+def features_and_pairs(seed=0, pairs=400):
+    rng = np.random.default_rng(seed)
+    identity = rng.integers(12, size=60)
+    features = rng.normal(size=(12, 8))[identity] + rng.normal(size=(60, 8))
+    features = (features / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
+    left, right = rng.integers(60, size=(2, pairs))
+    return features, left, right, identity[left] == identity[right]
+
+
+def test_a_judgement_gathers_the_figures_in_percent():
+    features, left, right, same = features_and_pairs()
+    fold = np.arange(400) % 10
+    result = v.judge(features, left, right, same, fold, fars=(0.1, 0.01, 1e-4))
+    scores = v.score_pairs(features, left, right)
+    figures = result.figures()
+    assert list(figures) == ["accuracy", "accuracy_se", "tar@far=0.1", "tar@far=0.01", "eer"]  # 1e-4 is not carried
+    assert figures["accuracy"] == 100 * v.ten_fold_accuracy(scores, same, fold).mean
+    assert figures["tar@far=0.1"] == 100 * v.tar_at_far(scores, same, [0.1])[0].tar
+    assert figures["eer"] == 100 * v.eer(scores, same)
+    assert (result.genuine, result.impostors) == (same.sum(), (~same).sum())
+    assert json.loads(json.dumps(figures)) == figures
+
+
+def test_genuine_pairs_outside_the_headline_do_not_count():
+    features, left, right, same = features_and_pairs()
+    headline = same & (np.arange(400) % 2 == 0)
+    result = v.judge(features, left, right, same, headline=headline)
+    kept = headline | ~same
+    alone = v.judge(features, left[kept], right[kept], same[kept])
+    assert result.accuracy is None and (result.tars, result.eer) == (alone.tars, alone.eer)
+    assert result.genuine == headline.sum()
+    with pytest.raises(ValueError, match="one per pair"):
+        v.judge(features, left, right, same, headline=headline[:-1])
+
+
+def test_wrong_use_is_explained():
+    good, same = np.array([0.1, 0.2]), np.array([True, False])
+    with pytest.raises(ValueError, match="do not go together"):
+        v.eer(good, same[:1])
+    with pytest.raises(ValueError, match="do not go together"):
+        v.eer(good, same.astype(np.int64))
+    with pytest.raises(ValueError, match="no impostor pairs"):
+        v.eer(good, np.array([True, True]))
+    with pytest.raises(ValueError, match="1 of 2 scores are not finite"):
+        v.eer(np.array([0.1, np.nan]), same)
+    with pytest.raises(ValueError, match="all pairs are in one fold"):
+        v.ten_fold_accuracy(good, same, np.array([0, 0]))

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from coalface.experiments.callbacks.progress import Progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain(encoding="utf-8"):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    return Console(file=raw, width=80), lambda: raw.buffer.getvalue().decode(encoding).splitlines()
+
+
+def record(number, **changes):
+    whole = {"stage": "train", "round": number, "asked": 8, "arrived": 8, "failed": {}, "abandoned": False}
+    return whole | {"bytes_down": 500_000, "bytes_up": 250_000, "loss": 3.25, "seconds": 2.0} | changes
+
+
+def test_plain_output_is_one_line_a_round_with_the_time_left():
+    console, lines = plain()
+    clock = Clock()
+    with Progress(console=console, clock=clock) as progress:
+        progress.start("demo", 4)
+        for r in (1, 2, 3, 4):
+            clock.now += 30
+            progress.round(record(r, judged={"devtest": {"eer": 20.0 + r}} if r == 2 else {}))
+        progress.finish({"devtest": {"accuracy": 74.0}}, "runs/demo")
+    assert lines() == [
+        "demo  4 rounds",
+        "demo  round 1/4  loss 3.25  8/8 parties  down 500 kB up 250 kB  0:30 gone, 1:30 left",
+        "demo  round 2/4  loss 3.25  8/8 parties  down 1 MB up 500 kB  devtest EER 22.0  1:00 gone, 1:00 left",
+        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  devtest EER 22.0  1:30 gone, 0:30 left",
+        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  devtest EER 22.0  2:00 gone",
+        "demo  done  4 rounds  2:00  devtest accuracy 74.0  down 2 MB up 1 MB  in runs/demo",
+    ]
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, 1), (50, 50), (51, 26), (1000, 50), (1001, 48)])
+def test_long_runs_print_about_every_fiftieth_and_always_the_last(rounds, expected):
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("long", rounds)
+        for r in range(1, rounds + 1):
+            progress.round(record(r))
+        progress.finish({}, "x")
+    shown = [line for line in lines() if "  round " in line]
+    assert len(shown) == expected
+    assert f"round {rounds}/{rounds}" in shown[-1]
+
+
+def test_a_resumed_run_estimates_from_the_rounds_of_this_session():
+    console, lines = plain()
+    clock = Clock()
+    with Progress(console=console, clock=clock) as progress:
+        progress.start("demo", 20, already=10, sent=(5_000_000, 2_000_000))
+        clock.now += 6
+        progress.round(record(11, bytes_down=1_000_000, bytes_up=1_000_000))
+        progress.finish({}, "x")
+    assert lines()[0] == "demo  20 rounds, resumed after 10"
+    assert "down 6 MB up 3 MB" in lines()[1]  # of the whole run
+    assert "round 11/20" in lines()[1] and lines()[1].endswith("0:06 gone, 0:54 left")
+
+
+def test_failures_stages_and_notes_are_said_without_control_characters():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("demo\x1b[2J", 2)
+        progress.stage("pretrain")
+        progress.stage("pretrain")
+        progress.round(record(1, arrived=6, failed={"a": "x", "b\n": "y"}, abandoned=True))
+        progress.note("party b\nsent \x1b[31mNaN [bold]")
+        progress.finish({}, "x")
+    assert lines()[1] == "demo?[2J  stage pretrain"
+    assert "6/8 parties" in lines()[2] and "2 failed  1 abandoned" in lines()[2]
+    assert lines()[3] == "party b sent ?[31mNaN [bold]"
+    assert len(lines()) == 5
+
+
+def test_an_ascii_file_takes_every_name():
+    console, lines = plain("ascii")
+    with Progress(console=console) as progress:
+        progress.start("größe 顔", 1)
+        progress.round(record(1, judged={"devtest": {"accuracy": 70.0, "accuracy_se": 1.0}}))
+        progress.finish({}, "x")
+    assert lines()[0] == "gr??e ?  1 round"
+
+
+def test_quiet_says_nothing():
+    console, lines = plain()
+    with Progress(quiet=True, console=console) as progress:
+        progress.start("demo", 1)
+        progress.round(record(1))
+        progress.note("hello")
+        progress.finish({"devtest": {"accuracy": 1.0}}, "x")
+    assert lines() == []
+
+
+def test_a_run_that_fails_says_how_far_it_came():
+    console, lines = plain()
+    with pytest.raises(KeyboardInterrupt):
+        with Progress(console=console) as progress:
+            progress.start("demo", 9)
+            progress.round(record(1))
+            raise KeyboardInterrupt
+    assert lines()[-1] == "demo  stopped by Ctrl-C after 1/9 rounds"
+
+
+def test_a_round_before_a_start_is_an_error():
+    with Progress(quiet=True) as progress, pytest.raises(RuntimeError, match="call Progress.start"):
+        progress.round(record(1))
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 20, 80, 300])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_live_view_fits_any_terminal(width, encoding):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    console = Console(file=raw, width=width, height=10, force_terminal=True, legacy_windows=False)
+    with Progress(console=console) as progress:
+        for name in ("demo-größe", "second"):
+            progress.start(name, 3)
+            for r in (1, 2, 3, 4):  # one more than was said: the view must bear it
+                progress.round(record(r, loss=None, judged={"devtest": {"accuracy": 70.0}}))
+            progress.finish({"devtest": {"accuracy": 71.5}}, "runs/x")
+    written = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode(encoding))
+    if width >= 80:
+        assert "round 2/3" in written and "second  done  4 rounds" in written and "accuracy 71.5" in written
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_view_crops_no_figure(width):
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=width, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+    figures = {
+        "held-out-people-balanced": {"accuracy": 76.7, "accuracy_se": 2.1},
+        "enrolled by codewords": {"eer": 9.5},
+    }
+    with Progress(console=console) as progress:
+        progress.start("one-identity-fedface-from-scratch", 1)
+        progress.round(record(1, arrived=6, failed={"a": "x"}, abandoned=True, judged=figures))
+        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode()).replace("\r", "").splitlines()
+    title = max(place for place, line in enumerate(shown) if line == "one-identity-fedface-from-scratch  round 1/1")
+    view = shown[title:]
+    assert set(view[1]) == {"━"}
+    for part in ("loss 3.25", "6/8 parties", "held-out-people-balanced accuracy 76.7 ± 2.1", "1 failed", "1 abandoned"):
+        assert any(f"  {part}  " in f"  {line}  " for line in view), (part, view)
+    assert any("enrolled by codewords EER 9.50" in line for line in view) and view[-1].endswith("gone")
+    assert all(len(line) <= width for line in view)
+
+
+def test_a_figure_with_a_name_longer_than_a_line_keeps_its_number():
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=80, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+    with Progress(console=console) as progress:
+        progress.start("demo", 3)
+        progress.round(record(1, judged={"名" * 90: {"accuracy": 76.7}}))
+        assert "名名 accuracy 76.7" in raw.buffer.getvalue().decode()
+
+
+def test_what_takes_a_while_is_said_until_a_round_is_over():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.doing("reading the images")
+        progress.doing("reading the images")
+        progress.start("demo", 1)
+        progress.doing("starting 2 workers\x1b[2J")
+        progress.round(record(1))
+        progress.finish({}, "x")
+    assert [line for line in lines() if "demo" not in line] == ["reading the images", "starting 2 workers?[2J"]
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    console = Console(file=raw, width=80, height=20, force_terminal=True, color_system=None, legacy_windows=False)
+
+    def seen():
+        shown = raw.buffer.getvalue().decode()
+        raw.buffer.seek(0), raw.buffer.truncate()
+        return shown
+
+    with Progress(console=console, clock=lambda: 0.0) as progress:
+        progress.doing("reading the images")
+        assert "reading the images" in seen()
+        progress.start("demo", 2)
+        progress.doing("starting 2 workers")
+        assert "0:00 gone  starting 2 workers" in seen()
+        progress.round(record(1))
+        assert "starting" not in seen()
+
+
+def test_the_end_says_which_rounds_were_abandoned_and_who_was_missing():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        missing = record(1, arrived=7, failed={"silo-02": "not there"}, abandoned=True)
+        progress.start("demo", 4, already=1, before=[missing])
+        progress.round({**missing, "round": 2})
+        progress.round(record(3, arrived=7, failed={"silo\x1b-05": "refused"}))
+        progress.round(record(4))
+        progress.finish({}, "x")
+        progress.start("large", 1)
+        progress.round(record(1, failed={f"client-{n}": "dropped out" for n in range(1003)}))
+        progress.finish({}, "x")
+    done, large = (line for line in lines() if "  done  " in line)
+    assert "2 of 4 rounds abandoned  without silo-02 in 2 rounds, silo?-05 in 1 round  in x" in done
+    assert "without client-0 in 1 round, client-1 in 1 round, client-2 in 1 round and 1,000 others  in x" in large
+
+
+def test_a_record_with_nothing_in_it_is_a_round():
+    console, lines = plain()
+    with Progress(console=console) as progress:
+        progress.start("demo", 0)
+        progress.round({"loss": float("nan"), "failed": None, "judged": None, "asked": "x"})
+        progress.finish({}, "x")
+    assert "round 1/0  down 0 B up 0 B" in lines()[1]
+
+
+def test_a_loss_that_jumps_is_told_once_and_no_other():
+    console, lines = plain()
+    with Progress(console=console, clock=Clock()) as progress:
+        progress.start("demo", 6, 2, before=[record(1, loss=3.0), record(2, loss=2.0)])
+        for number, loss in ((3, 7.4), (4, 30.0), (5, 12.0)):
+            progress.round(record(number, loss=loss))
+        progress.round(record(1, stage="next", loss=900.0))
+    told = [line for line in lines() if "the mean training loss" in line]
+    assert len(told) == 1 and "round 4" in told[0] and "30" in told[0] and "4.133" in told[0]

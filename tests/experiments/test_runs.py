@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from coalface.experiments.report import runs
+
+
+def test_a_run_folder_is_read_whole(write_run):
+    run = runs.read(write_run("one", method="fedface", rounds=5))
+    assert (run.name, run.label, run.method) == ("one", "one", "fedface")
+    assert len(run.metrics) == len(run.events) == 5
+    assert run.figures["devtest/accuracy"] == 80.0 and run.untrained["devtest/accuracy"] == 60.0
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out_but_a_broken_line_inside_is_named(write_run):
+    folder = write_run()
+    metrics = folder / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole + '{"round": 7, "los')
+    assert len(runs.read(folder).metrics) == 6
+    metrics.write_text("{broken\n" + whole)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not JSON .* resume the run"):
+        runs.read(folder)
+
+
+def test_a_damaged_line_of_the_events_is_left_out_and_named(write_run):
+    folder = write_run()
+    events = folder / "events.jsonl"
+    events.write_text('{"event": "begins"}\n{broken\n{"event": "round"}\n')
+    run = runs.read(folder)
+    assert [event["event"] for event in run.events] == ["begins", "round"]
+    assert len(run.skipped) == 1 and f"{events}, line 2" in run.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "evidence.json", runs.DIGESTS])
+def test_a_damaged_file_of_a_finished_run_is_named_with_what_to_do(write_run, name):
+    folder = write_run()
+    (folder / "evidence.json").write_text('{"unseen": []}')
+    before = runs.read(folder)  # of a version that wrote no digests
+    runs.keep_digests(folder)
+    assert runs.read(folder).metrics == before.metrics
+    data = bytearray((folder / name).read_bytes())
+    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalnum())
+    data[place] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=r"is not as it was written.*coalface resume"):
+        runs.read(folder)
+
+
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} is no run folder.*give the folder that a run has written"):
+        runs.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("summary.json", "{", r"summary\.json is not JSON"),
+        ("summary.json", "[" * 200_000, r"summary\.json is not JSON"),
+        ("config.yaml", "[" * 200_000, r"config\.yaml is not YAML"),
+        ("summary.json", "[1]", r"summary\.json holds a list, not keys and values"),
+        ("config.yaml", "a: [", r"config\.yaml is not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(write_run, name, content, says):
+    folder = write_run()
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=says):
+        runs.read(folder)
+
+
+def test_labels_take_in_parents_only_where_names_are_the_same(write_run):
+    paths = [write_run("a/fedavg"), write_run("b/fedavg"), write_run("b/solo")]
+    assert [run.label for run in runs.read_all(paths)] == ["a/fedavg", "b/fedavg", "b/solo"]
+    assert [run.label for run in runs.read_all(paths[1:])] == ["fedavg", "solo"]
+    with pytest.raises(ValueError, match="is given 2 times: a run cannot be compared with itself"):
+        runs.read_all([paths[0], paths[0].parent / "../a/fedavg"])
+
+
+def test_only_finite_numbers_are_numbers():
+    values = json.loads('[1, 2.5, true, null, "3", NaN, Infinity, 1e999]') + [10**400]
+    assert [runs.number(value) for value in values] == [1.0, 2.5] + [None] * 7
+
+
+def test_sizes_are_decimal_and_never_show_a_thousand_of_a_unit():
+    shown = [runs.size(n) for n in (0, 999, 1000, 999_499, 999_500, 999_600, 5_000_000_000, 10**21)]
+    assert shown == ["0 B", "999 B", "1 kB", "999 kB", "1 MB", "1 MB", "5 GB", "1e+06 PB"]
+
+
+def test_names_keep_no_control_characters():
+    assert runs.clean("silo\x1b[31m\n\u202eevil\ud800 ß") == "silo?[31m ?evil? ß"
+
+
+def test_figures_read_as_the_field_writes_them():
+    assert runs.figure_name("devtest/tar@far=0.001") == "devtest TAR at FAR 0.001"
+    assert runs.figure_name("devtest/eer") == "devtest EER"
+    figures = {"a/accuracy": 83.14, "a/accuracy_se": 1.06, "a/eer": 4.567}
+    assert runs.figure_text(figures, "a/accuracy") == "83.1 ± 1.1"
+    assert runs.figure_text(figures, "a/eer") == "4.57"
+    assert runs.figure_text(figures, "a/rank") == ""

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from coalface.experiments.report import table
+
+
+def edit(folder, **changes):
+    import yaml
+
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | changes))
+
+
+def test_differences_are_to_the_first_run_with_the_intervals_given(write_run):
+    first, second, third = (
+        write_run(n, method=n, gain=g) for n, g in [("fedface", 22.0), ("fedavg", 17.0), ("solo", 21.5)]
+    )
+    key = "devtest/accuracy"
+    given = {(second, key): (-4.9, -7.0, -2.5), (third, key): (-0.4, -1.5, 0.8)}
+    comparison = table.compare([first, second, third], given)
+    assert comparison.rows[0].differences == {}
+    assert comparison.rows[1].differences[key] == table.Difference(-4.9, -7.0, -2.5)
+    assert comparison.rows[1].differences["devtest/eer"] == table.Difference(5.0)  # no interval: the plain one
+    assert [row.differences[key].verdict for row in comparison.rows[1:]] == ["decided", "undecided"]
+    assert str(comparison.rows[2].differences[key]) == "−0.40 [−1.50, +0.80] undecided"
+    assert comparison.figures == (key, "devtest/tar@far=0.01", "devtest/eer")  # standard errors have no column
+
+
+def test_an_interval_that_touches_zero_decides_nothing():
+    assert table.Difference(1.0, 0.0, 2.0).verdict == "undecided"
+    assert table.Difference(1.0, 0.1, 2.0).verdict == "decided"
+
+
+def test_text_says_what_a_person_needs(write_run):
+    runs = [write_run("fedavg"), write_run("merge", method="merge", pooled=True)]
+    shown = table.text(table.compare(runs))
+    assert "merge (pooled)" in shown and "80.0 ± 1.1" in shown and "101 MB" in shown
+    assert "Pooled (all the images in one place, not federated): merge." in shown
+    assert "differ also" not in shown
+
+
+def test_other_differences_in_config_and_numerics_are_named(write_run):
+    first, second = write_run("a"), write_run("b", numerics={"threads": 2, "cohorts": "off", "block": 16})
+    edit(second, seed=7, data={"train": {"min_images": 8}, "image_size": 112})
+    said = table.notes(table.compare([first, second]))
+    assert said == [
+        "These runs differ also in: data.train.min_images (4, 8).",
+        "Their numerics differ in: threads (1, 2).",
+    ]
+
+
+def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_run):
+    first, second = write_run("a", method="fedavg"), write_run("b", method="fedface")
+    edit(first, rounds=6, methods={"fedavg": {"momentum": "reset"}})
+    edit(second, rounds=9, methods={"fedface": {"margin": 0.7}})
+    assert [a.key for a in table.compare([first, second]).apart] == ["rounds"]
+    third = write_run("c", method="fedface")
+    edit(third, rounds=9, methods={"fedface": {"margin": 0.9}})
+    assert [(a.key, a.values) for a in table.compare([second, third]).apart] == [
+        ("methods.fedface.margin", {"b": "0.7", "c": "0.9"})
+    ]
+
+
+def test_markdown_has_one_column_count_whatever_a_name_holds(write_run):
+    import re
+
+    shown = table.markdown(table.compare([write_run("a|b", method="x\ny|z"), write_run("c")]))
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in lines} == {11}
+    assert "| a\\|b | x y\\|z |" in shown and "<br>+0.00" in shown
+
+
+def test_json_holds_the_rows_and_their_differences(write_run):
+    runs = [write_run("a"), write_run("b", gain=10.0)]
+    found = json.loads(table.as_json(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)})))
+    assert [row["run"] for row in found["runs"]] == ["a", "b"]
+    assert found["runs"][0]["figures"]["devtest/accuracy"] == 80.0
+    assert found["runs"][1]["against_first"]["devtest/accuracy"] == {
+        "difference": -10.0, "low": -12.0, "high": -8.0, "verdict": "decided",
+    }  # fmt: skip
+
+
+def test_unfinished_runs_have_a_row_with_what_is_known(write_run):
+    whole, cut = write_run("whole"), write_run("cut")
+    (cut / "summary.json").unlink()
+    row = table.compare([whole, cut]).rows[1]
+    assert (row.method, row.seed, row.rounds, row.figures, row.differences) == ("fedavg", 1, None, {}, {})
+
+
+def test_nothing_to_compare_is_said():
+    with pytest.raises(ValueError, match="give at least one run folder"):
+        table.compare([])
+
+
+@pytest.mark.parametrize("width", [1, 5, 40, 200])
+def test_any_console_width_renders_without_control_characters(write_run, width):
+    comparison = table.compare([write_run("a", method="bad\x1b[31m[red]"), write_run("b")])
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table.rendered(comparison))
+    assert "\x1b" not in console.file.getvalue()
+
+
+def source(**keys):
+    return {"source": {"kind": "synthetic", "path": None, "identities": 400, "parts": {}, **keys}}
+
+
+def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
+    first, second, third = write_run("a"), write_run("b"), write_run("c")
+    equal, one = ({"partition": {"kind": k, "parties": n, "seed": n}} for k, n in (("equal", 8), ("one-identity", 9)))
+    edit(first, data=source(kind="folder", path="faces", identities=360) | equal)
+    edit(second, data=source(kind="synthetic", identities=400) | one)
+    edit(third, data=source(kind="synthetic", identities=500) | one)
+    found = {a.key: list(a.values.values()) for a in table.compare([first, second]).apart}
+    assert found == {
+        "data.source.kind": ["folder", "synthetic"],
+        "data.partition.kind": ["equal", "one-identity"],
+        "data.partition.seed": ["8", "9"],
+    }
+    found = {a.key: list(a.values.values()) for a in table.compare([first, second, third]).apart}
+    assert found["data.source.identities"] == ["absent", "400", "500"]
+    assert "data.source.path" not in found and "data.partition.parties" not in found
+    edit(second, data=source(kind="folder", path="others", identities=400) | equal)
+    (only,) = table.compare([first, second]).apart
+    assert (only.key, only.values) == ("data.source.path", {"a": "faces", "b": "others"})
+
+
+def test_every_key_of_a_source_and_a_partition_is_told_of():
+    from coalface.experiments.recipe import sections
+
+    sources, partitions = ({key for keys in kinds.values() for key in keys} for kinds in table.OF_KIND)
+    assert sources == set(sections.Source.model_fields) - {"kind"}
+    assert partitions == set(sections.Partition.model_fields) - {"kind", "seed"}

@@ -1,0 +1,246 @@
+import itertools
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from coalface.training import fedfv
+from coalface.training.fedfv import AgainstOthers, draw_subsets, equivalent_embeddings
+
+
+def unit(r, d, seed=0, dtype=torch.float64):
+    found = torch.randn(r, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (found / found.norm(dim=1, keepdim=True)).to(dtype)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_two_fused_by_hand():
+    # (1, 0) and (0, 1): mean (1/2, 1/2), at length one (√½, √½). (1, 0) and (3/5, 4/5): (4/5, 2/5), so (2, 1) / √5.
+    pair = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = equivalent_embeddings(pair, 3, generator=rng())
+    assert torch.allclose(found, torch.full((3, 2), math.sqrt(0.5), dtype=torch.float64), atol=1e-15)
+    pair[1] = torch.tensor([0.6, 0.8])
+    found = equivalent_embeddings(pair, 1, generator=rng())
+    assert torch.allclose(found, torch.tensor([[2.0, 1.0]], dtype=torch.float64) / math.sqrt(5), atol=1e-15)
+
+
+def test_three_fused_by_hand():
+    # The axes: (1, 1, 1) / √3. With one of them turned round: (1, 1, −1) / √3.
+    for sign in (1.0, -1.0):
+        axes = torch.diag(torch.tensor([1.0, 1.0, sign]))
+        expected = torch.tensor([[1.0, 1.0, sign]]) / math.sqrt(3)
+        assert torch.allclose(equivalent_embeddings(axes, 1, 3, generator=rng()), expected)
+
+
+@pytest.mark.parametrize("k", [2, 3, 7, 20])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_naive_loop_over_the_same_draws(k, dtype):
+    weights = unit(20, 16, dtype=dtype)
+    found = equivalent_embeddings(weights, 30, k, generator=rng(4))
+    assert found.dtype == dtype and found.shape == (30, 16)
+    for row, subset in zip(found.tolist(), draw_subsets(20, 30, k, rng(4)), strict=True):
+        mean = [sum(weights[i, j].item() for i in subset) / k for j in range(16)]
+        length = math.sqrt(sum(v * v for v in mean))
+        assert row == pytest.approx([v / length for v in mean], abs=1e-14 if dtype == torch.float64 else 1e-6)
+
+
+def test_every_one_is_the_mean_of_some_k():
+    # Without `draw_subsets`: all 56 means of 3 out of 8 are made, and each row must be one of them.
+    weights = unit(8, 5)
+    means = torch.stack([weights[list(c)].mean(0) for c in itertools.combinations(range(8), 3)])
+    means /= means.norm(dim=1, keepdim=True)
+    found = equivalent_embeddings(weights, 2000, 3, generator=rng())
+    distance, which = torch.cdist(found, means, compute_mode="donot_use_mm_for_euclid_dist").min(1)
+    assert distance.max() < 1e-12
+    assert torch.allclose(found.norm(dim=1), torch.ones(2000, dtype=torch.float64), atol=1e-14)
+    assert stats.chisquare(np.bincount(which, minlength=56)).pvalue > 0.01
+
+
+@pytest.mark.parametrize(("size", "k"), [(6, 2), (6, 3), (7, 5), (5, 5)])
+def test_every_subset_is_equally_likely(size, k):
+    drawn = draw_subsets(size, 20_000, k, rng(1))
+    subsets = {c: 0 for c in itertools.combinations(range(size), k)}
+    for subset in map(tuple, drawn.tolist()):
+        subsets[subset] += 1  # a KeyError where numbers repeat or descend
+    if len(subsets) > 1:
+        assert stats.chisquare(list(subsets.values())).pvalue > 0.01
+
+
+def test_draws_do_not_follow_from_those_before():
+    drawn = draw_subsets(5, 40_000, 2, rng(2))
+    name = drawn[:, 0] * 5 + drawn[:, 1]
+    table = np.zeros((25, 25))
+    np.add.at(table, (name[::2], name[1::2]), 1)
+    seen = table.any(1)
+    assert seen.sum() == 10
+    assert stats.chi2_contingency(table[seen][:, seen]).pvalue > 0.01
+
+
+@pytest.mark.parametrize("k", [2, 64])
+def test_distinct_within_each(k):
+    drawn = draw_subsets(100_000, 10_000, k, rng())
+    assert drawn.shape == (10_000, k) and drawn.min() >= 0 and drawn.max() < 100_000
+    assert (np.diff(drawn, axis=1) > 0).all()
+
+
+def test_memory_hangs_on_n_and_k_and_not_on_n_times_r():
+    draw_subsets(10, 10, 2, rng())
+    tracemalloc.start()
+    draw_subsets(100_000, 10_000, 3, rng())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6  # n × R bytes would be 1e9
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    weights = unit(50, 8, dtype=torch.float32)
+    one, same, other = (equivalent_embeddings(weights, 40, 3, generator=rng(s)).numpy().tobytes() for s in (5, 5, 6))
+    assert one == same != other
+
+
+def test_the_weights_stay_and_only_directions_count():
+    weights = unit(10, 8)
+    longer = weights * torch.arange(1, 11, dtype=torch.float64)[:, None]
+    kept = longer.clone()
+    one = equivalent_embeddings(weights, 20, generator=rng())
+    assert torch.allclose(one, equivalent_embeddings(longer, 20, generator=rng()), atol=1e-15)
+    assert torch.equal(longer, kept)
+
+
+def test_opposite_ones_are_drawn_anew():
+    # Of the three pairs of (1, 0), (−1, 0) and (0, 1), the first has no mean: only the other two come out.
+    weights = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    found = equivalent_embeddings(weights, 300, generator=rng())
+    assert torch.allclose(found.abs(), torch.full((300, 2), math.sqrt(0.5)))
+    right = int((found[:, 0] > 0).sum())
+    assert stats.binomtest(right, 300).pvalue > 0.01
+
+
+def test_nearly_opposite_ones_are_drawn_anew_as_well():
+    # Rounding alone would give these a direction.
+    weights = torch.tensor([[1.0, 0.0], [-1.0, 1e-5], [0.0, 1.0]])
+    assert equivalent_embeddings(weights, 300, generator=rng())[:, 1].max() < 0.75
+
+
+def test_only_opposite_ones_are_refused():
+    weights = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    with pytest.raises(ValueError, match="mean of 2 class embeddings vanished 100 times.*the 2 clients"):
+        equivalent_embeddings(weights, 1, generator=rng())
+    assert fedfv.DRAWS == 100
+
+
+def test_too_few_clients_left():
+    with pytest.raises(
+        ValueError, match=r"2 clients are not .* fuses 3 of them: select fewer .*or fuse 2 \(fused=2\)$"
+    ):
+        equivalent_embeddings(unit(2, 4), 5, 3, generator=rng())
+    with pytest.raises(ValueError, match="1 client is not selected, .* so that 2 are left$"):
+        equivalent_embeddings(unit(1, 4), 5, generator=rng())
+    with pytest.raises(ValueError, match="0 clients are not selected"):
+        equivalent_embeddings(unit(1, 4)[:0], 5, generator=rng())
+    assert equivalent_embeddings(unit(3, 4), 5, 3, generator=rng()).shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "n", "k", "said"),
+    [
+        (unit(4, 4), 5, 1, "two class embeddings at least, not 1"),
+        (unit(4, 4), 0, 2, "one equivalent class embedding at least, not 0"),
+        (torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]), 5, 2, "zero, rows 1"),
+        (torch.tensor([[1.0, 0.0], [math.nan, 0.0], [1.0, 1.0]]), 5, 2, "not finite, rows 1"),
+        (torch.ones(4), 5, 2, r"shape \(C, d\)"),
+    ],
+)
+def test_what_is_refused(weights, n, k, said):
+    with pytest.raises(ValueError, match=said):
+        equivalent_embeddings(weights, n, k, generator=rng())
+
+
+def test_more_numbers_than_there_are():
+    with pytest.raises(ValueError, match="no 5 distinct numbers are below 4"):
+        draw_subsets(4, 1, 5, rng())
+
+
+# --- the softmax against them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_softmax_against_others_in_a_naive_loop(scale, dtype):
+    embeddings, weights, others = (unit(n, 6, seed, dtype) * (1 + seed) for n, seed in ((9, 1), (3, 2), (5, 3)))
+    labels = torch.arange(9) % 3
+    each = AgainstOthers(others, scale).each(embeddings, weights, labels)
+    assert each.shape == (9,) and each.dtype == dtype
+
+    def cosine(a, b):
+        return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+    for found, row, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        own = math.exp(scale * cosine(row, weights[y].tolist()))
+        all_ = own + sum(math.exp(scale * cosine(row, other)) for other in others.tolist())
+        assert found == pytest.approx(-math.log(own / all_), abs=1e-12 if dtype == torch.float64 else 1e-5)
+    mean = AgainstOthers(others, scale)(embeddings, weights, labels)
+    assert mean.item() == pytest.approx(each.double().mean().item(), rel=1e-6)
+
+
+def test_the_softmax_against_others_is_that_of_all_rows_for_one_class():
+    # With one class of its own it is the cross-entropy over [w ; W̃], which torch has.
+    embeddings, own, others = unit(7, 6, 1), unit(1, 6, 2), unit(5, 6, 3)
+    logits = 3.0 * embeddings @ torch.cat([own, others]).T
+    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), reduction="none")
+    found = AgainstOthers(others, 3.0).each(embeddings, own, torch.zeros(7, dtype=torch.int64))
+    assert torch.allclose(found, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "scale"), [(100, 1.0), (1, 1.0), (5, 4.0)])
+def test_the_floor_of_the_softmax_against_others(n, scale):
+    # On w, opposite to all of W̃: log(1 + n e^(−2s)), which is 2.68 at n = 100 and s = 1. Elsewhere it is above.
+    w = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+    loss, label = AgainstOthers(torch.tensor([[0.0, -1.0]], dtype=torch.float64).expand(n, 2), scale), torch.tensor([0])
+    floor = loss(w, w, label).item()
+    assert floor == pytest.approx(math.log(1 + n * math.exp(-2 * scale)), rel=1e-12)
+    assert (n, scale) != (100, 1.0) or round(floor, 2) == 2.68
+    for embedding in unit(200, 2, seed=7):
+        assert loss(embedding[None], w, label).item() >= floor
+    assert loss(-w, w, label).item() == pytest.approx(math.log(1 + n * math.exp(2 * scale)), rel=1e-12)
+
+
+def test_the_others_get_no_gradient_and_the_rest_that_of_the_value():
+    embeddings, own, others = unit(4, 6, 1).requires_grad_(), unit(2, 6, 2).requires_grad_(), unit(5, 6, 3)
+    loss = AgainstOthers(others, 2.0)
+    labels = torch.tensor([0, 1, 1, 0])
+    assert torch.autograd.gradcheck(lambda e, w: loss.each(e, w, labels), (embeddings, own))
+    loss(embeddings, own, labels).backward()
+    assert others.grad is None and not others.requires_grad
+    kept = others.clone()
+    loss(embeddings, own, labels)
+    assert torch.equal(others, kept)
+
+
+def test_a_larger_scale_stays_finite():
+    embeddings, own, others = unit(4, 6, 1, torch.float32), unit(1, 6, 2, torch.float32), unit(5, 6, 3, torch.float32)
+    for embedding in (embeddings, -own.expand(4, 6)):
+        embedding = embedding.clone().requires_grad_()
+        found = AgainstOthers(others, 1e4)(embedding, own, torch.zeros(4, dtype=torch.int64))
+        found.backward()
+        assert found.isfinite() and embedding.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_makes_no_sense_is_refused(scale):
+    with pytest.raises(ValueError, match="AgainstOthers needs scale > 0"):
+        AgainstOthers(unit(3, 4), scale)
+
+
+def test_labels_and_shapes_that_do_not_fit_are_refused():
+    loss = AgainstOthers(unit(3, 4))
+    with pytest.raises(ValueError, match="label 1 names no class: there are 1"):
+        loss(unit(2, 4), unit(1, 4), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="do not fit"):
+        loss(unit(2, 5), unit(1, 4), torch.tensor([0, 0]))

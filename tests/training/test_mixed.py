@@ -1,0 +1,288 @@
+"""Batches of two domains at one party, and DAN and DANN over them, against loops of bare torch networks in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import Tensor, nn
+from worlds import LOSS, Ran, Tiny, recipe
+
+from coalface.core.method import Method, Party
+from coalface.engine.faults import Trouble
+from coalface.training.distributed.classifier import Shards
+from coalface.training.domain_adaptation import mixed_batches
+from coalface.training.domain_adaptation.losses import Discrepancy
+from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
+from coalface.training.local_training import HEAD
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.subcenter import SubCenterArcFace
+
+BOTH = frozenset({"source", "target"})
+WORLD = Tiny(pooled=True, domains=BOTH, flip=False, double=True)
+"""One party: two identities of six images that are known, four that are not."""
+WORK = LocalWork(iterations=4, batch=5, lr=0.3, schedule="cosine", momentum=0.8, weight_decay=0.01)
+
+
+@pytest.fixture
+def party() -> Party:
+    return naive.party("all", WORLD)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """Round by round, the images of each step."""
+    seen: list[list[list[int]]] = []
+    plain = mixed_batches.train
+
+    def noting(party: Party, head: Tensor, batches: Any, *rest: Any, **more: Any) -> Any:
+        seen.append([batch.tolist() for batch in batches])
+        return plain(party, head, batches, *rest, **more)
+
+    monkeypatch.setattr(mixed_batches, "train", noting)
+    return seen
+
+
+def rounds(party: Party, work: LocalWork, count: int) -> Mixed:
+    own, backbone = None, party.initial
+    for _ in range(count):
+        _, own = learn_mixed(party, backbone, own, work, Discrepancy(LOSS, 0.5), {})
+        backbone = party.backbone.shared()
+    assert own is not None
+    return own
+
+
+def permutations(party: Party, name: str, images: list[int], numbers: int) -> list[int]:
+    """The images in the order of epoch 0, then of epoch 1, and so on."""
+    epochs = range(1 + numbers // len(images))
+    drawn = [party.stream("train", name, epoch).permutation(len(images)) for epoch in epochs]
+    return [images[place] for place in np.concatenate(drawn)][:numbers]
+
+
+def test_a_batch_has_as_many_images_of_each_domain_and_goes_on_across_epochs_and_rounds(
+    party: Party, steps: list[list[list[int]]]
+) -> None:
+    own = rounds(party, WORK, 3)
+    known = [i for i, label in enumerate(party.data.labels) if label >= 0]
+    unknown = [i for i, label in enumerate(party.data.labels) if label < 0]
+    assert (len(known), len(unknown)) == (12, 24)
+    every = [step for of_round in steps for step in of_round]
+    assert [len(of_round) for of_round in steps] == [4, 4, 4] and {len(step) for step in every} == {10}
+    assert [i for step in every for i in step[:5]] == permutations(party, "epoch", known, 60)
+    assert [i for step in every for i in step[5:]] == permutations(party, "target epoch", unknown, 60)
+    assert (own.learner.cursor.epoch, own.learner.cursor.offset) == (4, 12)
+    assert (own.target.epoch, own.target.offset) == (2, 12)
+
+
+def test_epochs_are_those_of_the_source(party: Party, steps: list[list[list[int]]]) -> None:
+    rounds(party, LocalWork(epochs=2, batch=5), 1)
+    known = set(np.flatnonzero(party.data.labels >= 0).tolist())
+    (of_round,) = steps
+    sources = [[i for i in step if i in known] for step in of_round]
+    assert [len(step) for step in sources] == [5, 5, 2, 5, 5, 2]
+    assert set(sum(sources[:3], [])) == set(sum(sources[3:], [])) == known
+    targets = [i for step in of_round for i in step if i not in known]
+    assert len(targets) == 30 and len(set(targets[:24])) == 24  # five a step, each once before any comes again
+
+
+def test_a_target_with_fewer_images_than_a_batch_gives_all_it_has(party: Party, steps: list[list[list[int]]]) -> None:
+    few = replace(party, data=party.data.select(np.arange(15)))  # three of the target
+    rounds(few, WORK, 1)
+    assert all(sorted(step[5:]) == [12, 13, 14] for step in steps[0])
+
+
+# --- the methods ------------------------------------------------------------------------------------------------------
+
+
+def naive_mmd(source: Tensor, target: Tensor, kernels: int) -> Tensor:
+    every = torch.cat([source, target])
+    squares = (every[:, None] - every[None]).square().sum(2)
+    width = squares.detach().sum() / (len(every) * (len(every) - 1))
+    alike = sum(torch.exp(-squares / (2 ** (u - (kernels + 1) / 2) * width)) for u in range(1, kernels + 1)) / kernels
+    assert isinstance(alike, Tensor)
+    n = len(source)
+    return alike[:n, :n].mean() + alike[n:, n:].mean() - alike[:n, n:].mean() - alike[n:, :n].mean()
+
+
+class Plain:
+    """The pooled party, its network and class embeddings in bare torch."""
+
+    def __init__(self, work: LocalWork, loss: Any = LOSS, target: bool = True) -> None:
+        party = naive.party("all", WORLD)
+        faces = party.data
+        self.net: nn.Module = WORLD().backbone.module
+        pixels = torch.from_numpy(faces.take(np.arange(len(faces)))).permute(0, 3, 1, 2)
+        self.images, self.labels = ((pixels.float() - 127.5) / 127.5).double(), torch.from_numpy(faces.labels)
+        self.work, self.loss, self.target = work, loss, target
+        known = np.flatnonzero(faces.labels >= 0).tolist()
+        unknown = np.flatnonzero(faces.labels < 0).tolist()
+        self.order = permutations(party, "epoch", known, 100), permutations(party, "target epoch", unknown, 100)
+        with torch.no_grad():
+            features = nn.functional.normalize(self.net(self.images[known]))
+        means = torch.stack([features[self.labels[known] == k].mean(0) for k in range(2)])
+        self.head = nn.Parameter(means / means.norm(dim=1, keepdim=True))
+        self.beside: list[nn.Parameter] = []
+
+    def optimiser(self) -> torch.optim.SGD:
+        trained = [*self.net.parameters(), self.head, *self.beside]
+        momentum, decay = self.work.momentum, self.work.weight_decay
+        return torch.optim.SGD(trained, lr=1.0, momentum=momentum, weight_decay=decay)
+
+    def train(self, count: int, step: Any) -> dict[str, Tensor]:
+        """`step(classified, source features, target features, share done)` gives the gradients' loss."""
+        optimiser, place = self.optimiser(), 0
+        for round_ in range(count):
+            optimiser.param_groups[0]["lr"] = self.work.lr * (1 + math.cos(math.pi * round_ / count)) / 2
+            assert self.work.iterations is not None
+            for _ in range(self.work.iterations):
+                mine, theirs = (order[place : place + self.work.batch] for order in self.order)
+                place += self.work.batch
+                embedded = self.net(self.images[mine])
+                classified = self.loss(embedded, self.head, self.labels[mine])
+                target = nn.functional.normalize(self.net(self.images[theirs]))
+                optimiser.zero_grad()
+                step(classified, nn.functional.normalize(embedded), target, round_ / count)
+                optimiser.step()
+        return dict(self.net.named_parameters())
+
+
+def ran(method: Method, folder: Path, build: Tiny = WORLD) -> Ran:
+    return worlds.run(method, folder, build)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.9])
+def test_dan_is_its_loop_and_without_weight_that_of_the_source_alone(tmp_path: Path, weight: float) -> None:
+    found = ran(recipe("dan", rounds=3, local=WORK, weight=weight, kernels=3)[0], tmp_path)
+    plain = Plain(WORK)
+
+    def step(classified: Tensor, source: Tensor, target: Tensor, done: float) -> None:
+        (classified if not weight else classified + weight * naive_mmd(source, target, 3)).backward()
+
+    assert naive.furthest(found.state.backbone, plain.train(3, step)) < 1e-10
+    kept = naive.kept(tmp_path, "all", Mixed)
+    assert float((kept.learner.head - plain.head).detach().abs().max()) < 1e-10
+    assert set(kept.learner.velocity) == {*found.state.backbone, HEAD}
+
+
+def test_without_weight_dan_and_dann_are_one(tmp_path: Path) -> None:
+    both = [ran(recipe(name, local=WORK, weight=0.0)[0], tmp_path / name).state.backbone for name in ("dan", "dann")]
+    assert naive.furthest(*both) < 1e-12
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
+    """Two losses in place of a reversed gradient: F − λ_p · weight · C for the features, weight · C for the other."""
+    found = ran(recipe("dann", rounds=3, local=WORK, weight=weight, hidden=7)[0], tmp_path)
+    plain, party = Plain(WORK), naive.party("all", WORLD)
+    rng = party.stream("train", "discriminator")
+    inner = rng.standard_normal((7, 8), dtype=np.float32) * math.sqrt(2 / 8)
+    outer = rng.standard_normal((1, 7), dtype=np.float32) * math.sqrt(2 / 7)
+    drawn = [torch.from_numpy(inner), torch.zeros(7), torch.from_numpy(outer), torch.zeros(1)]
+    plain.beside = [nn.Parameter(t.double()) for t in drawn]
+
+    def step(classified: Tensor, source: Tensor, target: Tensor, done: float) -> None:
+        one, two, three, four = plain.beside
+        logits = torch.relu(torch.cat([source, target]) @ one.T + two) @ three.T[:, 0] + four
+        share = torch.sigmoid(logits)
+        right = torch.cat([1 - share[: len(source)], share[len(source) :]])
+        apart = weight * -right.log().mean()
+        strength = math.tanh(5 * done)
+        (classified - strength * apart).backward(retain_graph=True)
+        for p, gradient in zip(plain.beside, torch.autograd.grad(apart, plain.beside), strict=True):
+            p.grad = gradient
+
+    assert naive.furthest(found.state.backbone, plain.train(3, step)) < 1e-10
+    kept = naive.kept(tmp_path, "all", Mixed)
+    names = ("inner", "inner_bias", "outer", "outer_bias")
+    for name, expected in zip(names, plain.beside, strict=True):
+        assert float((kept.learner.extra[name] - expected).detach().abs().max()) < 1e-10
+    moved = kept.learner.extra["inner"].float() - torch.from_numpy(inner)
+    assert float(moved.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["dan", "dann"])
+def test_what_is_sent_is_the_backbone_and_two_numbers(name: str, tmp_path: Path) -> None:
+    ran(recipe(name, local=WORK)[0], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "ledger" / "all.jsonl").read_text().splitlines()]
+    assert {line["name"].partition("/")[0] for line in lines} == {"header", "backbone"} | {
+        line["name"] for line in lines if line["kind"] != "tensor"
+    }
+    assert {line["name"] for line in lines if line["kind"] == "tensor"} == {
+        f"backbone/{n}" for n in WORLD().backbone.shared()
+    }
+
+
+@pytest.mark.parametrize("name", ["dan", "dann"])
+def test_a_loss_with_several_rows_for_a_class_is_trained_as_well(name: str, tmp_path: Path) -> None:
+    method = recipe(name, local=replace(WORK, lr=0.05), loss=SubCenterArcFace(scale=8.0, margin=0.1, centers=3))[0]
+    ran(method, tmp_path)
+    assert naive.kept(tmp_path, "all", Mixed).learner.head.shape == (6, 8)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_party_of_several_processes_is_refused(party: Party) -> None:
+    sharded = replace(party, shards=Shards.__new__(Shards))
+    with pytest.raises(ValueError, match=r"a batch of two domains is not split over processes: leave engine\.shards"):
+        learn_mixed(sharded, party.initial, None, WORK, Discrepancy(LOSS, 1.0), {})
+
+
+def test_sampled_class_embeddings_are_refused(party: Party) -> None:
+    with pytest.raises(ValueError, match=r"local\.sample_rate: in a batch of two domains all class embeddings"):
+        learn_mixed(party, party.initial, None, replace(WORK, sample_rate=0.5), Discrepancy(LOSS, 1.0), {})
+    rounds(party, replace(WORK, sample_rate=1.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [(slice(0, 12), "all holds 12 images of the source and 0 of"), (slice(12, 36), "all holds 0 images of the source")],
+)
+def test_a_party_without_one_of_the_domains_is_refused(party: Party, images: slice, said: str) -> None:
+    alone = replace(party, data=party.data.select(np.arange(36)[images]))
+    with pytest.raises(ValueError, match=said):
+        learn_mixed(alone, party.initial, None, WORK, Discrepancy(LOSS, 1.0), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("dan", {"weight": -1.0}, "weight is 0 or more and kernels 1 or more; got -1.0 and 5"),
+        ("dan", {"weight": math.nan}, "weight is 0 or more"),
+        ("dan", {"kernels": 0}, "got 1.0 and 0"),
+        ("dann", {"weight": -1.0}, "weight is 0 or more and hidden 1 or more; got -1.0 and 128"),
+        ("dann", {"hidden": 0}, "got 1.0 and 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        recipe(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["dan", "dann"])
+def test_batchnorm_that_stays_is_that_of_the_party(name: str, tmp_path: Path) -> None:
+    build = replace(WORLD, norm=True, policy="local")
+    found = ran(recipe(name, local=WORK)[0], tmp_path, build)
+    (model,) = found.own_models().values()
+    kept = naive.kept(tmp_path, "all", Mixed).learner.kept
+    assert set(kept) == {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+    assert all(torch.equal(model[n], t) for n, t in {**kept, **found.state.backbone}.items())
+    assert not torch.equal(kept["norm.running_mean"], torch.zeros(16).double())
+
+
+@pytest.mark.parametrize("name", ["dan", "dann"])
+def test_a_round_whose_reply_is_refused_is_taken_again_from_what_was_accepted(name: str, tmp_path: Path) -> None:
+    method = recipe(name, rounds=2, local=WORK)[0]
+    found = worlds.run(method, tmp_path, WORLD, trouble=Trouble(lost=0.5), seed=6)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [bool(line.get("abandoned")) for line in lines] == [True, False]
+    assert naive.kept(tmp_path, "all", Mixed).target.offset == 20  # of one round alone
+    assert naive.furthest(found.state.backbone, WORLD().backbone.shared()) > 0

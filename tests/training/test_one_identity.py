@@ -1,0 +1,254 @@
+"""What clients of one identity share; the methods built on it are held against plain loops in tests/methods."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from worlds import Tiny
+
+from coalface.core.method import Party
+from coalface.training import one_identity
+from coalface.training.fedfv import AgainstOthers
+from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.losses.base import OwnClassLoss
+from coalface.training.losses.hinge import OnCodes, PositiveHinge
+from coalface.training.one_identity import batches, first_centres, train_many, train_one, why_not
+
+EXACT = Tiny(parties=4, one_identity=True, double=True)
+"""Clients of 6, 5, 4 and 6 images, half of which are turned at random."""
+ONE = LocalWork(epochs=1, batch=8, lr=0.3, weight_decay=0.01)
+
+
+def party(i: int, build: Tiny = EXACT, round_: int = 1, rounds: int = 9) -> Party:
+    return naive.party(f"silo-{i}", build, round_, rounds)
+
+
+def members(build: Tiny = EXACT, round_: int = 1) -> list[Party]:
+    """All parties, who share one network as those of a process do."""
+    first = party(0, build)
+    return [replace(party(i, build, round_), backbone=first.backbone) for i in range(build.parties)]
+
+
+def rows(k: int, d: int = 8, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((k, d)))
+
+
+# --- the first class embeddings ---------------------------------------------------------------------------------------
+
+
+def test_the_first_class_embedding_is_the_mean_of_unit_embeddings_at_length_one() -> None:
+    """By a loop over images as they are, in a network that is not in training, whatever state it is found in."""
+    build = replace(EXACT, norm=True)
+    someone, theta = party(1, build), build().backbone.shared()
+    theta = {n: t + 0.1 for n, t in theta.items()}
+    someone.backbone.module.train()
+    found = first_centres([someone], theta, [torch.zeros(1, 8, dtype=torch.float64)])[0]
+    net = build().backbone.module.eval()
+    net.load_state_dict({**net.state_dict(), **theta})
+    total = torch.zeros(8, dtype=torch.float64)
+    for image in someone.compute.plain(someone.data):
+        embedding = net(image[None])[0].detach()
+        total += embedding / embedding.norm()
+    assert torch.allclose(found[0], total / total.norm(), atol=1e-14)
+
+
+def test_only_who_has_none_gets_a_first_one_and_each_its_own() -> None:
+    some, theta = members(), EXACT().backbone.shared()
+    none, own = torch.zeros(1, 8, dtype=torch.float64), rows(1)
+    sent = [none, own, none, none]
+    found = first_centres(some, theta, sent)
+    assert found[1] is own
+    for place in (0, 2, 3):
+        alone = first_centres([some[place]], theta, [none])[0]
+        assert torch.allclose(found[place], alone, atol=1e-14)
+        assert float(alone.norm()) == pytest.approx(1, abs=1e-14)
+    assert not sent[0].any()  # what was sent stays as it is
+    assert len({t.numpy().tobytes() for t in found}) == 4
+
+
+def test_who_all_have_one_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_identity, "_loaded", lambda *_: pytest.fail("a network was loaded"))
+    sent = [rows(1, seed=s) for s in range(4)]
+    assert all(a is b for a, b in zip(first_centres(members(), {}, sent), sent, strict=True))
+
+
+def test_a_first_class_embedding_has_the_dtype_that_was_sent() -> None:
+    found = first_centres([party(0)], EXACT().backbone.shared(), [torch.zeros(1, 8)])
+    assert found[0].dtype == torch.float32
+
+
+def test_embeddings_are_not_brought_to_length_one() -> None:
+    someone, theta = party(2), EXACT().backbone.shared()
+    found = one_identity.embeddings_of(someone, theta)
+    images = someone.compute.plain(someone.data)
+    assert torch.equal(found, EXACT().backbone.module(images).detach())
+    assert found.norm(dim=1).std() > 1e-3
+    assert not found.requires_grad
+
+
+# --- which images a round takes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        LocalWork(epochs=1, batch=2),
+        LocalWork(epochs=3, batch=2),
+        LocalWork(epochs=2, batch=32),
+        LocalWork(iterations=1, batch=4),
+        LocalWork(iterations=3, batch=4),
+        LocalWork(iterations=5, batch=1),
+        LocalWork(iterations=2, batch=32),
+        LocalWork(iterations=3, batch=4, party_batch={"silo-1": 3, "silo-2": 1}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_work_goes_on_where_the_round_stands(work: LocalWork, client: int) -> None:
+    """As with a cursor that is carried from round to round, though nothing is kept."""
+    cursor = Cursor()
+    for round_ in range(1, 10):
+        someone = party(client, round_=round_)
+        expected, cursor = work.batches(someone, cursor)
+        found = batches(someone, work)
+        assert [b.tolist() for b in found] == [b.tolist() for b in expected]
+
+
+@pytest.mark.parametrize("work", [LocalWork(batch=6), LocalWork(batch=100)], ids=str)
+def test_one_step_on_all_images_takes_them_in_their_order(work: LocalWork) -> None:
+    for round_ in (1, 5):
+        assert [b.tolist() for b in batches(party(0, round_=round_), work)] == [list(range(6))]
+
+
+def test_one_iteration_on_all_images_is_all_of_them() -> None:
+    for round_ in (1, 4):
+        (found,) = batches(party(0, round_=round_), LocalWork(iterations=1, batch=6))
+        assert sorted(found.tolist()) == list(range(6))
+
+
+# --- many parties as one batch ----------------------------------------------------------------------------------------
+
+
+LOSSES: list[tuple[OwnClassLoss, dict[str, Any]]] = [
+    (PositiveHinge(0.9), {}),
+    (PositiveHinge(0.9), {"fixed": True}),
+    (AgainstOthers(rows(5, seed=3), 4.0), {}),
+    (OnCodes(), {"extra": {"projection": rows(8, 8, seed=4)}, "fixed": True}),
+    (OnCodes(), {"extra": {"projection": rows(8, 8, seed=4)}}),
+]
+
+
+@pytest.mark.parametrize(("loss", "settings"), LOSSES)
+@pytest.mark.parametrize("work", [ONE, replace(ONE, schedule="cosine", momentum=0.5)], ids=["constant", "cosine"])
+def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any], work: LocalWork) -> None:
+    """Σ n_i θ_i / Σ n_i, the same of what the loss trains beside, and each class embedding and loss its party's own.
+
+    Images are turned as they would be at the party alone.
+    """
+    theta, codes = EXACT().backbone.shared(), isinstance(loss, OnCodes)
+    centres = [rows(1, seed=s).sign() if codes else rows(1, seed=s) for s in range(4)]
+    kept = [c.clone() for c in centres]
+    together = train_many(members(round_=4), theta, centres, work, loss, **settings)
+    backbone = {n: t.clone() for n, t in together.backbone.items()}
+    each, ends = [], []
+    for place in range(4):
+        alone = party(place, round_=4)
+        trained = train_one(alone, theta, centres[place], work, loss, **settings)
+        each.append(trained)
+        ends.append({n: t.clone() for n, t in alone.backbone.shared().items()})
+    counts = [len(p.data) for p in members()]
+    assert len(set(counts)) > 1
+    share = [n / sum(counts) for n in counts]
+    assert naive.furthest(backbone, naive.mean(share, ends)) < 1e-13
+    assert naive.furthest(backbone, theta) > 1e-4
+    if settings.get("extra"):
+        assert naive.furthest(together.extra, naive.mean(share, [t.extra for t in each])) < 1e-13
+        assert naive.furthest(together.extra, settings["extra"]) > 1e-4
+    for mine, trained, before in zip(together.centres, each, kept, strict=True):
+        assert (mine - trained.head).abs().max() < 1e-13
+        assert bool((mine == before).all()) is bool(settings.get("fixed"))
+    assert list(together.losses) == pytest.approx([t.loss for t in each], abs=1e-13)
+    assert all(torch.equal(a, b) for a, b in zip(centres, kept, strict=True))  # and what was sent stays as it is
+
+
+def test_a_mean_over_all_images_of_all_is_not_the_mean_of_single_steps_for_class_embeddings() -> None:
+    """Each has its own party's gradient: as large for a party of few images as for one of many."""
+    theta, same = EXACT().backbone.shared(), [rows(1)] * 4
+    found = train_many(members(), theta, same, replace(ONE, weight_decay=0.0), PositiveHinge(1.0))
+    for place, mine in enumerate(found.centres):
+        head = rows(1).requires_grad_()
+        someone = party(place)
+        pixels, labels = someone.compute.batch(someone.data, np.arange(len(someone.data)), someone.rng)
+        PositiveHinge(1.0)(EXACT().backbone.module(pixels), head, labels).backward()
+        assert head.grad is not None
+        assert torch.allclose(mine, rows(1) - 0.3 * head.grad, atol=1e-13)
+
+
+def test_one_party_is_a_batch_of_its_own() -> None:
+    theta, centre = EXACT().backbone.shared(), rows(1)
+    found = train_many([party(1)], theta, [centre], ONE, PositiveHinge())
+    alone = train_one(someone := party(1), theta, rows(1), ONE, PositiveHinge())
+    assert torch.allclose(found.centres[0], alone.head, atol=1e-14)
+    assert torch.equal(centre, rows(1))  # what was sent stays as it is
+    assert naive.furthest(found.backbone, someone.backbone.shared()) < 1e-14
+
+
+def test_parties_draw_together_what_they_draw_alone() -> None:
+    theta, centres, some = EXACT().backbone.shared(), [rows(1)] * 4, members()
+    train_many(some, theta, centres, ONE, PositiveHinge())
+    for place, one in enumerate(some):
+        alone = party(place)
+        train_one(alone, theta, rows(1), ONE, PositiveHinge())
+        assert one.rng.random() == alone.rng.random() != party(place).rng.random()
+
+
+# --- where they cannot be one batch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (LocalWork(batch=6), ""),
+        (LocalWork(iterations=1, batch=6), ""),
+        (LocalWork(batch=5), "a party of 6 images takes 1 local steps a round, or only some of its images"),
+        (LocalWork(batch=4), "a party of 6 images takes 2 local steps"),
+        (LocalWork(epochs=2, batch=6), "takes 2 local steps a round.*local.epochs=1 and local.batch=6 or more"),
+        (LocalWork(iterations=2, batch=6), "takes 2 local steps"),
+        (
+            LocalWork(iterations=1, batch=6, party_batch={"a": 6}),
+            "local.party_batch gives parties batches of their own",
+        ),
+    ],
+)
+def test_why_not(work: LocalWork, says: str) -> None:
+    found = why_not(work, 6, EXACT().backbone)
+    assert bool(found) == bool(says)
+    assert re.search(says, found)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.Sequential(nn.SyncBatchNorm(4))])
+def test_batchnorm_is_a_reason_wherever_it_lies(norm: nn.Module) -> None:
+    backbone = EXACT().backbone
+    object.__setattr__(backbone, "module", nn.Sequential(backbone.module, norm))
+    assert why_not(ONE, 6, backbone) == "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    object.__setattr__(backbone, "module", nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4)))
+    assert why_not(ONE, 6, backbone) == ""
+
+
+@pytest.mark.parametrize("work", ["one", "centres", "embeddings"])
+def test_a_party_of_several_identities_is_refused_by_name(work: str) -> None:
+    several, theta = naive.party("silo-1", Tiny()), Tiny()().backbone.shared()
+    with pytest.raises(ValueError, match=r"silo-1 holds 2 identities.*set data.partition.kind=one-identity"):
+        if work == "one":
+            train_one(several, theta, torch.ones(1, 8), ONE, PositiveHinge())
+        elif work == "centres":
+            first_centres([several], theta, [torch.zeros(1, 8)])
+        else:
+            one_identity.embeddings_of(several, theta)

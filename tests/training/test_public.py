@@ -1,0 +1,188 @@
+"""Public images that every party holds: hard negatives against a double loop, and features that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import Tensor
+from worlds import Tiny, run
+
+from coalface.core.method import anew
+from coalface.engine import local
+from coalface.engine.local import Remembered, World
+from coalface.methods.fedfr_joint import FedFRJoint
+from coalface.training.features import unit_features
+from coalface.training.public_images import digest, hard_negatives, public_features
+
+BUILD = Tiny(public=3)
+
+
+def unit(n: int, d: int = 5, seed: int = 0) -> Tensor:
+    return torch.nn.functional.normalize(torch.from_numpy(np.random.default_rng(seed).standard_normal((n, d))))
+
+
+# --- hard negatives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+@pytest.mark.parametrize(("many", "own", "threshold"), [(40, 6, 0.6), (40, 1, 0.2), (1, 6, -0.5), (22, 3, 0.95)])
+def test_hard_negatives_are_those_of_the_double_loop(block: int, many: int, own: int, threshold: float) -> None:
+    public, mine = unit(many, seed=1), unit(own, seed=2)
+    near = [p for p in range(many) if any(sum((public[p] * mine[n]).tolist()) > threshold for n in range(own))]
+    found = hard_negatives(public, mine, threshold, block)
+    assert found.dtype == np.int64 and found.tolist() == near
+    assert many == 1 or 0 < len(near) < many or threshold == 0.95
+
+
+def test_a_cosine_at_the_threshold_is_not_above_it() -> None:
+    own = torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    public = torch.tensor([[0.6, 0.8], [0.8, 0.6], [-1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    assert hard_negatives(public, own, 0.6).tolist() == [1, 3]
+    assert hard_negatives(public, own, float(np.nextafter(0.6, 0))).tolist() == [0, 1, 3]
+    assert hard_negatives(public, own, 1.0).tolist() == []
+    assert hard_negatives(public, own[:1], -1.0).tolist() == [0, 1, 3]  # the third is opposite, at −1 itself
+
+
+def test_without_images_there_is_none() -> None:
+    for public, own in ((unit(4), unit(4)[:0]), (unit(4)[:0], unit(4))):
+        found = hard_negatives(public, own, -1.0)
+        assert found.dtype == np.int64 and found.shape == (0,)
+
+
+def test_all_cosines_are_never_there_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[int] = []
+    plain = Tensor.__matmul__
+
+    def noted(one: Tensor, other: Tensor) -> Tensor:
+        products.append((found := plain(one, other)).numel())
+        return found
+
+    public, own = unit(50), unit(6)
+    monkeypatch.setattr(Tensor, "__matmul__", noted)
+    hard_negatives(public, own, 0.5, block=7)
+    assert sum(products) == 50 * 6 and max(products) == 7 * 6
+
+
+def test_they_change_with_the_model() -> None:
+    party = naive.party("silo-0", BUILD)
+    first = party.backbone.shared()
+    second = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in first.items()}
+    found = []
+    for model in (first, second, first):
+        others, mine = public_features(party, model), unit_features(party, party.data, model)
+        near = hard_negatives(others, mine, 0.9)
+        assert near.tolist() == [p for p in range(len(others)) if float((mine @ others[p]).max()) > 0.9]
+        found.append(near.tolist())
+    assert found[0] == found[2] != found[1]
+
+
+# --- features once ----------------------------------------------------------------------------------------------------
+
+
+def counting(build: Callable[[], World], passes: list[int]) -> Callable[[], World]:
+    """The world, whose network notes the images of every batch that goes through it while it is not in training."""
+
+    def made() -> World:
+        world = build()
+        world.backbone.module.register_forward_hook(
+            lambda module, given, _: None if module.training else passes.append(len(given[0]))
+        )
+        return world
+
+    return made
+
+
+def of_public(passes: list[int]) -> int:
+    """How often the public images were embedded: nothing else comes in batches of that size."""
+    public = BUILD.everybodys()
+    assert public is not None
+    return passes.count(len(public))
+
+
+def test_parties_of_one_process_share_them_for_one_model() -> None:
+    passes: list[int] = []
+    world = counting(BUILD, passes)()
+    once = Remembered()
+    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, once=once) for name in world.data]
+    first = world.backbone.shared()
+    second = {name: tensor + 0.01 for name, tensor in first.items()}
+    for model, after in ((first, 1), (second, 2), (first, 3)):  # of several models the last is remembered
+        each = [public_features(party, model) for party in parties]
+        assert of_public(passes) == after and all(one is each[0] for one in each)
+        assert each[0].equal(public_features(replace(parties[0], once=anew), model))
+        passes.remove(len(parties[0].public))
+
+
+def test_what_a_party_keeps_of_the_model_tells_models_apart() -> None:
+    build = replace(BUILD, norm=True, policy="local")
+    party = replace(naive.party("silo-0", build), once=Remembered())
+    shared, kept = party.backbone.shared(), party.backbone.kept()
+    other = {name: tensor + 1 for name, tensor in kept.items()}
+    one, two = public_features(party, shared, kept), public_features(party, shared, other)
+    assert not one.equal(two) and two.equal(public_features(replace(party, once=anew), shared, other))
+
+
+def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_order() -> None:
+    a, b = torch.arange(4.0), torch.ones(2)
+    same = digest({"a": a, "b": b})
+    assert digest({"b": b, "a": a.clone()}) == same and digest({"a": torch.stack([a, a], 1)[:, 0], "b": b}) == same
+    others = [
+        {"a": a, "c": b},
+        {"a": a.view(2, 2), "b": b},
+        {"a": a.view(torch.int32), "b": b},
+        {"a": a, "b": b + 1e-7},
+        {"a": b, "b": a},
+        {"a": a},
+    ]
+    assert len({same, *(digest(other) for other in others)}) == 7
+
+
+def test_a_party_without_public_images_is_told_of() -> None:
+    for public in (None, faces_without_images()):
+        with pytest.raises(ValueError, match="silo-1 holds no public images: give the recipe `data.private`"):
+            public_features(replace(naive.party("silo-1", BUILD), public=public), BUILD().backbone.shared())
+
+
+def faces_without_images() -> Any:
+    public = BUILD.everybodys()
+    assert public is not None
+    return public.select(np.empty(0, dtype=np.int64))
+
+
+def method(**changes: Any) -> FedFRJoint:
+    return FedFRJoint(**{"rounds": 3, "local": worlds.WORK, "loss": worlds.LOSS, "threshold": 0.9, **changes})
+
+
+def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path) -> None:
+    passes: list[int] = []
+    run(method(), tmp_path / "average", counting(BUILD, passes))
+    assert of_public(passes) == 3  # three rounds of three clients, a new model each
+    passes.clear()
+    run(method(rounds=2), tmp_path / "local", counting(replace(BUILD, norm=True, policy="local"), passes))
+    assert of_public(passes) == 1 + 3  # from the second round on every client has a model of its own
+    passes.clear()
+    run(method(public="all", contrastive=0.0), tmp_path / "all", counting(BUILD, passes))
+    assert not passes  # nobody looks for hard negatives
+
+
+def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = run(method(), tmp_path / "shared", BUILD).bytes()
+    monkeypatch.setattr(local, "Remembered", lambda: anew)
+    passes: list[int] = []
+    assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
+    assert of_public(passes) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
+def test_two_processes_that_each_share_give_the_same_bits(tmp_path: Path) -> None:
+    shared = run(method(), tmp_path / "shared", BUILD).bytes()
+    assert run(method(), tmp_path / "workers", BUILD, transport=worlds.workers(2, window=3)).bytes() == shared

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import Tensor
+from worlds import LOSS, WORK, Net, Tiny
+
+from coalface.core.method import Party, Tensors
+from coalface.engine.party.executor import Request
+from coalface.training.local_training import HEAD, Learner, fresh_head, learn, sampled_classes, sgd_step, train
+from coalface.training.local_work import LocalWork
+from coalface.training.losses.registry import LOSSES
+
+
+def party(build: Tiny = Tiny(), name: str = "silo-1", round_: int = 1) -> Party:  # noqa: B008 - frozen
+    world = build()
+    site = worlds.setup(worlds.recipe("fedavg")[0], Path("unused"), build).site(world)
+    request = Request("test", name, "train", round_, 3, round_, 1, "train", None, None, None, (0, None))
+    return site.party(request)
+
+
+def problem() -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    weights = [torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((4, 3), (3,), (2, 4))]
+    inputs = torch.randn((5, 3), generator=rng, dtype=torch.float64)
+
+    def loss(w: Sequence[Tensor]) -> Tensor:
+        return (torch.tanh((inputs + w[1]) @ w[0].T) @ w[2].T).square().sum()
+
+    return weights, loss
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("spend", [False, True])
+def test_a_step_is_that_of_torch(momentum: float, weight_decay: float, spend: bool) -> None:
+    ours, loss = problem()
+    theirs = [w.clone().requires_grad_() for w in ours]
+    optimiser = torch.optim.SGD(theirs, lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    velocity = [torch.zeros_like(w) for w in ours]
+    for _ in range(8):
+        optimiser.zero_grad()
+        loss(theirs).backward()
+        optimiser.step()
+        gradients = torch.autograd.grad(loss(tracked := [w.clone().requires_grad_() for w in ours]), tracked)
+        given = [g.clone() for g in gradients]
+        sgd_step(ours, gradients, velocity, lr=0.05, momentum=momentum, weight_decay=weight_decay, spend=spend)
+        same = all(torch.equal(g, before) for g, before in zip(gradients, given, strict=True))
+        assert same == (not (spend and weight_decay))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine - other.detach()).abs().max().item() < 1e-12
+
+
+def test_two_steps_worked_by_hand() -> None:
+    w, v = [torch.tensor([1.0])], [torch.zeros(1)]
+    settings = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.2}
+    sgd_step(w, [torch.tensor([2.0])], v, **settings)  # v = 2 + 0.2·1 = 2.2, w = 1 − 0.22
+    assert (v[0].item(), w[0].item()) == pytest.approx((2.2, 0.78))
+    sgd_step(w, [torch.tensor([0.0])], v, **settings)  # v = 1.1 + 0.2·0.78 = 1.256, w = 0.78 − 0.1256
+    assert (v[0].item(), w[0].item()) == pytest.approx((1.256, 0.6544))
+
+
+def bare_loop(here: Party, work: LocalWork, velocity: bool = True) -> tuple[Tensors, Tensor, float]:
+    """Local training as one would write it with torch alone, for one round."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        net = Net(norm=not isinstance(here.backbone.module.norm, torch.nn.Identity))
+    head = fresh_head(here).requires_grad_()
+    optimiser = torch.optim.SGD(
+        [*net.parameters(), head], lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
+    )
+    total, images = 0.0, 0
+    for epoch in range(work.epochs):
+        order = here.stream(here.stage, "epoch", epoch).permutation(len(here.data))
+        for start in range(0, len(order), work.batch):
+            index = order[start : start + work.batch]
+            pixels, labels = here.compute.batch(here.data, index, here.rng)
+            value = LOSS(net(pixels), head, labels)
+            optimiser.zero_grad()
+            value.backward()
+            optimiser.step()
+            total, images = total + value.item() * len(index), images + len(index)
+    return dict(net.state_dict()), head.detach(), total / images
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_round_is_a_bare_torch_loop(norm: bool) -> None:
+    work = replace(WORK, epochs=3, momentum=0.9, weight_decay=0.01)
+    here = party(Tiny(norm=norm), name="silo-0")
+    mean, kept = learn(here, here.initial, None, work, LOSS, momentum="keep")
+    expected, head, loss = bare_loop(party(Tiny(norm=norm), name="silo-0"), work)
+    shared = here.backbone.shared()
+    assert all(torch.allclose(shared[n], expected[n], atol=1e-6) for n in shared)
+    assert torch.allclose(kept.head, head, atol=1e-6)
+    assert mean == pytest.approx(loss, rel=1e-5)
+    assert (kept.cursor.epoch, kept.cursor.offset) == (3, 0)
+
+
+def test_the_class_embeddings_begin_as_the_party_draws_them() -> None:
+    head = fresh_head(party())
+    assert (tuple(head.shape), head.dtype) == ((2, 8), torch.float32)
+    assert torch.equal(head, fresh_head(party(round_=2)))  # drawn once a stage, whatever the round
+    assert not torch.equal(head, fresh_head(party(name="silo-0")))
+    assert 0.004 < head.std().item() < 0.02  # N(0, 0.01²), 16 numbers
+
+
+def two_rounds(momentum: Any, work: LocalWork = WORK) -> tuple[Learner, Learner, Tensors]:
+    """Two rounds at a party on its own weights."""
+    here = party()
+    _, first = learn(here, here.initial, None, work, LOSS, momentum=momentum)
+    between = here.backbone.shared()
+    here = party(round_=2)
+    _, second = learn(here, between, first, work, LOSS, momentum=momentum)
+    return first, second, here.backbone.shared()
+
+
+def test_momentum_is_kept_reset_or_left_out_as_declared() -> None:
+    kept, reset, none = (two_rounds(m) for m in ("keep", "reset", "none"))
+    assert set(kept[0].velocity) == {HEAD, "down.weight", "down.bias", "up.weight", "up.bias"}
+    assert reset[0].velocity == none[0].velocity == {}
+    weights = [r[2]["up.weight"] for r in (kept, reset, none)]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    without = two_rounds("reset", replace(WORK, momentum=0.0))
+    assert torch.equal(without[2]["up.weight"], weights[2])
+
+
+def test_kept_momentum_makes_two_rounds_one_long_one() -> None:
+    work = LocalWork(iterations=2, batch=4, lr=0.05)
+    _, second, weights = two_rounds("keep", work)
+    here = party()
+    draws = [party(), party(round_=2)]
+    here = replace(here, rng=Both(draws[0].rng, draws[1].rng, 2))  # the flips of rounds 1 and 2
+    _, once = learn(here, here.initial, None, replace(work, iterations=4), LOSS, momentum="keep")
+    assert all(torch.equal(weights[n], t) for n, t in here.backbone.shared().items())
+    assert torch.equal(second.head, once.head)
+    assert all(torch.equal(second.velocity[n], t) for n, t in once.velocity.items())
+    assert vars(second.cursor) == vars(once.cursor)
+
+
+class Both(np.random.Generator):
+    """Draws from one generator a number of times, then from another."""
+
+    def __init__(self, first: np.random.Generator, second: np.random.Generator, times: int) -> None:
+        super().__init__(first.bit_generator)
+        self.sources = [first] * times + [second] * 1000
+
+    def random(self, *arguments: Any, **named: Any) -> Any:
+        return self.sources.pop(0).random(*arguments, **named)
+
+
+def test_nothing_that_was_given_is_changed() -> None:
+    here = party()
+    _, learner = learn(here, here.initial, None, WORK, LOSS, momentum="keep")
+    given = here.backbone.shared()
+    copies = {n: t.clone() for n, t in given.items()}
+    head, velocity = learner.head.clone(), {n: t.clone() for n, t in learner.velocity.items()}
+    here = party(round_=2)
+    learn(here, given, learner, WORK, LOSS, momentum="keep")
+    assert all(torch.equal(given[n], t) for n, t in copies.items())
+    assert torch.equal(learner.head, head)
+    assert all(torch.equal(learner.velocity[n], t) for n, t in velocity.items())
+
+
+def test_a_pull_is_added_to_the_gradient() -> None:
+    here, target = party(), {"up.bias": torch.full((8,), 3.0)}
+    strength, seen = 0.7, []
+
+    def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        seen.append(sorted(now))
+        return {n: strength * (now[n].detach() - t) for n, t in target.items()}
+
+    batches = [np.arange(4)]
+    settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    here.backbone.load(here.initial)
+    train(here, fresh_head(here), batches, LOSS, **settings)
+    plain = here.backbone.shared()
+    here = party()
+    here.backbone.load(here.initial)
+    train(here, fresh_head(here), batches, LOSS, pull=pull, **settings)
+    pulled = here.backbone.shared()
+    assert seen == [sorted([HEAD, "down.weight", "down.bias", "up.weight", "up.bias"])]
+    moved = plain["up.bias"] - 0.1 * strength * (here.initial["up.bias"] - target["up.bias"])
+    assert torch.allclose(pulled["up.bias"], moved, atol=1e-6)
+    assert torch.equal(pulled["up.weight"], plain["up.weight"])
+
+
+def test_a_loss_that_is_not_finite_says_what_to_do() -> None:
+    here = party()
+    with pytest.raises(FloatingPointError, match=r"training loss is (nan|inf) at learning rate .*lower local.lr"):
+        learn(here, here.initial, None, replace(WORK, lr=1e30, epochs=3), LOSS, momentum="reset")
+
+
+def counted(tensors: Tensors) -> set[str]:
+    return {name.rpartition(".")[2] for name in tensors}
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared", "kept"),
+    [
+        ("average", {"weight", "bias", "running_mean", "running_var"}, set()),
+        ("parameters-only", {"weight", "bias"}, {"running_mean", "running_var"}),
+        ("local", {"weight", "bias"}, {"weight", "bias", "running_mean", "running_var"}),
+    ],
+)
+def test_batchnorm_goes_where_the_policy_says(policy: Any, shared: set[str], kept: set[str]) -> None:
+    here = party(Tiny(norm=True, policy=policy))
+    _, learner = learn(here, here.initial, None, WORK, LOSS, momentum="reset")
+    assert (counted(here.backbone.shared()), counted(learner.kept)) == (shared, kept)
+    assert ("norm.weight" in learner.kept) == (policy == "local")
+    if kept:
+        here = party(Tiny(norm=True, policy=policy), round_=2)
+        here.backbone.load(here.initial, learner.kept)
+        assert torch.equal(
+            dict(here.backbone.module.named_buffers())["norm.running_mean"], learner.kept["norm.running_mean"]
+        )
+
+
+# --- sampled class embeddings (partial FC) ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.1, 3), (0.5, 5), (1.0, 10)])
+def test_sampled_classes_hold_those_of_the_batch_and_as_many_others_as_the_rate_says(
+    rate: float, expected: int
+) -> None:
+    labels = torch.tensor([7, 2, 7, 4])
+    seen = set()
+    for seed in range(200):
+        rows = sampled_classes(labels, 10, rate, np.random.default_rng(seed))
+        assert len(rows) == expected and {2, 4, 7} <= set(rows.tolist())
+        assert rows.tolist() == sorted(set(rows.tolist())) and rows.dtype == torch.int64
+        seen |= set(rows.tolist())
+    assert seen == ({2, 4, 7} if expected == 3 else set(range(10)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> None:
+    """The same two steps by hand: gather rows, differentiate the loss over them, step, scatter; the others stay."""
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": momentum, "weight_decay": 0.1}
+    here, twin = (party(Tiny(pooled=True), "all") for _ in range(2))
+    head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
+    batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
+    here.backbone.load(here.initial)
+    trained = train(here, head, batches, LOSS, sample_rate=0.5, **settings)
+    found, velocity = trained.head, trained.velocity
+    mine = here.backbone.shared()
+    twin.backbone.load(twin.initial)
+    module, expected, speed = twin.backbone.module.train(), head.clone(), torch.zeros_like(head)
+    speeds = [torch.zeros_like(p) for p in module.parameters()]
+    touched: set[int] = set()
+    for index in batches:
+        pixels, labels = twin.compute.batch(twin.data, index, twin.rng)
+        rows = sampled_classes(labels, len(head), 0.5, twin.rng)
+        touched |= set(rows.tolist())
+        part = expected[rows].requires_grad_()
+        places = torch.tensor([rows.tolist().index(label) for label in labels.tolist()])
+        parameters = [*module.parameters(), part]
+        gradients = torch.autograd.grad(LOSS(twin.compute.embed(module, pixels), part, places), parameters)
+        of_rows = speed[rows]
+        sgd_step(parameters, gradients, [*speeds, of_rows], **settings)
+        expected[rows], speed[rows] = part.detach(), of_rows
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(mine.values(), twin.backbone.shared().values(), strict=True))
+    assert torch.equal(velocity[HEAD], speed) if momentum else velocity == {}
+    left = sorted(set(range(len(head))) - touched)
+    assert 2 <= len(left) <= 3
+    assert torch.equal(found[left], head[left])
+
+
+def test_a_rate_of_one_trains_all_with_the_same_bits() -> None:
+    results = []
+    for rate in (None, 1.0):
+        here = party()
+        _, kept = learn(here, here.initial, None, replace(WORK, sample_rate=rate), LOSS, momentum="keep")
+        results.append((here.backbone.shared(), kept))
+    (first, a), (second, b) = results
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert torch.equal(a.head, b.head)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_a_sample_rate_that_is_no_share_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        LocalWork(sample_rate=rate)
+
+
+# --- losses with rows and tensors of their own ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
+    """What a loss has beside one class embedding a class is made, trained, kept with its momentum, and goes on."""
+    given = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
+    loss = LOSSES[name](**given)
+    work = LocalWork(batch=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
+    here = party(Tiny(pooled=True), "all")
+    first, one = learn(here, here.initial, None, work, loss, momentum="keep")
+    assert len(one.head) == loss.rows(6)
+    assert set(one.extra) == set(loss.extra(6)) and all(f"loss.{n}" in one.velocity for n in one.extra)
+    for extra, begun in loss.extra(6).items():
+        assert not torch.equal(one.extra[extra], begun)
+    again = party(Tiny(pooled=True), "all", round_=2)
+    second, two = learn(again, here.backbone.shared(), one, work, loss, momentum="keep")
+    assert second < first
+    assert not any(torch.equal(two.extra[n], one.extra[n]) for n in one.extra)
+
+
+def test_sampling_is_refused_where_a_class_has_several_rows() -> None:
+    here = party()
+    with pytest.raises(ValueError, match="local.sample_rate: SubCenterArcFace"):
+        learn(here, here.initial, None, replace(WORK, sample_rate=0.5), LOSSES["subcenter-arcface"](), momentum="reset")

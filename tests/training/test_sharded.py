@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from test_sgd import party
+from together import Together
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from worlds import WORK, Tiny
+
+from coalface.models.groups import Backbone
+from coalface.models.iresnet import IBasicBlock
+from coalface.training.compute import Compute
+from coalface.training.distributed.batchnorm import synchronised
+from coalface.training.distributed.classifier import Shards, check_shardable, gradients
+from coalface.training.local_training import HEAD, fresh_head, learn, sampled_classes
+from coalface.training.losses.adaface import AdaFace
+from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.margins import ArcFace, CosFace, Softmax
+from coalface.training.losses.registry import LOSSES
+
+CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def together(request: pytest.FixtureRequest) -> Iterator[Together]:
+    processes = Together(request.param)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Together]:
+    processes = Together(2)
+    yield processes
+    processes.close()
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference, as a share of the largest number where that is above 1."""
+    assert one.shape == other.shape and one.dtype == other.dtype
+    return ((one - other).abs().max() / other.abs().max().clamp_min(1)).item() if one.numel() else 0.0
+
+
+# --- loss and gradients -----------------------------------------------------------------------------------------------
+
+
+def problem(dtype: torch.dtype, n: int, k: int, d: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(n, 5) inputs and a (d, 5) matrix that makes embeddings of them, (k, d) class embeddings, (n,) labels."""
+    g = torch.Generator().manual_seed(n * k)
+    inputs, matrix, head = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((n, 5), (d, 5), (k, d)))
+    return inputs.to(dtype), matrix.to(dtype), head.to(dtype), torch.randint(k, (n,), generator=g)
+
+
+def shares(shards: Shards, loss: CosineLoss, dtype: torch.dtype, n: int, k: int, rate: float | None) -> Any:
+    inputs, matrix, head, labels = problem(dtype, n, k)
+    block, first, classes = shards.span(k), shards.span(k).start, k
+    if rate is not None:
+        rows = sampled_classes(labels, k, rate, np.random.default_rng(3))
+        labels, classes = torch.searchsorted(rows, labels), len(rows)
+        head = torch.where(torch.isin(torch.arange(k), rows)[:, None], head, torch.nan)  # others are never looked at
+        mine = rows[(rows >= block.start) & (rows < block.stop)]
+        first = int((rows < block.start).sum())
+    else:
+        mine = torch.arange(k)[block]
+    embeddings = inputs[shards.span(n)] @ matrix.requires_grad_().T
+    value, by_matrix, by_rows = gradients(
+        shards, loss, embeddings, [matrix], head[mine], labels, first=first, classes=classes
+    )
+    return value, by_matrix[0], by_rows, head[mine]
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("rate", [None, 0.5])
+@pytest.mark.parametrize(
+    "loss", [ArcFace(32.0, 0.5), CosFace(32.0, 0.35), Softmax(32.0)], ids=lambda loss: type(loss).__name__
+)
+def test_loss_and_gradients_are_those_of_one_process(
+    together: Together, loss: CosineLoss, rate: float | None, dtype: torch.dtype
+) -> None:
+    for n, k in ((24, 37), (7, 11), (3, 3), (1, 40), (5, 1)):  # also fewer images, or classes, than processes
+        found = together.run(shares, loss, dtype, n, k, rate)
+        inputs, matrix, head, labels = problem(dtype, n, k)
+        if rate is not None:
+            rows = sampled_classes(labels, k, rate, np.random.default_rng(3))
+            head, labels = head[rows], torch.searchsorted(rows, labels)
+        value = loss(inputs @ matrix.requires_grad_().T, head.requires_grad_(), labels)
+        by_matrix, by_head = torch.autograd.grad(value, [matrix, head])
+        for mine in found:
+            assert torch.equal(mine[0], found[0][0]) and torch.equal(mine[1], found[0][1])  # bit for bit everywhere
+            assert apart(mine[0], value.detach()) < CLOSE[dtype]
+            assert apart(mine[1], by_matrix) < CLOSE[dtype]
+        assert torch.equal(torch.cat([mine[3] for mine in found]), head.detach())  # each row once
+        assert apart(torch.cat([mine[2] for mine in found]), by_head) < CLOSE[dtype]
+
+
+def hand(shards: Shards) -> Any:
+    rows = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)[[shards.rank]]
+    x = torch.tensor([[0.6, 0.8], [5.0, 0.0]], dtype=torch.float64).requires_grad_()
+    loss, labels = CosFace(scale=1.0, margin=0.1), torch.tensor([0, 1])
+    return gradients(shards, loss, x[[shards.rank]], [x], rows, labels, first=shards.rank, classes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_two_images_of_two_classes_worked_by_hand(pair: Together) -> None:
+    # cosines 0.6 and 0.8 of the first, 1 and 0 of the second; less 0.1 at the own: (0.5, 0.8) and (1, −0.1)
+    values = [math.log(math.exp(0.5) + math.exp(0.8)) - 0.5, math.log(math.exp(1.0) + math.exp(-0.1)) + 0.1]
+    other = [math.exp(0.8) / (math.exp(0.5) + math.exp(0.8)), math.exp(1.0) / (math.exp(1.0) + math.exp(-0.1))]
+    found = pair.run(hand)
+    assert [float(value) for value, _, _ in found] == pytest.approx([sum(values) / 2] * 2)
+    # dL/dcos is ∓p/2 of the wrong class; across the unit vectors, divided by their lengths, 2 and 3
+    first = (-other[0] * torch.tensor([0.0, 0.8]) + other[1] * torch.tensor([0.0, 0.0])) / 2 / 2
+    second = (other[0] * torch.tensor([0.6, 0.0]) - other[1] * torch.tensor([1.0, 0.0])) / 2 / 3
+    assert found[0][2][0].tolist() == pytest.approx(first.tolist())
+    assert found[1][2][0].tolist() == pytest.approx(second.tolist())
+
+
+def at_edges(shards: Shards, loss: CosineLoss) -> Any:
+    head = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    x = torch.tensor([[3.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    x.requires_grad_()
+    labels, block = torch.tensor([0, 1, 2, 1]), shards.span(4)
+    value, (by_x,), by_rows = gradients(shards, loss, x[block], [x], head[block], labels, first=block.start, classes=4)
+    return value, by_x, by_rows
+
+
+@pytest.mark.parametrize("loss", [ArcFace(8.0, 0.5), CosFace(8.0, 0.35)], ids=lambda loss: type(loss).__name__)
+def test_vectors_of_zeros_and_cosines_of_one_have_the_gradients_of_one_process(
+    together: Together, loss: CosineLoss
+) -> None:
+    x = torch.tensor([[3.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    head = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    value = loss(x, head, torch.tensor([0, 1, 2, 1]))
+    by_x, by_head = torch.autograd.grad(value, [x, head])
+    found = together.run(at_edges, loss)
+    assert apart(found[0][0], value.detach()) < 1e-12 and apart(found[0][1], by_x) < 1e-12
+    assert apart(torch.cat([rows for _, _, rows in found]), by_head) < 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_loss_that_cannot_be_split_is_refused(name: str) -> None:
+    loss = LOSSES[name]()
+    if name in ("softmax", "cosface", "arcface"):
+        check_shardable(loss)
+        return
+    with pytest.raises(ValueError, match=rf"{type(loss).__name__} cannot .* several processes.*engine.shards"):
+        check_shardable(loss)
+
+
+def test_learning_with_a_loss_that_cannot_be_split_is_refused() -> None:
+    here = replace(party(), shards=Shards(None, 0, 2))
+    with pytest.raises(ValueError, match="AdaFace cannot be computed over several processes"):
+        learn(here, here.initial, None, WORK, AdaFace(), momentum="none")
+
+
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    """Two blocks of an iResNet and BatchNorm over the embedding, 3×8×8 -> 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(IBasicBlock(3, 5, 2), IBasicBlock(5, 5, 1))
+        self.fc, self.features = nn.Linear(80, 4), nn.BatchNorm1d(4, momentum=None)
+        self.features.weight.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(self.fc(self.blocks(images).flatten(1)))
+
+
+def normed(dtype: torch.dtype, n: int) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        module = Small().to(dtype)
+        for m in module.modules():
+            if isinstance(m, _BatchNorm):
+                nn.init.uniform_(m.weight, 0.5, 1.5)
+                nn.init.normal_(m.bias)
+        return module, torch.randn(n, 3, 8, 8).to(dtype), torch.randn(n, 4).to(dtype)
+
+
+def through(module: nn.Module, images: Tensor, weights: Tensor) -> list[Tensor]:
+    """Output and gradients of one pass."""
+    images = images.clone().requires_grad_()
+    out = module(images)
+    trained = [images, *(p for p in module.parameters() if p.requires_grad)]
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), trained)]
+
+
+def normed_apart(shards: Shards, dtype: torch.dtype, n: int) -> Any:
+    module, images, weights = normed(dtype, n)
+    part = shards.span(n)
+    for _ in range(2):
+        with synchronised(module, shards, n):
+            out, by_images, *rest = through(module, images[part], weights[part])
+    assert all("forward" not in vars(m) for m in module.modules())
+    return shards.gather(out, n), shards.gather(by_images, n), *shards.sum_all(rest), *module.buffers()
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "bound"),
+    [(9, torch.float32, 5e-6), (3, torch.float32, 5e-6), (9, torch.float64, 1e-12), (2, torch.float64, 1e-12)],
+)
+def test_batchnorm_has_the_statistics_and_gradients_of_the_whole_batch(
+    together: Together, n: int, dtype: torch.dtype, bound: float
+) -> None:
+    module, images, weights = normed(dtype, n)
+    for _ in range(2):
+        expected = through(module, images, weights)
+    expected += module.buffers()
+    for found in together.run(normed_apart, dtype, n):
+        for mine, other in zip(found, expected, strict=True):
+            assert apart(mine, other) < bound
+
+
+def lone(shards: Shards) -> str:
+    layer, one = nn.BatchNorm1d(3), torch.zeros(1, 3)[shards.span(1)]
+    with pytest.raises(ValueError) as error, synchronised(layer, shards, 1):
+        layer(one)
+    with pytest.raises(ValueError) as folded, synchronised(layer, shards, 8):
+        layer(torch.zeros(3, 3))
+    layer.eval()
+    with synchronised(layer, shards, 1):
+        assert layer(one).shape == one.shape  # frozen: no statistics are taken
+    return f"{error.value}; {folded.value}"
+
+
+def test_a_batch_of_one_and_a_first_dimension_that_is_no_batch_are_refused(pair: Together) -> None:
+    for said in pair.run(lone):
+        assert "cannot train on one value a channel" in said and "got 3 rows of a part of 4 images" in said
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def exact(build: Tiny, round_: int = 1) -> Any:
+    """The party of all images, whose arithmetic is float64."""
+    here = party(build, "all", round_)
+    network = Backbone(here.backbone.module.double(), build.policy)
+    compute = replace(here.compute, dtype=torch.float64)
+    return replace(here, backbone=network, compute=compute, initial=network.shared())
+
+
+def learned(shards: Shards | None, build: Tiny, settings: dict[str, Any], momentum: Any) -> Any:
+    """Two rounds of a party: the losses, the backbone and the private state."""
+    learner, said, shared = None, [], None
+    for round_ in (1, 2):
+        here = replace(exact(build, round_=round_), shards=shards)
+        pull = lambda now, images, labels: {"up.bias": torch.full_like(now["up.bias"], 0.1)}  # noqa: E731
+        work = replace(WORK, **settings)
+        loss, learner = learn(
+            here, shared or here.initial, learner, work, ArcFace(16.0, 0.3), momentum=momentum, pull=pull
+        )
+        shared = here.backbone.shared()
+        said.append(loss)
+    assert learner is not None
+    return said, shared, learner
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample_rate": 0.9}, {"batch": 3, "iterations": 4}], ids=str)
+@pytest.mark.parametrize("momentum", ["keep", "none"])
+def test_rounds_of_a_party_over_several_processes_are_those_of_one(
+    together: Together, settings: dict[str, Any], momentum: str
+) -> None:
+    build = Tiny(norm=True, policy="local", pooled=True)
+    said, shared, learner = learned(None, build, settings, momentum)
+    found = together.run(learned, build, settings, momentum)
+    for losses, backbone, kept in found:
+        assert losses == pytest.approx(said, abs=1e-11) and losses == found[0][0]
+        assert worlds.raw(backbone) == worlds.raw(found[0][1])
+        assert all(apart(backbone[name], shared[name]) < 1e-11 for name in shared)
+        assert all(apart(kept.kept[name], learner.kept[name]) < 1e-11 for name in learner.kept)
+        assert vars(kept.cursor) == vars(learner.cursor) and set(kept.velocity) == set(learner.velocity)
+        others = [name for name in kept.velocity if name != HEAD]
+        assert all(apart(kept.velocity[n], learner.velocity[n]) < 1e-11 for n in others)
+    whole = torch.cat([kept.head for _, _, kept in found])
+    assert apart(whole, learner.head) < 1e-11
+    assert not torch.equal(learner.head, fresh_head(exact(build)))
+    if momentum == "keep":
+        assert apart(torch.cat([kept.velocity[HEAD] for _, _, kept in found]), learner.velocity[HEAD]) < 1e-11
+
+
+def drawn(shards: Shards, rows: int) -> Tensor:
+    return fresh_head(replace(party(), shards=shards), rows)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 40_001])  # more than are drawn at a time
+def test_the_blocks_are_those_of_one_draw(together: Together, rows: int) -> None:
+    assert torch.equal(torch.cat(together.run(drawn, rows)), fresh_head(party(), rows))
+
+
+@pytest.mark.parametrize("part", [slice(0, 3), slice(3, 3), slice(2, 7), slice(0, 7)], ids=str)
+def test_a_part_of_a_batch_has_the_pixels_that_it_has_in_the_whole(part: slice) -> None:
+    here = party()
+    compute = Compute(augment=replace(here.compute.augment, crop=2, colour=0.3, blur=0.5))
+    index = np.array([4, 0, 9, 1, 2, 8, 3])
+    one, other = np.random.default_rng(1), np.random.default_rng(1)
+    whole, labels = compute.batch(here.data, index, one)
+    cut, own = compute.batch(here.data, index, other, part=part)
+    assert torch.equal(cut, whole[part]) and torch.equal(own, labels[part])
+    assert one.random() == other.random()
+
+
+def test_blocks_cover_all_rows_and_differ_by_one_at_most() -> None:
+    for n in range(20):
+        for size in range(1, 7):
+            spans = [Shards(None, rank, size).span(n) for rank in range(size)]
+            assert [i for s in spans for i in range(n)[s]] == list(range(n))
+            assert max(s.stop - s.start for s in spans) - min(s.stop - s.start for s in spans) <= 1

@@ -1,0 +1,423 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from coalface.training.losses import spreadout
+from coalface.training.losses.spreadout import cosine_histogram, gradient, mean_cosine, spread_out, unit_rows, value
+
+
+def random(c=40, d=12, seed=0, dtype=torch.float64):
+    return torch.randn(c, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def clustered(c=40, d=12, clusters=5, noise=0.5, seed=0, dtype=torch.float64):
+    """Rows of any length around some centres: most of the pairs of a cluster are near."""
+    centres = random(clusters, d, seed).repeat_interleave(c // clusters, 0)
+    return (centres + noise * random(c, d, seed + 1)).to(dtype)
+
+
+WEIGHTS = {
+    "random": random(),
+    "clustered": clustered(),
+    "one cluster": clustered(clusters=1),
+    "wide": random(30, 64),
+    "two": random(2, 3, seed=1),
+    "few numbers": random(23, 2),
+}
+weights_of = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+reduces = pytest.mark.parametrize("reduce", ["sum", "mean"])
+
+
+def units_of(weights):
+    return [[v / math.sqrt(sum(x * x for x in row)) for v in row] for row in weights.tolist()]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def naive_terms(units, top_k):
+    """The ordered pairs that the sum goes over: of equal cosines the lower index is nearer."""
+    for c, one in enumerate(units):
+        others = [o for o in range(len(units)) if o != c]
+        if top_k is not None:
+            others = sorted(others, key=lambda o: (-dot(one, units[o]), o))[:top_k]
+        yield from ((c, o) for o in others)
+
+
+def naive_value(weights, margin=0.7, reduce="sum", top_k=None):
+    units = units_of(weights)
+    terms = [max(0.0, margin - (1 - dot(units[a], units[b]))) ** 2 for a, b in naive_terms(units, top_k)]
+    return sum(terms) / (max(1, len(terms)) if reduce == "mean" else 1)
+
+
+def autograd(weights, margin=0.7, reduce="sum", top_k=None, tangent=False):
+    """By the unit rows, or by W through the normalisation; which pairs count is decided in plain numbers."""
+    leaf = (weights if tangent else weights / weights.norm(dim=1, keepdim=True)).clone().requires_grad_()
+    rows = leaf / leaf.norm(dim=1, keepdim=True) if tangent else leaf
+    a, b = torch.tensor(list(naive_terms(units_of(weights), top_k))).T
+    terms = (margin - (1 - (rows[a] * rows[b]).sum(1))).clamp_min(0).square()
+    (terms.sum() if reduce == "sum" else terms.mean()).backward()
+    return leaf.grad
+
+
+def close(found, expected, bound=1e-12):
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert (found - expected).abs().max().item() <= bound * max(1.0, expected.abs().max().item())
+
+
+@weights_of
+@reduces
+@pytest.mark.parametrize("margin", [0.2, 0.7, 1.0, 2.0])
+def test_the_value_in_a_naive_loop(weights, margin, reduce):
+    expected = naive_value(weights, margin, reduce)
+    assert value(weights, margin=margin, reduce=reduce, block=7) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+@weights_of
+@reduces
+@pytest.mark.parametrize("top_k", [1, 3, 1000])
+def test_the_value_of_the_nearest_in_a_naive_loop(weights, reduce, top_k):
+    expected = naive_value(weights, 0.7, reduce, top_k)
+    assert value(weights, reduce=reduce, top_k=top_k, block=7) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+@weights_of
+@reduces
+@pytest.mark.parametrize("tangent", [False, True])
+@pytest.mark.parametrize("margin", [0.2, 0.7, 1.0, 2.0])
+def test_the_gradient_is_that_of_autograd(weights, margin, reduce, tangent):
+    expected = autograd(weights, margin, reduce, None, tangent)
+    close(gradient(weights, margin=margin, reduce=reduce, tangent=tangent, block=7), expected)
+
+
+@weights_of
+@reduces
+@pytest.mark.parametrize("tangent", [False, True])
+@pytest.mark.parametrize("top_k", [1, 3, 1000])
+def test_the_gradient_of_the_nearest_is_that_of_autograd(weights, top_k, reduce, tangent):
+    expected = autograd(weights, 1.0, reduce, top_k, tangent)
+    close(gradient(weights, margin=1.0, reduce=reduce, top_k=top_k, tangent=tangent, block=7), expected)
+
+
+@weights_of
+def test_the_nearest_of_all_others_are_all(weights):
+    for block in (5, 2048):
+        few = {"margin": 1.2, "top_k": len(weights) - 1, "block": block}
+        assert value(weights, **few) == value(weights, margin=1.2, block=block)
+        close(gradient(weights, **few), gradient(weights, margin=1.2, block=block))
+    if len(weights) > 2:
+        # One fewer: each class lacks its farthest, by the other way of computing.
+        terms = {"margin": 2.0, "top_k": len(weights) - 2}
+        assert value(weights, **terms) == pytest.approx(naive_value(weights, **terms), rel=1e-12)
+        close(gradient(weights, **terms), autograd(weights, **terms))
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_any_block_gives_the_same(top_k, dtype):
+    weights = clustered(dtype=dtype)
+    bound = 1e-13 if dtype == torch.float64 else 2e-6
+    first = gradient(weights, top_k=top_k)
+    for block in (1, 2, 3, 8, 16, 39, 40, 41):
+        assert value(weights, top_k=top_k, block=block) == pytest.approx(value(weights, top_k=top_k), rel=bound)
+        close(gradient(weights, top_k=top_k, block=block), first, bound)
+
+
+@pytest.mark.parametrize("sparse", [1, 32, 10**9])
+def test_multiplying_pair_by_pair_is_multiplying_blocks(sparse, monkeypatch):
+    # `SPARSE` 1: all blocks pair by pair; 10⁹: none.
+    weights = clustered()
+    monkeypatch.setattr(spreadout, "SPARSE", sparse)
+    close(gradient(weights, block=9), autograd(weights))
+
+
+def test_three_by_hand():
+    # u_1 = (1, 0), u_2 = (3/5, 4/5), u_3 = (0, −1), cosines 3/5, 0 and −4/5; v = 7/10, so the hinges are 3/10, 0 and 0.
+    weights = torch.tensor([[2.0, 0.0], [3.0, 4.0], [0.0, -1.0]], dtype=torch.float64)
+    assert value(weights) == pytest.approx(2 * 0.09)
+    assert value(weights, reduce="mean") == pytest.approx(2 * 0.09 / 6)
+    expected = torch.tensor([[0.72, 0.96], [1.2, 0.0], [0.0, 0.0]], dtype=torch.float64)  # 4 · 3/10 · the other
+    close(gradient(weights), expected)
+    # Through the normalisation: u_1 keeps (0, 0.96), over 2; u_2 keeps 1.2 (1, 0) − 0.72 (3/5, 4/5), over 5.
+    expected = torch.tensor([[0.0, 0.48], [0.1536, -0.1152], [0.0, 0.0]], dtype=torch.float64)
+    close(gradient(weights, tangent=True), expected)
+    # A step of 1/4: (1, 0) − (0.18, 0.24) and (3/5, 4/5) − (0.3, 0), each at length one.
+    moved = torch.tensor([[0.82, -0.24], [0.3, 0.8], [0.0, -1.0]], dtype=torch.float64)
+    close(spread_out(weights, step=0.25), moved / moved.norm(dim=1, keepdim=True))
+
+
+def test_the_nearest_of_three_by_hand():
+    # v = 1: hinges 3/5, 0 and 0. The nearest of 1 is 2, of 2 is 1, of 3 is 1: at v = 2 with hinges 8/5, 8/5 and 1.
+    weights = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]], dtype=torch.float64)
+    assert value(weights, margin=1.0, top_k=1) == pytest.approx(2 * 0.36)
+    assert value(weights, margin=2.0, top_k=1) == pytest.approx(2 * 2.56 + 1)
+    assert value(weights, margin=2.0, top_k=1, reduce="mean") == pytest.approx((2 * 2.56 + 1) / 3)
+    # The pair of 1 and 2 was chosen from both sides, 4 · 8/5; that of 3 and 1 from one, 2 · 1, and moves both.
+    expected = torch.tensor([[3.84, 5.12 - 2], [6.4, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    close(gradient(weights, margin=2.0, top_k=1), expected)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 8])
+def test_of_equal_neighbours_the_lower_is_nearer(block):
+    # Axes twice over; every inner product is exact. Class 0 has one at cosine 1 (4), and six at 0: the lowest is 1.
+    rows = torch.eye(4, dtype=torch.float64).repeat(2, 1)
+    for top_k in (1, 2, 3, 5):
+        terms = {"margin": 1.5, "top_k": top_k}
+        assert value(rows, block=block, **terms) == pytest.approx(naive_value(rows, **terms), rel=1e-14)
+        close(gradient(rows, block=block, **terms), autograd(rows, **terms))
+    # One direction nine times: all neighbours are equal, and those of every class but 0 and 1 are 0 and 1.
+    same = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(9, 1)
+    close(gradient(same, margin=1.0, top_k=2, block=block), autograd(same, margin=1.0, top_k=2))
+    assert gradient(same, margin=1.0, top_k=2, block=block)[:, 0].tolist() == [20, 20, 8] + [4] * 6
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("block", [2, 16, 64])
+def test_ties_and_near_ones_mixed(top_k, block):
+    # Corners of a cube at length two: cosines are multiples of 1/2, exact, and most of them equal.
+    corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=4)), dtype=torch.float64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    rows = corners.repeat(4, 1)[order]
+    close(gradient(rows, margin=1.4, top_k=top_k, block=block), autograd(rows, margin=1.4, top_k=top_k))
+
+
+def test_one_class_and_two():
+    one = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    for top_k, reduce, tangent in itertools.product([None, 1, 5], ["sum", "mean"], [False, True]):
+        assert value(one, top_k=top_k, reduce=reduce) == 0
+        assert gradient(one, top_k=top_k, reduce=reduce, tangent=tangent).tolist() == [[0, 0]]
+        close(spread_out(one, step=10.0, top_k=top_k, reduce=reduce, tangent=tangent), one / 5)
+    assert cosine_histogram(one).pairs.sum() == 0
+    two = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    for top_k in (None, 1, 5):
+        assert value(two, margin=1.0, top_k=top_k) == 2 and value(two, margin=1.0, top_k=top_k, reduce="mean") == 1
+        assert gradient(two, margin=1.0, top_k=top_k).tolist() == [[4, 0], [4, 0]]
+    # Equal ones part only at a start that is not exactly equal: along the sphere there is no slope.
+    assert gradient(two, tangent=True).abs().max() == 0
+
+
+def naive_descent(weights, step, steps, momentum, tangent, **terms):
+    """With `torch.optim.SGD` on the double sum."""
+    rows = (weights / weights.norm(dim=1, keepdim=True)).requires_grad_()
+    optimiser = torch.optim.SGD([rows], lr=step, momentum=momentum)
+    for _ in range(steps):
+        rows.grad = autograd(rows.detach(), tangent=tangent, **terms)
+        optimiser.step()
+        with torch.no_grad():
+            rows /= rows.norm(dim=1, keepdim=True)
+    return rows.detach()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("tangent", [False, True])
+@pytest.mark.parametrize("terms", [{}, {"top_k": 3}, {"reduce": "mean", "margin": 1.2}], ids=str)
+def test_descent_is_that_of_an_optimiser(terms, tangent, momentum):
+    weights = clustered(30, 8)
+    kept = weights.clone()
+    settings = {"step": 0.02, "steps": 4, "momentum": momentum, "tangent": tangent}
+    close(spread_out(weights, **settings, **terms, block=11), naive_descent(weights, **settings, **terms), 1e-11)
+    assert torch.equal(weights, kept)
+
+
+def test_descent_goes_down_and_leaves_unit_rows():
+    weights = clustered()
+    values = [value(weights)]
+    for steps in (1, 5, 20):
+        found = spread_out(weights, step=0.01, steps=steps)
+        assert torch.allclose(found.norm(dim=1), torch.ones(40, dtype=torch.float64), atol=1e-14)
+        values.append(value(found))
+    assert values == sorted(values, reverse=True) and values[-1] < values[0] / 10
+
+
+def test_a_step_hangs_on_no_length():
+    weights = clustered()
+    longer = weights * torch.linspace(0.1, 9, 40, dtype=torch.float64)[:, None]
+    assert value(longer) == pytest.approx(value(weights), rel=1e-13)
+    close(spread_out(longer, step=0.1), spread_out(weights, step=0.1))
+
+
+START = {
+    "random": random(250, 512, dtype=torch.float32),
+    "ten clusters": clustered(250, 512, 10, dtype=torch.float32),
+    "one loose cluster": clustered(250, 512, 1, 1.2, dtype=torch.float32),
+}
+
+
+def test_the_literal_step_turns_clustered_class_embeddings_round():
+    for start in ("ten clusters", "one loose cluster"):
+        rows = unit_rows(START[start])
+        assert (rows * spread_out(rows, step=10.0)).sum(1).mean() < -0.5
+        assert (rows * spread_out(rows, step=10.0, tangent=True)).sum(1).min() > 0  # as no tangent step can
+    assert mean_cosine(spread_out(START["one loose cluster"], step=10.0, steps=200)) > 0.99
+
+
+@pytest.mark.parametrize("start", ["random", "ten clusters"])
+@pytest.mark.parametrize("tangent", [False, True])
+def test_small_steps_do_not_collapse(start, tangent):
+    assert abs(mean_cosine(spread_out(START[start], step=0.01, steps=200, tangent=tangent))) < 0.1
+
+
+def test_where_small_steps_collapse():
+    # C = 250, v = 0.7: 2 · 0.01 · C (ρ − 0.3) passes 1 at ρ = 0.5. Below it one cluster loosens, above it it collapses.
+    for noise, tight in [(1.1, False), (0.9, True)]:
+        weights = clustered(250, 512, 1, noise, dtype=torch.float32)
+        start = mean_cosine(weights)
+        assert (start > 0.52) is tight and (start < 0.48) is not tight
+        after = mean_cosine(spread_out(weights, step=0.01, steps=200))
+        assert after > 0.99 if tight else after < start - 0.1
+        assert mean_cosine(spread_out(weights, step=0.01, steps=200, tangent=True)) < 0.1
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_float32_is_float64_but_for_rounding(top_k):
+    # No two neighbours here are as near to each other as float32 rounds.
+    weights = clustered(300, 64, 20)
+    exact, found = gradient(weights, top_k=top_k), gradient(weights.float(), top_k=top_k, block=64)
+    assert found.dtype == torch.float32
+    close(found.double(), exact, 2e-6)
+    assert value(weights.float(), top_k=top_k, block=64) == pytest.approx(value(weights, top_k=top_k), rel=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest dense tensor that any operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                self.entries = max(self.entries, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("start", [clustered(600, 4), clustered(600, 4, 1), random(600, 4), torch.ones(600, 4)])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda w: spread_out(w, step=0.01, steps=2, momentum=0.5, block=32),
+        lambda w: spread_out(w, step=0.01, steps=2, tangent=True, top_k=3, block=32),
+        lambda w: cosine_histogram(w, block=32),
+        mean_cosine,
+    ],
+    ids=["all", "top_k", "histogram", "mean"],
+)
+def test_no_tensor_grows_with_the_square(ask, start):
+    with Largest() as largest:
+        ask(start)
+    # W, k places to choose from, a block, or two numbers for each pair of a block; 600² would be 360,000.
+    assert 600 * 4 <= largest.entries <= 2 * max(600 * 4, 32 * 32)
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_the_same_bytes_again(top_k):
+    weights = clustered(300, 64, 20, dtype=torch.float32)
+    one, two = (spread_out(weights, step=0.1, steps=3, top_k=top_k, block=100) for _ in range(2))
+    assert one.numpy().tobytes() == two.numpy().tobytes()
+
+
+def test_half_precision_is_kept_and_computed_in_float32():
+    weights = clustered(dtype=torch.bfloat16)
+    found = spread_out(weights, step=0.01)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, spread_out(weights.float(), step=0.01).bfloat16())
+    assert value(weights) == value(weights.float())
+
+
+@weights_of
+def test_the_mean_cosine_in_a_naive_loop(weights):
+    units = units_of(weights)
+    cosines = [dot(a, b) for a, b in itertools.combinations(units, 2)]
+    assert mean_cosine(weights) == pytest.approx(sum(cosines) / len(cosines), abs=1e-14)
+
+
+def test_the_mean_cosine_by_hand():
+    assert mean_cosine(torch.tensor([[2.0, 0.0], [3.0, 4.0], [0.0, -1.0]])) == pytest.approx((0.6 + 0 - 0.8) / 3)
+    assert mean_cosine(random(9000, 3).abs().sign()) == pytest.approx(1)  # more than one block
+    with pytest.raises(ValueError, match="C >= 2"):
+        mean_cosine(torch.ones(1, 3))
+
+
+@weights_of
+@pytest.mark.parametrize("block", [1, 7, 2048])
+def test_the_histogram_counts_every_pair_once(weights, block):
+    units = units_of(weights)
+    cosines = [dot(a, b) for a, b in itertools.combinations(units, 2)]
+    expected, edges = np.histogram(cosines, bins=200, range=(-1, 1))
+    found = cosine_histogram(weights, block=block)
+    assert np.allclose(found.edges, edges, atol=1e-15)
+    assert found.pairs.dtype == np.int64 and found.pairs.tolist() == expected.tolist()
+
+
+def test_the_histogram_by_hand():
+    # Cosines of the six pairs: 1, −1, 0, −1, 0, 0. Quarters from −1: the ends and an edge in the bin above it.
+    weights = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    assert cosine_histogram(weights, bins=4).pairs.tolist() == [2, 0, 3, 1]
+    same = torch.full((5, 3), 0.1)  # cosines that rounding may put beyond 1
+    assert cosine_histogram(same, bins=4).pairs.tolist() == [0, 0, 0, 10]
+    assert cosine_histogram(torch.cat([same, -same]), bins=4).pairs.tolist() == [25, 0, 0, 20]
+
+
+ASKED = {
+    "value": value,
+    "gradient": gradient,
+    "spread_out": lambda weights: spread_out(weights, step=0.1),
+    "top_k": lambda weights: value(weights, top_k=1),
+    "mean_cosine": mean_cosine,
+    "cosine_histogram": cosine_histogram,
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_rows_without_a_direction_are_refused(ask):
+    weights = random(9, 4)
+    weights[[3, 7]] = 0
+    with pytest.raises(ValueError, match="2 of 9 class embeddings are zero, rows 3, 7: they have no direction"):
+        ask(weights)
+    for bad in (math.nan, math.inf):
+        weights = random(9, 4)
+        weights[5, 1] = bad
+        with pytest.raises(ValueError, match="1 of 9 class embeddings are zero or not finite, rows 5"):
+            ask(weights)
+    for shape in [(3,), (0, 4), (2, 3, 4)]:
+        with pytest.raises(ValueError, match=r"\(C, d\)"):
+            ask(torch.ones(shape))
+
+
+def test_the_mean_cosine_names_a_row_of_a_later_block():
+    weights = torch.ones(5000, 2)
+    weights[4500] = 0
+    with pytest.raises(ValueError, match="zero, rows 4500"):
+        mean_cosine(weights)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"margin": 0.0}, "above 0, at most 2; got 0.0"),
+        ({"margin": 2.1}, "at most 2; got 2.1"),
+        ({"margin": math.nan}, "got nan"),
+        ({"reduce": "max"}, "'sum' or 'mean'; got 'max'"),
+        ({"top_k": 0}, "top_k is at least 1"),
+        ({"block": 0}, "one row at least"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, said):
+    for ask in (value, gradient, lambda weights, **also: spread_out(weights, step=0.1, **also)):
+        with pytest.raises(ValueError, match=said):
+            ask(random(), **settings)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"step": -1.0}, {"step": math.nan}, {"momentum": 1.0}])
+def test_descents_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match="spreading out needs"):
+        spread_out(random(), **{"step": 0.1, **wrong})
+    with pytest.raises(ValueError, match="a bin and a block"):
+        cosine_histogram(random(), bins=0)

@@ -1,0 +1,102 @@
+"""Features of a party's images as they are, and class embeddings at their means, against naive loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import naive
+import numpy as np
+import pytest
+import torch
+import worlds
+from torch import Tensor, nn
+from worlds import Tiny
+
+from coalface.core.method import Party
+from coalface.training import features
+from coalface.training.features import mean_head, unit_features
+
+NORM = Tiny(norm=True, double=True)
+
+
+@pytest.fixture
+def party() -> Party:
+    return naive.party("silo-1", NORM)
+
+
+def one_by_one(net: nn.Module, faces: worlds.FaceSet) -> Tensor:
+    each = []
+    for place in range(len(faces)):
+        pixels = torch.from_numpy(faces.take(np.array([place])).astype(np.float32)).permute(0, 3, 1, 2)
+        with torch.no_grad():
+            found = net.eval()(((pixels - 127.5) / 127.5).double())[0]
+        each.append(found / found.norm())
+    return torch.stack(each)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 256])
+def test_features_are_those_of_plain_images_one_by_one(
+    party: Party, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In evaluation mode and without augmentation, which this world has for training."""
+    monkeypatch.setattr(features, "BATCH", batch)
+    party.backbone.module.train()
+    found = unit_features(party, party.data, party.initial)
+    assert found.shape == (11, 8) and not found.requires_grad and NORM.flip
+    assert torch.allclose(found, one_by_one(NORM().backbone.module, party.data), atol=1e-12)
+
+
+def test_features_are_by_the_backbone_that_is_given_and_by_what_is_kept(party: Party) -> None:
+    local = naive.party("silo-1", replace(NORM, policy="local"))
+    shared = {n: 1.1 * t for n, t in local.backbone.shared().items()}
+    kept = {n: t + 0.3 for n, t in local.backbone.kept().items()}
+    found = unit_features(local, local.data, shared, kept)
+    net = NORM().backbone.module
+    net.load_state_dict({**net.state_dict(), **shared, **kept})
+    assert torch.allclose(found, one_by_one(net, local.data), atol=1e-12)
+    assert not torch.allclose(found, unit_features(local, local.data, shared), atol=1e-3)
+
+
+def test_no_images_have_no_features(party: Party) -> None:
+    assert unit_features(party, party.data.select(np.arange(0)), party.initial).shape == (0, 8)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_a_model_that_has_collapsed_or_diverged_is_told(party: Party, value: float) -> None:
+    broken = {n: torch.full_like(t, value) if n.startswith("up") else t for n, t in party.initial.items()}
+    with pytest.raises(
+        ValueError, match="silo-1: the features of 11 of 11 images are zero or not finite, the first of"
+    ):
+        unit_features(party, party.data, broken)
+
+
+def test_the_image_that_has_no_feature_is_named(party: Party) -> None:
+    """A model whose last layer has no bias, and an image for which all of its units are off."""
+    named = {n: torch.zeros_like(t) if n == "up.bias" else t for n, t in party.initial.items()}
+    one = unit_features(party, party.data, named)
+    assert len(one) == 11
+    faces = party.data
+    pixels = faces.pixels.copy()
+    pixels[faces.rows[3]] = 0  # black: −1 everywhere
+    off = {**named, "down.weight": torch.ones(16, 256).double(), "down.bias": torch.full((16,), 255.0).double()}
+    off |= {"norm.bias": torch.zeros(16).double(), "norm.weight": torch.ones(16).double()}
+    with pytest.raises(ValueError, match="features of 1 of 11 images are zero or not finite, the first of image 3"):
+        unit_features(party, replace(faces, pixels=pixels), off)
+
+
+def test_mean_embeddings_by_a_naive_loop() -> None:
+    rng = np.random.default_rng(0)
+    rows = nn.functional.normalize(torch.from_numpy(rng.standard_normal((20, 5)).astype(np.float32)))
+    labels = torch.from_numpy(rng.integers(0, 4, 20))
+    found = mean_head(rows, labels, 4)
+    for k in range(4):
+        mean = sum(row.double() for row, label in zip(rows, labels, strict=True) if label == k)
+        assert isinstance(mean, Tensor)
+        assert torch.allclose(found[k].double(), mean / mean.norm(), atol=1e-7)
+    assert found.dtype == torch.float32
+
+
+def test_a_class_without_images_or_whose_features_cancel_gets_zeros() -> None:
+    rows = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    found = mean_head(rows, torch.tensor([0, 0, 2]), 4)
+    assert found.tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]

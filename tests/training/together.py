@@ -1,0 +1,59 @@
+"""Real processes that are joined as the shards of a party, and run what a test gives them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface.training.distributed.classifier import Shards
+
+
+class Together:
+    """S processes over gloo; each runs functions (shards, …) -> result, all of them the same one at a time."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["coalface.engine.local", "coalface.methods", "coalface.data.synthetic.generator"]
+        )
+        self._pipes, self._processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            about = (Path(self._folder.name) / "meeting", rank, size, there)
+            process = context.Process(target=_serve, args=about, daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What the function returns at each of them, by rank. Raises AssertionError with the trace of what failed."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        found = [pipe.recv() for pipe in self._pipes]
+        assert all(fine for fine, _ in found), "\n".join(what for fine, what in found if not fine)
+        return [what for _, what in found]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+def _serve(meeting: Path, rank: int, size: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    shards = Shards.join(meeting, rank, size, patience=timedelta(seconds=30))  # where another one fails in a test
+    while True:
+        function, args = pipe.recv()
+        try:
+            pipe.send((True, function(shards, *args)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
