@@ -31,7 +31,8 @@ import torch
 from engine import make_world, network_like, resident
 
 from coalface.data.augment import Augment, to_tensor
-from coalface.engine.local import InProcess, Setup, World, keep_freed_memory
+from coalface.engine.local import InProcess
+from coalface.engine.party.setup import Setup, World, keep_freed_memory
 from coalface.engine.rounds import Rules
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server

@@ -36,8 +36,9 @@ from coalface.core.method import Federation, Party, generator, step
 from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import InProcess, Setup, Workers, World, keep_freed_memory
+from coalface.engine.local import InProcess, Workers
 from coalface.engine.party import executor
+from coalface.engine.party.setup import Setup, World, keep_freed_memory
 from coalface.engine.rounds import Rules
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.declarations import counterpart
-from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.replies import Gathering
 from coalface.engine.transport import Member, Reply, RunFailed
 from coalface.experiments import run as experiment

@@ -25,7 +25,7 @@ from coalface.data.readers.folders import read_folder
 from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.source import Source
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.engine.local import keep_freed_memory
+from coalface.engine.party.setup import keep_freed_memory
 from coalface.models import build
 from coalface.training.compute import Compute
 from coalface.training.local_training import sgd_step

@@ -28,7 +28,8 @@ import numpy as np
 from coalface.core.method import generator
 from coalface.data import partition
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.local import InProcess
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.rounds import Rules
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server

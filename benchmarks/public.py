@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.method import anew
-from coalface.engine import local
+from coalface.engine.party import setup
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import schema
 
-MEMORY = {"each alone": lambda: anew, "once": local.Remembered}
+MEMORY = {"each alone": lambda: anew, "once": setup.Remembered}
 
 
 class Clock:
@@ -52,7 +52,7 @@ class Clock:
 
 def measure(recipe: schema.Recipe, case: str, out: Path) -> tuple[list[float], str]:
     """(processor seconds of every round but the first, the hash of the model that the run leaves)."""
-    vars(local)["Remembered"] = MEMORY[case]
+    vars(setup)["Remembered"] = MEMORY[case]
     clock = Clock()
     experiment.run(recipe, out, clock, report=False)
     model = (out / "model" / "backbone.safetensors").read_bytes()

@@ -20,7 +20,7 @@ import torch
 from coalface.core.method import Party, generator
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import keep_freed_memory
+from coalface.engine.party.setup import keep_freed_memory
 from coalface.models import Backbone, build
 from coalface.training.compute import Compute
 from coalface.training.distributed.classifier import Shards

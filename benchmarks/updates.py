@@ -26,8 +26,9 @@ from coalface.core import codec, compression
 from coalface.core.compression import TYPES, Updates
 from coalface.core.declarations import Tensors, counterpart
 from coalface.core.method import generator, message
-from coalface.engine.local import InProcess, Setup, World
+from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.transport import Reply
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress

@@ -14,8 +14,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from coalface.engine.local import Setup, World
 from coalface.engine.party import service
+from coalface.engine.party.setup import Setup, World
 from coalface.flower.app.client_app import client_app
 from coalface.flower.app.transport import Link, Patience
 from coalface.flower.party import process

@@ -23,9 +23,9 @@ from coalface.core import codec
 from coalface.core.method import Party, Tensors
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import World
 from coalface.methods.fedavg import FedAvg
 from coalface.models.groups import Backbone
 from coalface.training.compute import Compute

@@ -12,7 +12,7 @@ from tinydomains import METHODS, TREE, domains, two_domains
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import domains as dealing

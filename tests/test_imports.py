@@ -62,7 +62,6 @@ _A_RECIPE = "for its type alone: what is read and what is checked are to be thre
 OPEN = {
     ("experiments.recipe.validate", "experiments.recipe.schema"): _A_RECIPE,
     ("experiments.recipe.own_data", "experiments.recipe.schema"): _A_RECIPE,
-    ("engine.party.sharding", "engine.local"): "for the type `Setup` alone, which is to stand apart",
     (
         "experiments.callbacks.tensorboard",
         "experiments.run",

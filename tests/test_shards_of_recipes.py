@@ -14,7 +14,7 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import schema

@@ -23,9 +23,10 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.client_batch import Cohort
-from coalface.engine.local import InProcess, Setup, Workers, World
+from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.rounds import Rules
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server

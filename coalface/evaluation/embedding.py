@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coalface.core.method import Tensors
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 
 BATCH = 256
 """Images that are embedded at a time."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coalface.core.method import Models, Tensors
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.metrics.personalised import Personalised as Judged

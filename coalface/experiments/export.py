@@ -22,9 +22,9 @@ from coalface.core.checks import nearest
 from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.engine import checkpoint
-from coalface.engine.local import Setup, World
 from coalface.engine.party.commits import Commit, DamagedCommit
 from coalface.engine.party.executor import Desk, Request, StepFailed
+from coalface.engine.party.setup import Setup, World
 from coalface.evaluation import embedding
 from coalface.evaluation.finished_model import read_faces, read_model
 from coalface.evaluation.metrics.personalised import gallery_of

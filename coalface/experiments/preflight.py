@@ -8,7 +8,7 @@ from coalface.core.checks import nearest
 from coalface.core.method import Method, plays
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.memory import footprint

@@ -22,7 +22,8 @@ from coalface.core.method import Tensors, plays
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint, processes
-from coalface.engine.local import InProcess, Setup, Workers, World
+from coalface.engine.local import InProcess, Workers
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.rounds import Rules
 from coalface.engine.server import Server
 from coalface.engine.transport import RunFailed, Transport

@@ -17,7 +17,7 @@ from worlds import LOSS, WORK, Tiny, recipe, run
 
 from coalface.core.method import Federation, Method, Models, Party, message, state, step
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.engine.run_state import Numerics
 from coalface.training.local_training import Learner, learn
 

@@ -19,8 +19,9 @@ from worlds import Tiny, run
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Ticket
 from coalface.engine.faults import Trouble
-from coalface.engine.local import InProcess, Setup, Workers, World
+from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.transport import Member, Reply
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

@@ -19,8 +19,8 @@ from coalface.core.method import Backbone as AnyBackbone
 from coalface.core.method import Federation, Mean, Party, message, step, together
 from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import Cohort, can_fold, cut
-from coalface.engine.local import World
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import World
 from coalface.engine.transport import RunFailed
 from coalface.methods.fedface import Centre, FedFace, Global, State, Update
 from coalface.methods.feduv import FedUV

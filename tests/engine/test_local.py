@@ -18,8 +18,9 @@ from toys import Deadly, Lagged, Moves
 from worlds import Stop, Tiny, run, stopping, workers
 
 from coalface.engine.faults import Trouble
-from coalface.engine.local import Setup, Workers, World
+from coalface.engine.local import Workers
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import Setup, World
 from coalface.engine.transport import Reply, RunFailed
 from coalface.privacy import ledger
 

@@ -19,12 +19,12 @@ from worlds import Stop, Tiny, run
 
 from coalface.core import codec
 from coalface.core.checks import RecipeError
-from coalface.engine.local import Setup, World
 from coalface.engine.party import commits, encryption
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
 from coalface.engine.party.encryption import Vault
 from coalface.engine.party.executor import Desk, Request
 from coalface.engine.party.service import Seat
+from coalface.engine.party.setup import Setup, World
 from coalface.flower.app.transport import Link, Patience
 from coalface.flower.party import rekey
 from coalface.flower.provision import certificates

@@ -20,8 +20,8 @@ from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import DeclarationError, Federation, Models, Tensors
-from coalface.engine.local import World
 from coalface.engine.party.executor import Desk, Request
+from coalface.engine.party.setup import World
 from coalface.engine.transport import StepFailed
 from coalface.experiments.plan import plan
 from coalface.methods import fedfr_uda

@@ -18,8 +18,9 @@ from worlds import LOSS, Ran, Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Method, Tensors
-from coalface.engine.local import InProcess, World
+from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
+from coalface.engine.party.setup import World
 from coalface.engine.transport import Reply, StepFailed
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.training.clustering.pseudo_labels import Labelling

@@ -16,8 +16,8 @@ from torch import Tensor
 from worlds import Tiny, run
 
 from coalface.core.method import anew
-from coalface.engine import local
-from coalface.engine.local import Remembered, World
+from coalface.engine.party import setup
+from coalface.engine.party.setup import Remembered, World
 from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training.features import unit_features
 from coalface.training.public_images import digest, hard_negatives, public_features
@@ -175,7 +175,7 @@ def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path)
 
 def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = run(method(), tmp_path / "shared", BUILD).bytes()
-    monkeypatch.setattr(local, "Remembered", lambda: anew)
+    monkeypatch.setattr(setup, "Remembered", lambda: anew)
     passes: list[int] = []
     assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
     assert of_public(passes) == 9

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,10 +26,8 @@ from coalface.core import codec
 from coalface.core.method import Party
 from coalface.engine import processes
 from coalface.engine.party.executor import Desk, Request, Site
+from coalface.engine.party.setup import Setup
 from coalface.training.distributed.classifier import PATIENCE, ShardLost, Shards
-
-if TYPE_CHECKING:
-    from coalface.engine.local import Setup
 
 _LAST_WORDS = 10.0  # seconds that a helper has to say why it failed, once another process lost it
 

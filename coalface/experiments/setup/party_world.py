@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.experiments.recipe import own_data, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import world

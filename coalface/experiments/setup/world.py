@@ -16,7 +16,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
 from coalface.engine.faults import Trouble
-from coalface.engine.local import World
+from coalface.engine.party.setup import World
 from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.membership import Members

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from coalface.engine.local import Setup, World
+from coalface.engine.party.setup import Setup, World
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress

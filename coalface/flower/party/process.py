@@ -18,9 +18,9 @@ from typing import Any
 
 from coalface.core import permissions
 from coalface.data.stores import telling_passed_over
-from coalface.engine.local import Setup
 from coalface.engine.party import service
 from coalface.engine.party.service import Data, Said, Seat
+from coalface.engine.party.setup import Setup
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_world, world
 from coalface.flower.app.server import read

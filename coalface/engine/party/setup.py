@@ -1,0 +1,131 @@
+"""What a process needs to play parties: who takes part with what, and the method, arithmetic and seed of the run."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalface.core.method import Backbone, Method, Party, generator
+from coalface.core.names import check_name
+from coalface.data.faceset import FaceSet
+from coalface.engine.party.executor import Request, Site
+from coalface.engine.run_state import Numerics
+from coalface.engine.transport import Member
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part, with what data, network and arithmetic. A process builds its own."""
+
+    data: Mapping[str, FaceSet]
+    """Each party's own images, by name."""
+    backbone: Backbone
+    compute: Any
+    """`coalface.training.compute.Compute`."""
+    roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The role of each party; `trainer` where it is not named."""
+    public: FaceSet | None = None
+    """Images that the server and every party hold."""
+    augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
+    pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
+    aside: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    """Images of a party's that nobody trains on, by which it chooses settings of its own."""
+
+    def __post_init__(self) -> None:
+        for name in self.data:
+            check_name(name)  # parties have folders
+
+    def members(self) -> dict[str, Member]:
+        """What each party says of itself when it joins."""
+        roles = {name: self.roles.get(name, "trainer") for name in self.data}
+        return {n: Member(roles[n], len(faces), len(faces.names)) for n, faces in self.data.items()}
+
+
+class Remembered:
+    """What parties of this process would each compute alike: under each name, the value of the last key."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, Any]] = {}
+
+    def __call__(self, name: str, key: str, make: Callable[[], Any]) -> Any:
+        """See `coalface.core.method.Once`."""
+        if name not in self._last or self._last[name][0] != key:
+            self._last.pop(name, None)  # what it replaces takes no memory beside it
+            self._last[name] = key, make()
+        return self._last[name][1]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a process needs to play the parties; it can be sent to a worker."""
+
+    method: Method
+    build: Callable[[], World]
+    """Makes the world anew in each process, so that pixels are mapped and never sent."""
+    numerics: Numerics
+    seed: int
+    folder: Path
+    save_replies: bool = True
+
+    def site(self, world: World) -> Site:
+        """The desk's view of this process."""
+        members, device = world.members(), torch.device(self.numerics.device)
+        initial, once = world.backbone.shared(), Remembered()
+        computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
+
+        def party(request: Request) -> Party:
+            when = (request.stage, request.round, request.call)
+            return Party(
+                name=request.party,
+                role=members[request.party].role,
+                stage=request.stage,
+                round=request.round,
+                rounds=request.rounds,
+                seed=self.seed,
+                rng=generator(self.seed, "party", request.party, *when),
+                data=world.data[request.party],
+                pairs=world.pairs.get(request.party),
+                aside=world.aside.get(request.party),
+                public=world.public,
+                once=once,
+                device=device,
+                backbone=world.backbone,
+                initial=initial,
+                compute=computes.get(request.party, world.compute),
+            )
+
+        return Site(
+            self.method,
+            party,
+            self.folder,
+            save_replies=self.save_replies,
+            shards=self.numerics.shards,
+            updates=self.numerics.updates,
+        )
+
+    def prepare(self) -> None:
+        """Set this process's arithmetic as the run's record says."""
+        torch.set_num_threads(self.numerics.threads)
+        torch.set_flush_denormal(self.numerics.flush_denormals)
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep up to 1 GiB of freed memory for reuse; other C libraries are left as they are.
+
+    By default it gives the activations of every training step back to the kernel and takes them anew in the next, and
+    the page faults cost up to a quarter of the step. It changes no bits.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_mmap_threshold, 32 << 20)  # the largest that it admits
+        mallopt(m_trim_threshold, 1 << 30)
