@@ -32,6 +32,7 @@ from typing import Any
 import yaml
 
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe import schema
 from coalface.flower.poc import launcher, processes
 from coalface.flower.poc.launcher import Loopback
@@ -79,19 +80,6 @@ KINDS = {
 }
 """In the command of a process -> what it is."""
 SPANS = ("until Flower's process begins", "it imports flwr and the app", "the party's process answers", "the way back")
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def start(
-        self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0), before: Any = ()
-    ) -> None: ...
-    def round(self, record: dict[str, Any]) -> None: ...
-    def doing(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
 
 class Relay:
@@ -241,7 +229,7 @@ def main() -> int:
         tree = recipe(network, given.rounds, given.updates)
         with tempfile.TemporaryDirectory() as kept:
             place = Path(kept)
-            experiment.run(schema.parse(tree), place / "local", Silent(), report=False)
+            experiment.run(schema.parse(tree), place / "local", View(), report=False)
             here = median(exchanges(place / "local"))
             before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
             log, relay, run, spent = over_flower(place / "stays", tree, TRACED)

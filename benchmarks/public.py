@@ -22,12 +22,13 @@ from typing import Any
 from coalface.core.method import anew
 from coalface.engine.party import setup
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe import schema
 
 MEMORY = {"each alone": lambda: anew, "once": setup.Remembered}
 
 
-class Clock:
+class Clock(View):
     """A view that shows nothing and takes the processor time of every round."""
 
     def __init__(self) -> None:
@@ -36,13 +37,6 @@ class Clock:
 
     def start(self, name: str, rounds: int, already: int = 0, sent: tuple[int, int] = (0, 0), before: Any = ()) -> None:
         self._before = time.process_time()
-
-    def doing(self, text: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-
-    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
     def round(self, record: dict[str, Any]) -> None:
         now = time.process_time()

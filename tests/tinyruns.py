@@ -13,6 +13,7 @@ import yaml
 
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import Recipe
 
@@ -89,7 +90,7 @@ def picture_folders(root: Path, names: list[str], images: int = 4, seed: int = 0
     return root
 
 
-class Silent:
+class Silent(View):
     """A view that shows nothing and remembers what it was told."""
 
     def __init__(self) -> None:
@@ -103,9 +104,6 @@ class Silent:
 
     def round(self, record: dict[str, Any]) -> None:
         self.rounds.append(record)
-
-    def doing(self, text: str) -> None:
-        pass
 
     def note(self, text: str) -> None:
         self.notes.append(text)

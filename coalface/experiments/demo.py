@@ -10,10 +10,10 @@ from pathlib import Path
 from coalface import __version__
 from coalface.experiments import compare
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, table
-from coalface.experiments.run import View
 
 RECIPE = {
     "name": "demo",

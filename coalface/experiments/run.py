@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from coalface.evaluation.verification import Judge, write_json, write_text
 from coalface.experiments import image_counts, model_folder, plan, preflight, provenance, status
 from coalface.experiments import summary as summing
 from coalface.experiments.callbacks import tensorboard
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.own_data import OWN
 from coalface.experiments.recipe.schema import Recipe, RecipeError
@@ -50,24 +51,6 @@ MAX_SHARE, MAX_UPDATE_NORM = 0.5, 5.0
 
 _FIRST = {"checkpoints", *(f"{name}{end}" for name in (provenance.BEGUN, "config.yaml") for end in ("", ".new"))}
 """What a run writes first: where it was killed before it had `config.yaml`, the last of it, it begins anew."""
-
-
-class View(Protocol):
-    """What shows a run to a person; `coalface.experiments.callbacks.progress.Progress` is one."""
-
-    def start(
-        self,
-        name: str,
-        rounds: int,
-        already: int = 0,
-        sent: tuple[int, int] = (0, 0),
-        before: Sequence[Mapping[str, Any]] = (),
-    ) -> None: ...
-    def round(self, record: dict[str, Any]) -> None: ...
-    def doing(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def finish(self, figures: dict[str, Any], where: Path) -> None: ...
 
 
 class Carrier(Protocol):

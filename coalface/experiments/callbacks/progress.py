@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.report.runs import (
     clean,
     duration,
@@ -62,7 +63,7 @@ class _Now:
     judged: dict[str, float] = field(default_factory=dict)
 
 
-class Progress:
+class Progress(View):
     """A context manager that shows runs as they train, one after another.
 
     ```
@@ -122,10 +123,7 @@ class Progress:
         sent: tuple[int, int] = (0, 0),
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed.
-
-        `sent` are the bytes down and up of the rounds before it was resumed, `before` their lines of metrics.jsonl.
-        """
+        """Begin to show a run."""
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
         self._now.bytes_down, self._now.bytes_up = sent
         self._doing = ""

@@ -11,15 +11,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coalface.core.checks import RecipeError
 from coalface.core.disk import writing
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import flat_figures, mapping
-
-if TYPE_CHECKING:
-    from coalface.experiments.run import View
 
 FOLDER = "tensorboard"
 """In the run's folder; `tensorboard --logdir` takes it, or a folder of runs."""
@@ -66,7 +64,7 @@ def _judged(figures: object) -> dict[str, float]:
     return {f"judged/{name}": value for name, value in flat_figures(figures).items()}
 
 
-class Tracked:
+class Tracked(View):
     """A view of a run that writes events as well."""
 
     def __init__(self, view: View, out: Path) -> None:

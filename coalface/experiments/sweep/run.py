@@ -22,9 +22,9 @@ from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists, write_json, write_text
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import View
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report.runs import clean
-from coalface.experiments.run import View
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of, table

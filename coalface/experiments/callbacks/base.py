@@ -1,0 +1,39 @@
+"""What a run tells of itself as it goes, to whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class View:
+    """Hears how a run goes, and does nothing: one that shows or keeps something overrides what it wants to hear."""
+
+    def start(
+        self,
+        name: str,
+        rounds: int,
+        already: int = 0,
+        sent: tuple[int, int] = (0, 0),
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """A run begins; `rounds` are those of all its stages, `already` those done before it was resumed.
+
+        `sent` are the bytes down and up of the rounds before it was resumed, `before` their lines of metrics.jsonl.
+        """
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is over; `record` is its line of metrics.jsonl."""
+
+    def doing(self, text: str) -> None:
+        """What takes a while now."""
+
+    def note(self, text: str) -> None:
+        """A line for the person."""
+
+    def warn(self, text: str) -> None:
+        """A note of what may be wrong."""
+
+    def finish(self, figures: dict[str, Any], where: Path) -> None:
+        """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
