@@ -19,12 +19,11 @@ from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, dra
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
-from coalface.evaluation.verification import Judge
+from coalface.evaluation.verification import Judge, Lists
 from coalface.experiments.compare import intervals, paired
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
-from coalface.experiments.setup.pair_lists import Lists
 from coalface.experiments.sweep.run import grid, read_cells, sweep, table
 from coalface.models.embedding import embed
 

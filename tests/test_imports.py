@@ -62,7 +62,6 @@ _A_RECIPE = "for its type alone: what is read and what is checked are to be thre
 OPEN = {
     ("experiments.recipe.validate", "experiments.recipe.schema"): _A_RECIPE,
     ("experiments.recipe.own_data", "experiments.recipe.schema"): _A_RECIPE,
-    ("evaluation.verification", "experiments.setup.pair_lists"): "the type `Lists` stands beside what reads a recipe",
     ("evaluation.personalised", "experiments.recipe.sections"): "takes a recipe's section in place of plain settings",
     ("evaluation.personalised", "experiments.report.runs"): "the names of its figures stand in the report",
     ("evaluation.enrolled", "experiments.report.runs"): "the names of its figures stand in the report",

@@ -14,10 +14,9 @@ from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import resample
-from coalface.evaluation.verification import Judge, keep_lists, read_lists, write_json
+from coalface.evaluation.verification import Judge, Lists, keep_lists, read_lists, write_json
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
-from coalface.experiments.setup.pair_lists import Lists
 
 
 def lists(**changes: Any) -> list[Lists]:

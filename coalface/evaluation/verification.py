@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -14,12 +16,13 @@ from numpy.typing import NDArray
 
 from coalface.core.disk import writing
 from coalface.core.method import Backbone, Models, Tensors
+from coalface.data.faceset import FaceSet
+from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
 from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import Identification, identify
 from coalface.evaluation.metrics.verification import histogram, judge, roc, score_pairs
-from coalface.experiments.setup.pair_lists import Lists
 from coalface.models.embedding import embed, images_needed
 
 FARS = (0.01, 0.001)
@@ -27,6 +30,32 @@ FARS = (0.01, 0.001)
 
 Figures = dict[str, dict[str, float]]
 """List name -> figure name -> percent."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """One thing to judge on."""
+
+    name: str
+    faces: FaceSet
+    pairs: PairList
+    judged_folds: tuple[int, ...] | None = None
+    """The folds whose pairs are judged; None: all."""
+    queries: NDArray[np.int64] | None = None
+    """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
+    gallery: NDArray[np.int64] | None = None
+
+    @functools.cached_property
+    def identities(self) -> PairIdentities:
+        """Who is in each pair, as the paired comparison wants it."""
+        labels, pairs = self.faces.labels, self.pairs
+        who = labels[pairs.left], labels[pairs.right]
+        sha256 = list_sha256(pairs, self.faces)
+        if self.queries is None or self.gallery is None:
+            return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+        looked_up = np.concatenate([self.queries, [-1], self.gallery]).astype("<i8")
+        sha256 = hashlib.sha256(sha256.encode() + looked_up.tobytes()).hexdigest()
+        return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
 
 
 @dataclass

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +11,13 @@ from numpy.typing import NDArray
 from coalface.core.checks import nearest
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.pairs import PairList, balanced_pairs, devtest_all, list_sha256, named_identities, read_pairs
+from coalface.data.pairs import PairList, balanced_pairs, devtest_all, named_identities, read_pairs
 from coalface.data.partition import check_disjoint, first_images
 from coalface.data.readers.layouts import read_lists
 from coalface.data.stores import open_store
-from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.identification import query_and_gallery
 from coalface.evaluation.metrics.verification import tenths
+from coalface.evaluation.verification import Lists
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import PairsFrom, Recipe, RecipeError
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
@@ -27,32 +25,6 @@ from coalface.models.embedding import images_needed
 
 SPLIT_SEED = 2048
 """Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
-
-
-@dataclass(frozen=True)
-class Lists:
-    """One thing to judge on."""
-
-    name: str
-    faces: FaceSet
-    pairs: PairList
-    judged_folds: tuple[int, ...] | None = None
-    """The folds whose pairs are judged; None: all."""
-    queries: NDArray[np.int64] | None = None
-    """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
-    gallery: NDArray[np.int64] | None = None
-
-    @functools.cached_property
-    def identities(self) -> PairIdentities:
-        """Who is in each pair, as the paired comparison wants it."""
-        labels, pairs = self.faces.labels, self.pairs
-        who = labels[pairs.left], labels[pairs.right]
-        sha256 = list_sha256(pairs, self.faces)
-        if self.queries is None or self.gallery is None:
-            return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
-        looked_up = np.concatenate([self.queries, [-1], self.gallery]).astype("<i8")
-        sha256 = hashlib.sha256(sha256.encode() + looked_up.tobytes()).hexdigest()
-        return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
 
 
 def judged(
