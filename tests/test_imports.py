@@ -44,7 +44,7 @@ RULES = {
         "evaluation": f"{BELOW} {ENGINE}",
         "experiments.recipe": f"{BELOW} {ENGINE} methods",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
-        "experiments.report": "core",
+        "experiments.report": "core evaluation.kinds",
         "experiments.callbacks": "core experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.sweep": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
@@ -62,13 +62,6 @@ _A_RECIPE = "for its type alone: what is read and what is checked are to be thre
 OPEN = {
     ("experiments.recipe.validate", "experiments.recipe.schema"): _A_RECIPE,
     ("experiments.recipe.own_data", "experiments.recipe.schema"): _A_RECIPE,
-    ("evaluation.personalised", "experiments.recipe.sections"): "takes a recipe's section in place of plain settings",
-    ("evaluation.personalised", "experiments.report.runs"): "the names of its figures stand in the report",
-    ("evaluation.enrolled", "experiments.report.runs"): "the names of its figures stand in the report",
-    (
-        "evaluation.finished_model",
-        "experiments.model_folder",
-    ): "what reads a model folder is one file with what writes it",
     (
         "experiments.status",
         "flower.poc.processes",

@@ -169,7 +169,7 @@ def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, T
     first = here.backbone.shared()
     wanted = Personalised(fars=(0.1, 0.5), fpirs=(0.25,))
     server: Any = SimpleNamespace(personal=lambda _: iter(models.items()))
-    return personalised.judge(server, Models(shared=first), here, clients, test, wanted, first)
+    return personalised.judge(server, Models(shared=first), here, clients, test, first, **dict(wanted))
 
 
 def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() -> None:

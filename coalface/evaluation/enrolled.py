@@ -17,8 +17,8 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import World
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
+from coalface.evaluation.kinds import ENROLLED_BY
 from coalface.evaluation.metrics.enrolled import Verified, cosine_scores, templates, verify
-from coalface.experiments.report.runs import ENROLLED_BY
 
 FEATURES, OWN = ENROLLED_BY
 """What is verified by: the cosine to a template, and what parties score by themselves; only FedUV's do."""

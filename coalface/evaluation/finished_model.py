@@ -21,9 +21,9 @@ from coalface.evaluation import membership
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.evaluation.membership import BY_NAME, STRANGER, Members
 from coalface.evaluation.metrics.verification import judge, roc, score_pairs, two_list_accuracy
-from coalface.experiments import model_folder
 from coalface.models import Backbone, branched, build
 from coalface.models.embedding import embed, images_needed
+from coalface.models.folder import ABOUT, read_about, read_tensors, remedy
 
 FARS = (0.1, 0.01, 0.001)
 FOLDS = 10
@@ -41,22 +41,18 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
     if party is not None:
         check_name(party)
     folder = _folder(place)
-    if not (folder / model_folder.ABOUT).exists():
-        there = f": {place / 'model' / model_folder.ABOUT} is not there" if (place / "model").exists() else ""
-        hint = model_folder.remedy(place / "model") if there else "give a run folder, or the folder `model` in one"
+    if not (folder / ABOUT).exists():
+        there = f": {place / 'model' / ABOUT} is not there" if (place / "model").exists() else ""
+        hint = remedy(place / "model") if there else "give a run folder, or the folder `model` in one"
         raise FileNotFoundError(f"{place} holds no model{there}: {hint}")
-    about = model_folder.read_about(folder)
+    about = read_about(folder)
     name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
     path = folder / name
     if party is not None and (folder / "backbone.safetensors").exists():
         raise ValueError(f"{place}: this run left one global model, and none of {party}'s own: leave --party out")
     if not path.exists():
         found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
-        hint = (
-            f"each party has its own: add --party with one of {', '.join(found[:8])}"
-            if found
-            else model_folder.remedy(folder)
-        )
+        hint = f"each party has its own: add --party with one of {', '.join(found[:8])}" if found else remedy(folder)
         raise FileNotFoundError(f"{path} is not there; {hint}")
     module = build(
         about["backbone"],
@@ -65,12 +61,12 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
         embedding_size=about["embedding_size"],
         generator=generator(0, "replaced by the weights"),
     )
-    backbone, tensors = Backbone(module), model_folder.read_tensors(folder, name, about)
+    backbone, tensors = Backbone(module), read_tensors(folder, name, about)
     branch = {name: tensors.pop(name) for name in branched.NAMES if name in tensors}
     try:
         backbone.load(tensors)
     except ValueError as error:
-        raise ValueError(f"{path} is no {about['backbone']} as {model_folder.ABOUT} says it: {error}") from None
+        raise ValueError(f"{path} is no {about['backbone']} as {ABOUT} says it: {error}") from None
     return Backbone(branched.Branched(module, branch)) if branch else backbone, about
 
 

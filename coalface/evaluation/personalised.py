@@ -6,7 +6,7 @@ own backbone with its branch, as far as the run left them. A pooled run's client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,9 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import World
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
+from coalface.evaluation.kinds import SERVED_BY
+from coalface.evaluation.metrics.personalised import OneToMany, OneToOne, gallery_of, judge_client, over_clients
 from coalface.evaluation.metrics.personalised import Personalised as Judged
-from coalface.evaluation.metrics.personalised import gallery_of, judge_client, over_clients
-from coalface.experiments.recipe.sections import Personalised
-from coalface.experiments.report.runs import SERVED_BY
 
 START, SHARED, OWN, BRANCH = SERVED_BY
 """The model before the run; everybody's Θ_g; a client's own backbone Θ_l; its features by its branch too, Π(Θ_l)."""
@@ -40,13 +39,18 @@ def judge(
     here: World,
     clients: Mapping[str, FaceSet],
     test: FaceSet,
-    wanted: Personalised,
     start: Tensors,
+    *,
+    fars: Sequence[float],
+    fpirs: Sequence[float],
+    one_to_one: OneToOne,
+    one_to_many: OneToMany,
 ) -> dict[str, Any]:
     """What `summary.json` has below `personalised`.
 
     `clients` are their training images by name, `test` everybody's test images, told apart by the names of identities;
-    `start` is the model that the run began with. All images are embedded unaugmented.
+    `start` is the model that the run began with; the others are those of `judge_client`. All images are embedded
+    unaugmented.
     """
     names = sorted(clients)
     whose = {identity: n for n, name in enumerate(names) for identity in clients[name].names}
@@ -66,10 +70,10 @@ def judge(
             names.index(name),
             gallery,
             identities,
-            fars=wanted.fars,
-            fpirs=wanted.fpirs,
-            one_to_one=wanted.one_to_one,
-            one_to_many=wanted.one_to_many,
+            fars=fars,
+            fpirs=fpirs,
+            one_to_one=one_to_one,
+            one_to_many=one_to_many,
         )
 
     there = tested(clients, test)

@@ -33,6 +33,7 @@ from coalface.experiments import model_folder, plan, provenance
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import world
 from coalface.models.embedding import embed
+from coalface.models.folder import read_tensors
 
 FPIRS = (0.1, 0.01, 0.001)
 """Shares of strangers that may be taken for somebody."""
@@ -179,7 +180,7 @@ def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Found]:
             f"{place} has no threshold for FPIR {fpir:g}; it has {', '.join(about['thresholds']) or 'none'}"
         )
     faces = read_faces(images, about)
-    templates = model_folder.read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
+    templates = read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
     scores = embed(backbone.module, faces) @ templates.T
     best, files = scores.argmax(axis=1), faces.files
     return [

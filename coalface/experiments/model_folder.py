@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import save_file
 
 from coalface.core import disk
-from coalface.core.json_text import parse_json
 from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation import verification
@@ -22,15 +18,11 @@ from coalface.evaluation.verification import write_json, write_text
 from coalface.experiments.recipe.own_data import OWN
 from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS
+from coalface.models.folder import ABOUT, about_digest
 
-ABOUT = "model.json"
-"""How the network is built, and in `sha256` the digests of the files of tensors, and of what it says itself."""
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
 images starts from. It is no part of the model that is given on."""
-
-_LONGEST = 1 << 26
-"""Bytes of `model.json`; one that names a file for each of very many parties is long."""
 
 
 def write(
@@ -78,49 +70,7 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
         with open(folder / name, "rb") as file:
             sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
     told = {**about, "sha256": sha256}
-    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: _digest(told)}})
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """What `model.json` says. Raises ValueError where it is damaged, or holds no digests."""
-    path = folder / ABOUT
-    try:
-        about = parse_json(path.read_bytes(), longest=_LONGEST, any_number=True)
-        if not isinstance(about, dict) or not isinstance(about.get("sha256", {}), dict):
-            raise ValueError("it holds no keys and values")
-        if lacking := [key for key in ("backbone", "size", "channels", "embedding_size") if key not in about]:
-            raise ValueError(f"{lacking[0]} is missing")
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
-    sha256 = about.get("sha256", {})
-    others = {name: digest for name, digest in sha256.items() if name != ABOUT}
-    if sha256.get(ABOUT) != _digest({**about, "sha256": others}):
-        raise ValueError(f"{path} is not as it was written: {remedy(folder)}")
-    return about
-
-
-def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
-    """The tensors of a file, whose digest `about` has. Raises ValueError where they are not those that were written."""
-    path = folder / name
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != about["sha256"].get(name):
-        raise ValueError(f"{path} is not as it was written, its SHA-256 is another: {remedy(folder)}")
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
-
-
-def _digest(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def remedy(folder: Path) -> str:
-    """How a damaged model is had again."""
-    run = folder.parent
-    if folder.name == "model" and (run / "config.yaml").exists():
-        return f"`coalface resume {shlex.quote(str(run))}` writes it anew"
-    return "copy the model again from its run, or export it again"
+    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: about_digest(told)}})
 
 
 def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: int, readable: str) -> str:

@@ -39,6 +39,7 @@ from coalface.experiments.recipe.own_data import OWN
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import pair_lists, party_world, splits, world
+from coalface.models.folder import read_about, read_tensors
 
 RULES = ("max_update_norm", "oversized", "max_share", "retries")
 """Keys of `engine` that are as `Rules` has them where they are not set, and then are no part of a recipe's digest."""
@@ -259,7 +260,7 @@ def _execute(
         own, wanted = {}, recipe.judge.personalised
         if test is not None and wanted is not None:
             clients = world.clients(recipe, train)
-            summary |= {"personalised": personalised.judge(server, models, here, clients, test, wanted, first)}
+            summary |= {"personalised": personalised.judge(server, models, here, clients, test, first, **dict(wanted))}
         elif test is not None:
             own = enrolled.judge(server, models, here, train, test)
         found = clustering.judge(server, models, world.truth(recipe, train)) if models.labels is not None else {}
@@ -408,7 +409,7 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
                     run(inner, place, view)
     use(place)
     shared = world.backbone(recipe).shared()
-    loaded = model_folder.read_tensors(model.parent, model.name, model_folder.read_about(model.parent))
+    loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in shared}
     return tensors, _classifier(recipe, inner, place, view), membership.read(place)
 
@@ -427,8 +428,8 @@ def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch
             f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "
             "each identity, and the data of this recipe"
         )
-    about = model_folder.read_about(place / "model")
-    return model_folder.read_tensors(place / "model", f"../{model_folder.CLASSIFIER}", about)["class_embeddings"]
+    about = read_about(place / "model")
+    return read_tensors(place / "model", f"../{model_folder.CLASSIFIER}", about)["class_embeddings"]
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from coalface.evaluation.kinds import SERVED_BY
 from coalface.experiments.report.runs import (
     LOWER_IS_BETTER,
-    SERVED_BY,
     Run,
     duration,
     figure_name,

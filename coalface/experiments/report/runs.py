@@ -13,24 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.yaml_text import parse_yaml
+from coalface.evaluation.kinds import ENROLLED_BY, SERVED_BY
 
 LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
 """Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
-
-ENROLLED_BY = ("features", "codewords")
-"""What clients are verified by, as the summary names it below `enrolled`."""
-
-
-SERVED_BY = {
-    "start": "the model before the run",
-    "shared": "everybody's model",
-    "own": "its own backbone",
-    "branch": "its own backbone and branch",
-}
-"""By which model a client's own people are judged, as the summary names it below `personalised`, and in words."""
 
 
 @dataclass(frozen=True)

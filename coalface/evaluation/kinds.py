@@ -1,0 +1,15 @@
+"""The kinds of figures of a run's own clients, as `summary.json` names them, for whoever judges and whoever reads it.
+
+Imports nothing, so that what reads runs needs nothing of what judges them.
+"""
+
+ENROLLED_BY = ("features", "codewords")
+"""What clients are verified by, as the summary names it below `enrolled`."""
+
+SERVED_BY = {
+    "start": "the model before the run",
+    "shared": "everybody's model",
+    "own": "its own backbone",
+    "branch": "its own backbone and branch",
+}
+"""By which model a client's own people are judged, as the summary names it below `personalised`, and in words."""

@@ -1,0 +1,64 @@
+"""A folder with a model, read: tensors, and how to build the network that they are of, as they were written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from coalface.core.json_text import parse_json
+from coalface.core.method import Tensors
+
+ABOUT = "model.json"
+"""How the network is built, and in `sha256` the digests of the files of tensors, and of what it says itself."""
+_LONGEST = 1 << 26
+"""Bytes of `model.json`; one that names a file for each of very many parties is long."""
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What `model.json` says. Raises ValueError where it is damaged, or holds no digests."""
+    path = folder / ABOUT
+    try:
+        about = parse_json(path.read_bytes(), longest=_LONGEST, any_number=True)
+        if not isinstance(about, dict) or not isinstance(about.get("sha256", {}), dict):
+            raise ValueError("it holds no keys and values")
+        if lacking := [key for key in ("backbone", "size", "channels", "embedding_size") if key not in about]:
+            raise ValueError(f"{lacking[0]} is missing")
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+    sha256 = about.get("sha256", {})
+    others = {name: digest for name, digest in sha256.items() if name != ABOUT}
+    if sha256.get(ABOUT) != about_digest({**about, "sha256": others}):
+        raise ValueError(f"{path} is not as it was written: {remedy(folder)}")
+    return about
+
+
+def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
+    """The tensors of a file, whose digest `about` has. Raises ValueError where they are not those that were written."""
+    path = folder / name
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != about["sha256"].get(name):
+        raise ValueError(f"{path} is not as it was written, its SHA-256 is another: {remedy(folder)}")
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+
+
+def about_digest(about: Mapping[str, Any]) -> str:
+    """Of what `model.json` says, but for this digest."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def remedy(folder: Path) -> str:
+    """How a damaged model is had again."""
+    run = folder.parent
+    if folder.name == "model" and (run / "config.yaml").exists():
+        return f"`coalface resume {shlex.quote(str(run))}` writes it anew"
+    return "copy the model again from its run, or export it again"
