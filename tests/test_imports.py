@@ -62,10 +62,6 @@ _A_RECIPE = "for its type alone: what is read and what is checked are to be thre
 OPEN = {
     ("experiments.recipe.validate", "experiments.recipe.schema"): _A_RECIPE,
     ("experiments.recipe.own_data", "experiments.recipe.schema"): _A_RECIPE,
-    (
-        "experiments.status",
-        "flower.poc.processes",
-    ): "asks by the mark of its processes whether `coalface up` began a run",
 }
 """Who imports what against the rules or in a circle, until it is mended, and why it is not yet."""
 MOST_ENTRIES, MOST_MODULES = 12, 15

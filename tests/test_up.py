@@ -24,6 +24,7 @@ from tinyruns import run
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.marks import KITS
 from coalface.experiments import status as following
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config
@@ -271,7 +272,7 @@ def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
     ran: Path, here: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far = Path(shutil.copytree(ran, tmp_path / "far"))
-    monkeypatch.setenv(marked.KITS, str(here.kits))
+    monkeypatch.setenv(KITS, str(here.kits))
     usual = {"rounds": 2, "local.lr": 0.02, "name": "faces", "step-seconds": 3600}
     following.began(far, {}, asked={**usual, "rounds": 5, "name": "my faces", "local.lr": 1e-5})
     brought = following.brought_up(far)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coalface.core.marks import KITS
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import Tally
 from coalface.engine.transport import Member
@@ -18,7 +19,6 @@ from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report.runs import mapping, number, whole_number
-from coalface.flower.poc import processes
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
     about: dict[str, Any] = {"event": "begins", "time": time.time(), "elsewhere": asked is not None}
     if asked is not None:
         about["run_config"] = dict(asked)
-    if kits := os.environ.get(processes.KITS):
+    if kits := os.environ.get(KITS):
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}

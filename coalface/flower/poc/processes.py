@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coalface.core.checks import RecipeError
+from coalface.core.marks import KITS, PART
 
-KITS, PART = "COALFACE_KITS", "COALFACE_PART"
-"""The mark: the folder of kits, and which part of the federation it is."""
 _PROC = Path("/proc")
 
 
