@@ -34,7 +34,7 @@ from coalface.engine.replies import Gathering
 from coalface.engine.transport import Member, Reply, RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 
 ROUNDS = 20
@@ -72,7 +72,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "5, clip": {"max_update_norm": 5.0, "max_share": 0.5, "oversized": "clip"},
 }
 """Settings of `engine`. The world of these runs is the recipe's, so that shares are bounded only where it says so."""
-EIGHT = schema.merged(CLIENTS, {"data": {"private": {"identities": 8}}})
+EIGHT = loader.merged(CLIENTS, {"data": {"private": {"identities": 8}}})
 COMPARED = {"fedavg": SILOS, "scaffold": SILOS, "fedface": EIGHT}
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -212,10 +212,10 @@ def outcome(recipe: Recipe, attack: str) -> Outcome:
 
 def recipe_of(world: dict[str, Any], *changes: dict[str, Any]) -> Recipe:
     """The recipe of a world, changed."""
-    tree = schema.merged(BASE, world)
+    tree = loader.merged(BASE, world)
     for change in changes:
-        tree = schema.merged(tree, change)
-    return schema.parse(tree)
+        tree = loader.merged(tree, change)
+    return loader.parse(tree)
 
 
 # --- what honest updates are ------------------------------------------------------------------------------------------
@@ -255,11 +255,11 @@ BATCHNORM: dict[str, Any] = {"model": {"name": "mobilefacenet"}}
 UNEVEN: dict[str, Any] = {"data": {"partition": {"kind": "shares", "shares": SIZES}}}
 HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("silos", SILOS, ("fedavg", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm")),
-    ("silos, validators", schema.merged(SILOS, VALIDATED), ("fedavg-fv", "pfm-fv")),
-    ("dirichlet 0.3", schema.merged(SILOS, DIRICHLET), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
-    ("dirichlet 0.3, equal steps", schema.merged(STEPS, DIRICHLET), ("fedavg", "mime")),
-    ("dirichlet 0.3, BatchNorm", schema.merged(schema.merged(SILOS, DIRICHLET), BATCHNORM), ("fedavg", "scaffold")),
-    ("sizes 1 to 20", schema.merged(SILOS, UNEVEN), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
+    ("silos, validators", loader.merged(SILOS, VALIDATED), ("fedavg-fv", "pfm-fv")),
+    ("dirichlet 0.3", loader.merged(SILOS, DIRICHLET), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
+    ("dirichlet 0.3, equal steps", loader.merged(STEPS, DIRICHLET), ("fedavg", "mime")),
+    ("dirichlet 0.3, BatchNorm", loader.merged(loader.merged(SILOS, DIRICHLET), BATCHNORM), ("fedavg", "scaffold")),
+    ("sizes 1 to 20", loader.merged(SILOS, UNEVEN), ("fedavg", "scaffold", "mime", "slowmo", "pfm")),
     ("clients", CLIENTS, ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init", "fedavg")),
     ("joint", JOINT, ("fedfr-joint", "finetune", "kd", "fedface-multi")),
     ("two domains", DOMAINS, ("fedfr-uda", "finetune-pseudo", "merge")),
@@ -312,7 +312,7 @@ def tell_honest(seeds: Sequence[int], chosen: Sequence[str], tell: Callable[[str
         for name in (n for n in methods if not chosen or n in chosen):
             steps: dict[str, list[tuple[float, str]]] = {}
             for seed in seeds:
-                for bound, field, step in honest(recipe_of(schema.merged(FEW, world), {"method": name, "seed": seed})):
+                for bound, field, step in honest(recipe_of(loader.merged(FEW, world), {"method": name, "seed": seed})):
                     steps.setdefault(step, []).append((bound, field))
             for step, calls in steps.items():
                 most, field = max(calls)

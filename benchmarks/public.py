@@ -23,7 +23,7 @@ from coalface.core.method import anew
 from coalface.engine.party import setup
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import View
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 
 MEMORY = {"each alone": lambda: anew, "once": setup.Remembered}
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint={10**6}"]
-    recipe = schema.load(options.recipe, changes)
+    recipe = loader.load(options.recipe, changes)
     seconds: dict[str, list[float]] = {"each alone": [], "once": []}
     ratios, models = [], set()
     with tempfile.TemporaryDirectory() as place:

@@ -32,7 +32,7 @@ from coalface.engine.party.setup import Setup, World
 from coalface.engine.transport import Reply
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.models import build
 
 Errors = dict[tuple[str, str], list[tuple[int, float]]]
@@ -131,7 +131,7 @@ def main() -> None:
         found = speed(asked.speed)
     else:
         found = {}
-        for (field, how), all_of_it in errors_of(schema.load(asked.recipe, asked.changes)).items():
+        for (field, how), all_of_it in errors_of(loader.load(asked.recipe, asked.changes)).items():
             last = max(when for when, _ in all_of_it)
             medians = [statistics.median(e for w, e in all_of_it if w >= since) for since in (0, last)]
             found[f"{field}, {how}"] = dict(

@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from grids import InProcessGrid, played_here
 from tinyruns import picture_folders
 
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app import server
 
@@ -34,11 +34,11 @@ PEOPLE = {
 
 
 def recipe(**changes: Any) -> Recipe:
-    return schema.parse(schema.merged(TREE, changes))
+    return loader.parse(loader.merged(TREE, changes))
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(schema.merged(TREE, changes)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(loader.merged(TREE, changes)))
     return folder / "recipe.yaml"
 
 

@@ -11,7 +11,7 @@ from tinyruns import Silent, picture_folders, tiny
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.export import export
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 
 NAMES = [f"person_{n:02d}" for n in range(10)]
@@ -36,9 +36,9 @@ def recipe(root: Path) -> Recipe:
         "private": {"identities": 6},
         "partition": {"parties": 2},
     }
-    tree = schema.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
+    tree = loader.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
     tree["data"]["source"], tree["judge"]["lists"] = data["source"], {}
-    return schema.parse(tree)
+    return loader.parse(tree)
 
 
 @pytest.fixture

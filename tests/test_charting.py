@@ -13,7 +13,7 @@ import tinyruns
 from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.report import sweeps
 from coalface.experiments.sweep import page as charting
 from coalface.experiments.sweep import run as sweeping
@@ -190,7 +190,7 @@ def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(fi
     assert found.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in found.figures
     moved = [
         cells[0],
-        Cell(cells[1].chosen, schema.parse(schema.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
+        Cell(cells[1].chosen, loader.parse(loader.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
     ]
     (one, _) = charting.points(moved, done)
     assert charting.SHARE in one.figures and "clients by branch/eer" not in one.figures  # of two sweeps' clients

@@ -20,7 +20,7 @@ from coalface.cli import main
 from coalface.data.readers.pack import read_pack
 from coalface.engine.processes import wait_for_workers
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 
 COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
 COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
@@ -95,7 +95,7 @@ def test_run_then_resume(tmp_path: Path) -> None:
     path, out = tinyruns.write(tmp_path / "tiny.yaml"), tmp_path / "out"
     text = said("run", path, "rounds=1", "--out", out)
     assert "round 1/1" in text and f"report: {out / 'report.html'}" in text
-    assert schema.load(out / "config.yaml").rounds == 1
+    assert loader.load(out / "config.yaml").rounds == 1
     assert "resumed after 1" in said("resume", out)
     assert said("resume", out, "--quiet") == f"report: {out / 'report.html'}\n"
 

@@ -11,7 +11,7 @@ import tinyruns
 from safetensors.torch import load_file
 
 from coalface.experiments import preflight
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import world
 
@@ -23,7 +23,7 @@ def recipe(method: str = "fedface", **changes: Any) -> Recipe:
     """The tiny recipe with one identity a client, each of whom takes one step on all of its images."""
     own = {"fedfv": {"sample": 3, "equivalents": 4}, "feduv": {"length": 127}}
     common = {"method": method, "methods": own, "data": {"partition": {"kind": "one-identity"}}}
-    return tinyruns.tiny(**schema.merged(common, changes))
+    return tinyruns.tiny(**loader.merged(common, changes))
 
 
 def images(method: str = "fedface", **changes: Any) -> int:
@@ -64,10 +64,10 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
 def test_where_it_cannot_be_auto_does_without_and_a_number_is_refused_with_the_reason(
     method: str, changes: dict[str, Any], why: str
 ) -> None:
-    assert images(method, **schema.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
+    assert images(method, **loader.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
     assert images(method, **changes) == 0
     with pytest.raises(RecipeError, match=f"engine.cohorts: .*{why}.*set engine.cohorts=0, or auto to do without"):
-        images(method, **schema.merged(changes, {"engine": {"cohorts": 64}}))
+        images(method, **loader.merged(changes, {"engine": {"cohorts": 64}}))
 
 
 def test_settings_that_change_nothing_are_no_reason() -> None:
@@ -76,7 +76,7 @@ def test_settings_that_change_nothing_are_no_reason() -> None:
         {"engine": {"shards": {"device-00": 1}}},
         {"local": {"momentum": 0.5, "weight_decay": 0.01}},
     ):
-        assert images("fedface", **schema.merged(changes, {"engine": {"cohorts": 40}})) == 40
+        assert images("fedface", **loader.merged(changes, {"engine": {"cohorts": 40}})) == 40
 
 
 @pytest.mark.parametrize("wrong", ["all", -1, 2.5])

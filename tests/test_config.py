@@ -9,7 +9,7 @@ import yaml
 from tinyruns import TINY, tiny
 
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import FREE, RecipeError
 
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
@@ -17,7 +17,7 @@ JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, 
 
 def fault(tree: dict[str, Any]) -> str:
     with pytest.raises(RecipeError) as raised:
-        schema.parse(tree)
+        loader.parse(tree)
     return str(raised.value)
 
 
@@ -62,7 +62,7 @@ def test_a_change_or_a_recipe_called_by_no_text_is_refused(tmp_path: Path) -> No
     path.write_text("{}")
     for given, changes in ((None, ["data.root=/b\udcff"]), (path, [])):
         with pytest.raises(RecipeError, match=r"\\udcff is not UTF-8.*: rename the file or folder"):
-            schema.load(given, changes)
+            loader.load(given, changes)
 
 
 def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
@@ -131,7 +131,7 @@ def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("rounds: 5\nlocal: {lr: 0.1, batch: 8}\n")
     changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.source.domains=[studio, night]", "data.grey=false"]
-    recipe = schema.load(path, [*changes, "judge.lists.a.pairs=7", "data.max_identities="])
+    recipe = loader.load(path, [*changes, "judge.lists.a.pairs=7", "data.max_identities="])
     assert (recipe.name, recipe.rounds) == ("mine", 5)
     assert (recipe.build_local().lr, recipe.build_local().batch) == (0.001, 8)
     assert recipe.build_method().sample == 4  # type: ignore[attr-defined]
@@ -143,8 +143,8 @@ def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
 
 def test_settings_of_a_method_hold_only_when_it_is_chosen() -> None:
     tree = {"methods": {"fedprox": {"mu": 0.5}}}
-    assert schema.parse({**tree, "method": "fedprox"}).build_method().mu == 0.5  # type: ignore[attr-defined]
-    assert schema.parse({**tree, "method": "solo"}).resolved()["methods"] == {"solo": {}}
+    assert loader.parse({**tree, "method": "fedprox"}).build_method().mu == 0.5  # type: ignore[attr-defined]
+    assert loader.parse({**tree, "method": "solo"}).resolved()["methods"] == {"solo": {}}
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ def test_settings_of_a_method_hold_only_when_it_is_chosen() -> None:
 def test_a_change_that_is_none_says_so_in_one_line(tmp_path: Path, change: str, said: str) -> None:
     (tmp_path / "r.yaml").write_text("rounds: 5\nlocal: {lr: 0.1}\n")
     with pytest.raises(RecipeError) as raised:
-        schema.load(tmp_path / "r.yaml", [change])
+        loader.load(tmp_path / "r.yaml", [change])
     assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
 
 
 def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 20.0, margin: 0.1}\n")
-    resolved = schema.load(tmp_path / "r.yaml", ["loss.name=softmax"]).resolved()
+    resolved = loader.load(tmp_path / "r.yaml", ["loss.name=softmax"]).resolved()
     assert resolved["loss"] == {"name": "softmax", "scale": 20.0}
-    assert schema.load(tmp_path / "r.yaml", ["loss.name=arcface"]).resolved()["loss"]["margin"] == 0.1
+    assert loader.load(tmp_path / "r.yaml", ["loss.name=arcface"]).resolved()["loss"]["margin"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -185,18 +185,18 @@ def test_faults_of_yaml_are_one_line_with_the_place(tmp_path: Path, text: str, s
     path = tmp_path / "r.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError) as raised:
-        schema.load(path)
+        loader.load(path)
     assert str(path) in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_recipe_that_is_not_there_says_where_some_are(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no such recipe; `ls recipes/\*/`"):
-        schema.load(tmp_path / "none.yaml")
+        loader.load(tmp_path / "none.yaml")
 
 
 def test_an_empty_file_is_the_recipe_of_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("")
-    assert schema.load(tmp_path / "r.yaml") == schema.parse({"name": "r"})
+    assert loader.load(tmp_path / "r.yaml") == loader.parse({"name": "r"})
 
 
 REPEATED = "".join(
@@ -240,8 +240,8 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
 def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
     recipe = tiny(methods={"fedavg": {"sample": 2}}, trouble={}, loss={"name": "arcface"})
     resolved = recipe.resolved()
-    assert schema.parse(resolved).resolved() == resolved
-    assert schema.parse(yaml.safe_load(yaml.safe_dump(resolved))).resolved() == resolved
+    assert loader.parse(resolved).resolved() == resolved
+    assert loader.parse(yaml.safe_load(yaml.safe_dump(resolved))).resolved() == resolved
     flat = leaves(resolved)
     for key in ("local.momentum", "local.weight_decay", "loss.scale", "loss.margin", "methods.fedavg.momentum"):
         assert key in flat  # a default of a class behind the recipe, not of the recipe itself
@@ -285,27 +285,29 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
     assert set(values) == set(FREE)
     tree: dict[str, Any] = {**TINY, "name": "other", "methods": {"solo": {}}}
     for key, value in values.items():
-        tree = schema.with_value(tree, key, value)
-    assert schema.parse(tree).digest() == tiny().digest()
+        tree = loader.with_value(tree, key, value)
+    assert loader.parse(tree).digest() == tiny().digest()
 
 
 def test_epochs_and_iterations_are_not_given_both() -> None:
     with pytest.raises(RecipeError, match="local.epochs is 2 and local.iterations 3.*leave one of them out"):
         tiny(local={"epochs": 2, "iterations": 3})
     recipe = tiny(local={"iterations": 3})
-    again = schema.parse(recipe.resolved())  # config.yaml has the default of the other as well
+    again = loader.parse(recipe.resolved())  # config.yaml has the default of the other as well
     assert again.digest() == recipe.digest() and again.resolved() == recipe.resolved()
 
 
 def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own() -> None:
     recipe = tiny(pretrain={"method": "centralized", "rounds": 1, "loss": {"name": "softmax"}})
-    inner = recipe.pretraining()
+    inner = loader.pretraining(recipe)
     assert (inner.name, inner.method, inner.rounds, inner.pretrain) == ("tiny-pretrain", "centralized", 1, None)
     assert inner.data.model_copy(update={"partition": recipe.data.partition}) == recipe.data
     assert (inner.seed, inner.model, inner.judge.lists) == (recipe.seed, recipe.model, recipe.judge.lists)
     assert inner.resolved()["loss"] == {"name": "softmax", "scale": 64.0}
-    assert inner.build_local() == schema.parse({}).build_local() != recipe.build_local()
-    own = tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}}).pretraining()
+    assert inner.build_local() == loader.parse({}).build_local() != recipe.build_local()
+    own = loader.pretraining(
+        tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}})
+    )
     assert (own.build_local().lr, own.data.hold_out, own.data.partition.parties, own.data.size) == (0.3, 5, 3, 32)
 
 
@@ -331,14 +333,14 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
 )
 def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, Any], same: bool) -> None:
     start = {"pretrain": {"method": "centralized", "rounds": 1}}
-    inner = [tiny(**tree).pretraining() for tree in (start, schema.merged(start, changes))]
+    inner = [loader.pretraining(tiny(**tree)) for tree in (start, loader.merged(start, changes))]
     assert (inner[0].digest() == inner[1].digest()) is same
 
 
 def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
     start = {"pretrain": {"method": "centralized"}, "data": {"side": "private", "private": {"identities": 12}}}
     digests = {
-        tiny(**schema.merged(start, {"data": {"private": {"dealt": dealt}}})).pretraining().digest()
+        loader.pretraining(tiny(**loader.merged(start, {"data": {"private": {"dealt": dealt}}}))).digest()
         for dealt in (None, 12, 4)
     }
     assert len(digests) == 1
@@ -347,7 +349,7 @@ def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
 def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
     data = {"side": "private", "private": {"identities": 12}}
     one, other, fewer = (
-        tiny(pretrain={"method": "centralized"}, data=schema.merged(data, {"private": {"dealt": dealt}}))
+        tiny(pretrain={"method": "centralized"}, data=loader.merged(data, {"private": {"dealt": dealt}}))
         for dealt in (None, 12, 4)
     )
     assert one == other and one.digest() == other.digest() != fewer.digest()
@@ -355,19 +357,19 @@ def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
 
 def test_a_pretraining_over_parties_is_dealt_as_the_run_is() -> None:
     start = {"pretrain": {"method": "fedavg"}}
-    assert tiny(**start).pretraining().data == tiny(**start).data
+    assert loader.pretraining(tiny(**start)).data == tiny(**start).data
     with pytest.raises(RecipeError, match="pretrain.method: "):
         tiny(pretrain={"method": ["fedavg"]})
 
 
 def test_threads_do_not_depend_on_the_workers_or_the_machine() -> None:
-    assert {schema.parse({"engine": {"workers": n}}).engine.threads for n in (1, 3, 16)} == {1}
+    assert {loader.parse({"engine": {"workers": n}}).engine.threads for n in (1, 3, 16)} == {1}
 
 
 def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_DATA", "/environment")
-    assert schema.parse({"data": {"root": "/recipe"}}).root() == Path("/recipe")
-    assert schema.parse({}).root() == Path("/environment")
+    assert loader.parse({"data": {"root": "/recipe"}}).root() == Path("/recipe")
+    assert loader.parse({}).root() == Path("/environment")
     monkeypatch.delenv("COALFACE_DATA")
     with pytest.raises(RecipeError, match="set the environment variable COALFACE_DATA .* or add data.root=FOLDER"):
-        schema.parse({}).root()
+        loader.parse({}).root()

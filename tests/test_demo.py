@@ -10,7 +10,7 @@ import tinyruns
 from tinyruns import TINY, Silent
 
 from coalface.experiments import demo
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 
 
@@ -131,5 +131,5 @@ def test_nothing_that_is_not_its_own_is_deleted(small: None, tmp_path: Path) -> 
 
 
 def test_its_recipe_is_that_of_the_silos() -> None:
-    shipped = schema.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
+    shipped = loader.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
     assert shipped.digest() == demo.recipe("fedavg").digest()

@@ -13,7 +13,7 @@ from tinydomains import METHODS, TREE, domains, two_domains
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import World
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import domains as dealing
 from coalface.experiments.setup import pair_lists, sources, splits, world
@@ -87,7 +87,7 @@ def test_nobody_who_is_judged_or_calibrated_by_is_in_anybodys_images(method: str
     here, held, who = built(recipe), judged(recipe), whole(recipe)
     trained = {who[row] for row in rows(*here.data.values())}
     aside = {who[row] for row in rows(*here.aside.values())}
-    before = {who[row] for row in rows(*built(recipe.pretraining()).data.values())}
+    before = {who[row] for row in rows(*built(loader.pretraining(recipe)).data.values())}
     assert not held & trained and not held & before and not held & aside
     calibrated = {name for name in who.values() if name.startswith("studio/")} - before
     assert len(calibrated) == 2 and not calibrated & trained
@@ -157,7 +157,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
     tree = {key: value for key, value in TREE.items() if key not in ("data", "judge")}
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
-    recipe = schema.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
+    recipe = loader.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
     train, _ = splits.training_faces(recipe)
     assert train.files is not None and train.domains is not None
     here = built(recipe).data
@@ -235,18 +235,18 @@ PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"iterat
 
 def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
     inner = [
-        two_domains(PRETRAIN, {"method": method}, domains(clients=clients)).pretraining()
+        loader.pretraining(two_domains(PRETRAIN, {"method": method}, domains(clients=clients)))
         for method in METHODS
         for clients in (1, 2, 4)
     ]
     assert len({one.digest() for one in inner}) == 1
     assert len({str(splits.content(one)) for one in (inner[0], inner[1])}) == 1
-    others = [two_domains(PRETRAIN, change).pretraining() for change in ({"seed": 1}, domains(calibrate=3))]
+    others = [loader.pretraining(two_domains(PRETRAIN, change)) for change in ({"seed": 1}, domains(calibrate=3))]
     assert len({inner[0].digest(), *(one.digest() for one in others)}) == 3
 
 
 def test_the_pre_training_holds_the_source_alone_and_knows_who_is_in_it() -> None:
-    inner = two_domains(PRETRAIN).pretraining()
+    inner = loader.pretraining(two_domains(PRETRAIN))
     (faces,) = built(inner).data.values()
     assert len(faces.names) == 8 and all(name.startswith("studio/") for name in faces.names) and len(faces) == 32
 

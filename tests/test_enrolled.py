@@ -27,7 +27,7 @@ from coalface.evaluation import enrolled
 from coalface.evaluation.metrics.enrolled import verify
 from coalface.experiments import plan
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import splits, world
@@ -47,7 +47,7 @@ DEVICES: dict[str, Any] = {
 
 def recipe(**changes: Any) -> Recipe:
     """Eight people of five images, two of them to test on; a device each unless it is said otherwise."""
-    return schema.parse(schema.merged(schema.merged(tinyruns.TINY, DEVICES), changes))
+    return loader.parse(loader.merged(loader.merged(tinyruns.TINY, DEVICES), changes))
 
 
 def rows(faces: FaceSet | None) -> set[int]:
@@ -96,10 +96,10 @@ def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
 
 def test_a_pretraining_trains_on_none_of_them() -> None:
     public = recipe(pretrain={"method": "centralized"}, data={"private": {"identities": 4}, "min_images": 2})
-    inner = public.pretraining()
+    inner = loader.pretraining(public)
     assert inner.data.test is None and len(splits.training_faces(inner)[0]) == 4 * 5  # of other people, all images
     same = recipe(pretrain={"method": "centralized"})
-    assert rows(splits.training_faces(same.pretraining())[0]) == rows(splits.training_faces(same)[0])
+    assert rows(splits.training_faces(loader.pretraining(same))[0]) == rows(splits.training_faces(same)[0])
 
 
 def test_a_recipe_without_them_keeps_its_digest() -> None:
@@ -190,7 +190,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
     """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
-    made = schema.load(folder / "config.yaml")
+    made = loader.load(folder / "config.yaml")
     network, (train, _), test = world.backbone(made), splits.training_faces(made), splits.testing(made)
     network.load(load_file(folder / "model" / "backbone.safetensors"))
     last = checkpoint.load(folder / "checkpoints")

@@ -142,10 +142,10 @@ def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures
 def test_a_run_judged_again_on_its_own_held_out_people_agrees(fedavg_run: Path, tmp_path: Path) -> None:
     """The figures of `summary.json` come out of the model file as well, on the same pairs."""
     from coalface.evaluation.verification import Judge
-    from coalface.experiments.recipe import schema
+    from coalface.experiments.recipe import loader
     from coalface.experiments.setup import pair_lists
 
-    recipe = schema.load(fedavg_run / "config.yaml")
+    recipe = loader.load(fedavg_run / "config.yaml")
     lists = pair_lists.judged(recipe, *splits.training_faces(recipe))
     backbone, _ = finished_model.read_model(fedavg_run / "model")
     figures = Judge(lists, backbone).models([backbone.shared()])
@@ -260,15 +260,15 @@ def rfw(root: Path) -> Path:
 
 def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path, tmp_path: Path) -> None:
     from coalface.evaluation.verification import Judge
-    from coalface.experiments.recipe import schema
+    from coalface.experiments.recipe import loader
     from coalface.experiments.setup import pair_lists
 
     on = rfw(tmp_path / "rfw")
     found = finished_model.judge_model(fedavg_run, on, flip=True)
     assert list(found) == ["model", "on", "lists"] and list(found["lists"]) == ["rfw-african", "rfw-asian"]
     wanted = {name: {"kind": "layout", "path": str(on), "list": name} for name in found["lists"]}
-    recipe = schema.load(fedavg_run / "config.yaml")
-    recipe = schema.parse(schema.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
+    recipe = loader.load(fedavg_run / "config.yaml")
+    recipe = loader.parse(loader.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
     backbone, _ = finished_model.read_model(fedavg_run / "model")
     lists = [one for one in pair_lists.judged(recipe, *splits.training_faces(recipe)) if one.name in wanted]
     figures = Judge(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])

@@ -25,7 +25,7 @@ from coalface.engine.transport import RunFailed
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.models.groups import Backbone
@@ -65,18 +65,18 @@ def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
 
 def test_its_config_makes_the_same_model_again_bit_for_bit(fedavg_run: Path, tmp_path: Path) -> None:
     kept = fedavg_run / "config.yaml"
-    again = experiment.run(schema.load(kept), tmp_path / "again", Silent())
+    again = experiment.run(loader.load(kept), tmp_path / "again", Silent())
     assert model_bytes(again) == model_bytes(fedavg_run)
     for name in ("config.yaml", "metrics.jsonl", "ledger/silo-00.jsonl", "evidence.json"):
         assert (again / name).read_bytes() == (fedavg_run / name).read_bytes(), name
-    other = experiment.run(schema.load(kept, ["seed=1"]), tmp_path / "other", Silent())
+    other = experiment.run(loader.load(kept, ["seed=1"]), tmp_path / "other", Silent())
     assert model_bytes(other) != model_bytes(fedavg_run)
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_workers_change_no_bit(fedavg_run: Path, tmp_path: Path) -> None:
-    out = experiment.run(schema.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
+    out = experiment.run(loader.load(fedavg_run / "config.yaml", ["engine.workers=2"]), tmp_path / "two", Silent())
     assert model_bytes(out) == model_bytes(fedavg_run)
     assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
 
@@ -334,7 +334,7 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
 def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:
     view = Silent()
     tree = {**tiny(rounds=1).model_dump(mode="json"), "judge": {}}
-    out = experiment.run(schema.parse(tree), tmp_path / "run", view)
+    out = experiment.run(loader.parse(tree), tmp_path / "run", view)
     assert "tiny: judge.lists is empty, so nothing will be judged" in view.notes
     assert summary(out)["figures"] == {}
     assert "This run has not been judged yet." in (out / "report.html").read_text(encoding="utf-8")

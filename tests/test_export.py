@@ -26,7 +26,7 @@ from coalface.engine.party.commits import Commit
 from coalface.evaluation.finished_model import read_model
 from coalface.experiments import run as experiment
 from coalface.experiments.export import export, identify
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import world
 from coalface.methods.fedfr_joint import Own
@@ -36,7 +36,7 @@ from coalface.models import BACKBONES
 def recipe(**changes: Any) -> Recipe:
     """Two silos of two people of eight, four of whom are public."""
     tree = {"method": "fedfr-joint", "data": {"private": {"identities": 4}, "partition": {"parties": 2}}}
-    return schema.parse(schema.merged(schema.merged(tiny().model_dump(mode="json"), tree), changes))
+    return loader.parse(loader.merged(loader.merged(tiny().model_dump(mode="json"), tree), changes))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def own_state(run: Path, party: str) -> Own:
 
 def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.ndarray[Any, Any]:
     """Unit features by the tensors of a model, made by hand."""
-    backbone = world.backbone(schema.load(run / "config.yaml"))
+    backbone = world.backbone(loader.load(run / "config.yaml"))
     backbone.load(*({name: model[name] for name in group} for group in (backbone.shared(), backbone.kept())))
     with torch.no_grad():
         embedded = backbone.module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
@@ -85,7 +85,7 @@ def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(
     theirs = {**own.model, **own.kept}
     assert all(torch.equal(written[name], tensor) for name, tensor in theirs.items())
     assert set(written) == {*theirs, "branch.weight", "branch.bias"}  # nothing else of what the client keeps
-    untrained = world.backbone(schema.load(either / "config.yaml")).kept()
+    untrained = world.backbone(loader.load(either / "config.yaml")).kept()
     assert own.kept.keys() == untrained.keys() and bool(untrained) == (either.name == "normed")
     assert not any(torch.equal(written[name], tensor) for name, tensor in untrained.items())
     faces = world.build_world(recipe().resolved()).data["silo-01"]

@@ -18,7 +18,7 @@ from tinyruns import Silent
 
 from coalface.engine.party.commits import Commit
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.flower.poc import flwr_cli
 from coalface.flower.provision import certificates
 
@@ -93,7 +93,7 @@ def test_a_superlink_killed_and_started_again_goes_on_to_the_same_bytes(standing
     code, said = standing.ended(standing.coalface("resume", str(standing.run("again"))))
     assert code == 0 and "silo-00 is there already" in said, said
     changes = ["engine.on_error=exclude", "name=again", "rounds=5"]
-    made = schema.load(standing.kits / "operator/project/recipe.yaml", changes)
+    made = loader.load(standing.kits / "operator/project/recipe.yaml", changes)
     whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
     there = left(standing.run("again"), {party: standing.home(party, "again") for party in SILOS})
     assert there == left(whole, dict.fromkeys(SILOS, whole))
@@ -151,7 +151,7 @@ def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_p
     for party in SILOS:  # with the last reply the run ends, and what was asked again then may not be delivered
         assert answered(standing, party) - before[party] >= 2 * 3 - 1
     changes = ["engine.on_error=exclude", "name=twice", "rounds=3"]
-    made = schema.load(standing.kits / "operator/project/recipe.yaml", changes)
+    made = loader.load(standing.kits / "operator/project/recipe.yaml", changes)
     whole = experiment.run(made, tmp_path / "whole", Silent(), report=False)
     there = left(standing.run("twice"), {party: standing.home(party, "twice") for party in SILOS})
     assert there == left(whole, dict.fromkeys(SILOS, whole))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from coalface.cli.main import app
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import project, records, server
 
@@ -59,7 +59,7 @@ def run(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InPr
 
 def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path: Path) -> None:
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))
-    experiment.run(schema.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    experiment.run(loader.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
     there, here = tmp_path / "there", tmp_path / "here"
     assert (there / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
     homes = {party: tmp_path / "homes" / party / "faces" for party in ("silo-00", "silo-01")}
@@ -73,7 +73,7 @@ def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path:
 def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
-    made = schema.load(tmp_path / "run" / "config.yaml")
+    made = loader.load(tmp_path / "run" / "config.yaml")
     assert (made.rounds, made.build_local().lr, made.engine.on_error) == (1, 0.05, "exclude")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
@@ -145,7 +145,7 @@ def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tm
     values = {key: value for key, value in keys.items() if key not in server.OWN}
     assert values == dict(project.leaves(TREE)) and values["local.lr"] == 0.02
     same = server.read(place / "recipe.yaml", keys)
-    assert same.digest() == schema.load(recipe, ["engine.on_error=exclude"]).digest()
+    assert same.digest() == loader.load(recipe, ["engine.on_error=exclude"]).digest()
     assert "ca.crt \\\n" in (place / "README.md").read_text()
 
 

@@ -21,7 +21,7 @@ from coalface.data.tools.convert import Pairs, convert
 from coalface.evaluation.finished_model import judge_model
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import pair_lists, splits, world
 
 
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 def recipe(root: Path, source: dict[str, Any], **more: Any) -> schema.Recipe:
     data = {"root": str(root), "source": source, "size": 32, "partition": {"kind": "equal", "parties": 2}}
     tree = {"rounds": 1, "local": {"batch": 8}, "loss": {"name": "softmax", "scale": 16.0}, "data": data, **more}
-    return schema.parse(tree)
+    return loader.parse(tree)
 
 
 def test_records_train_as_the_folders_that_they_were_made_of(root: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path)
         },
         **words,
     }
-    made = schema.parse(tree)
+    made = loader.parse(tree)
     out = experiment.run(made, root / "run", Silent(), report=False)
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["figures"]) == {"other"}
@@ -110,7 +110,7 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
         path.write_text("\n".join(lines) + "\n")
     made = recipe(root, {"kind": "folder", "path": "rfw"})
     deal = world.deal(
-        schema.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
+        loader.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
         splits.training_faces(made)[0],
     )
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}

@@ -13,7 +13,7 @@ from tinyruns import Silent, tiny
 
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS
 
@@ -29,7 +29,7 @@ def fitting(name: str, **engine: Any) -> Recipe:
     own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
     validators = {"judge": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
     changes = {"method": name, "data": data, "methods": {name: own}, "validators": validators, "engine": engine}
-    return schema.parse(schema.merged(tiny().model_dump(mode="json"), changes))
+    return loader.parse(loader.merged(tiny().model_dump(mode="json"), changes))
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -21,7 +21,7 @@ from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
 from coalface.evaluation.verification import Judge, Lists
 from coalface.experiments.compare import intervals, paired
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
 from coalface.experiments.sweep.run import grid, read_cells, sweep, table
@@ -37,7 +37,7 @@ SPLIT: dict[str, Any] = {
 
 
 def recipe(half: str, **changes: Any) -> schema.Recipe:
-    return tiny(**schema.merged(SPLIT | {"half_split": half}, changes))
+    return tiny(**loader.merged(SPLIT | {"half_split": half}, changes))
 
 
 def parts(made: schema.Recipe) -> tuple[Any, Lists]:
@@ -307,7 +307,7 @@ def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
 
 
 def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
-    changes = schema.merged(SPLIT, {"rounds": 1})
+    changes = loader.merged(SPLIT, {"rounds": 1})
     runs = [tinyruns.run(tmp_path / half, **changes, half_split=half) for half in ("first", "second")]
     runs.append(tinyruns.run(tmp_path / "again", **changes, half_split="first", seed=1))
     found = intervals(runs)
@@ -349,7 +349,7 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
         source = {"kind": "folder", "path": "people"}
         data = {"root": str(tmp_path), "source": source, "size": 32, "exclude": [wanted["path"]]}
         tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": {"unseen": wanted}}}
-        return schema.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
+        return loader.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
 
     for path, kind, said in (
         ("two.txt", "lfw", ".* so a half needs two or more, and the list has 2 folds in all: split a list of ten"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coalface.core.checks import RecipeError
-from coalface.experiments.recipe import import_insightface, schema
+from coalface.experiments.recipe import import_insightface, loader
 from coalface.models import BACKBONES
 
 CONFIG = '''"""A configuration as the field writes them."""
@@ -56,7 +56,7 @@ def written(folder: Path, text: str) -> Path:
 )
 def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[str, Any]) -> None:
     assert import_insightface.loss_of(margins) == loss
-    schema.parse({"loss": loss})
+    loader.parse({"loss": loss})
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_margin_list_that_is_no_loss_here_is_refused(margins: Any) -> None:
 
 
 def test_the_words_stand_for_keys_of_a_recipe() -> None:
-    recipe = schema.parse({"margin_list": [1.0, 0.5, 0.0], "embedding_size": 64, "sample_rate": 0.5})
+    recipe = loader.parse({"margin_list": [1.0, 0.5, 0.0], "embedding_size": 64, "sample_rate": 0.5})
     plain = {
         "loss": {"name": "arcface", "scale": 64.0, "margin": 0.5},
         "model": {"embedding_size": 64},
         "local": {"sample_rate": 0.5},
     }
-    assert recipe.digest() == schema.parse(plain).digest()
+    assert recipe.digest() == loader.parse(plain).digest()
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_the_words_stand_for_keys_of_a_recipe() -> None:
 )
 def test_a_word_and_its_key_at_once_are_refused(word: dict[str, Any], key: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=f"{next(iter(word))}: it stands for"):
-        schema.parse({**key, **word})
+        loader.parse({**key, **word})
 
 
 def test_targets_without_a_folder_say_what_to_give() -> None:
     with pytest.raises(RecipeError, match="data.source"):
-        schema.parse({"val_targets": ["lfw"]})
+        loader.parse({"val_targets": ["lfw"]})
     with pytest.raises(RecipeError, match="val_targets"):
-        schema.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
+        loader.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
 
 
 def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> No
 
 def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
-        schema.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
-    assert schema.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
+        loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
+    assert loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
 
 
 def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
@@ -274,5 +274,5 @@ def test_a_configuration_without_images_gets_a_recipe_that_runs_and_a_remark(
         written(tmp_path, f"config.network = 'r18'\n{line}\nconfig.val_targets = {targets}\n")
     )
     assert remark in text and ("val_targets are left out" in text) == (targets != "[]")
-    recipe = schema.parse(yaml.safe_load(text))
+    recipe = loader.parse(yaml.safe_load(text))
     assert recipe.data.source.kind == "synthetic" and recipe.judge.lists == {}

@@ -10,7 +10,7 @@ from federations import FACES, Standing
 from tinyruns import Silent
 
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 
 LARGE = {**FACES, "name": "large", "rounds": 1, "local": {"iterations": 1, "batch": 2, "lr": 0.01}}
 LARGE |= {"model": {"name": "ir50"}, "data": {**FACES["data"], "size": 112}, "judge": {"lists": {}}}
@@ -26,7 +26,7 @@ def test_a_large_model_goes_through_with_the_bits_of_a_local_run(tmp_path: Path)
     finally:
         made.leave()
         made.ended(made.coalface("down", str(made.kits)))
-    recipe = schema.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude"])
+    recipe = loader.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude"])
     experiment.run(recipe, here, Silent(), report=False)
     model = (there / "model" / "backbone.safetensors").read_bytes()
     assert len(model) > 174e6 and model == (here / "model" / "backbone.safetensors").read_bytes()

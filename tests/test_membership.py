@@ -22,7 +22,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import finished_model, membership
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.setup import splits, world
 
 STRANGERS = SyntheticFaces(6, 4, 7, size=32, grey=True).generate()
@@ -33,7 +33,7 @@ def digest(content: bytes) -> int:
 
 
 def trained(run: Path) -> FaceSet:
-    return splits.training_faces(schema.load(run / "config.yaml"))[0]
+    return splits.training_faces(loader.load(run / "config.yaml"))[0]
 
 
 def put(root: Path, faces: FaceSet, called: dict[str, str]) -> Path:
@@ -211,7 +211,7 @@ def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch:
     before = {"kind": "synthetic", "identities": 7, "images": 4, "first": 500}
     start = {"method": "centralized", "rounds": 1, "data": {"source": before}}
     out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1)
-    earlier = splits.training_faces(schema.load(out / "config.yaml").pretraining())[0].names
+    earlier = splits.training_faces(loader.pretraining(loader.load(out / "config.yaml")))[0].names
     assert len(earlier) == 3 and all(name >= "s0-0000500" for name in earlier)
     found = membership.read(out)
     assert found is not None
@@ -252,7 +252,7 @@ def test_public_people_were_trained_on_by_all_parties(tmp_path: Path) -> None:
 def test_people_of_lfw_are_counted_as_by_their_names(tmp_path: Path) -> None:
     lfw = Path(os.environ["COALFACE_DATA"]) / "lfw"
     changes = ["rounds=1", "data.min_images=6", "data.exclude=[]", "judge.lists={}", "engine.workers=1"]
-    recipe = schema.load(Path(__file__).parents[1] / "recipes" / "lfw" / "silos.yaml", [*changes, "data.size=32"])
+    recipe = loader.load(Path(__file__).parents[1] / "recipes" / "lfw" / "silos.yaml", [*changes, "data.size=32"])
     out = tmp_path / "run"
     experiment.run(recipe, out, tinyruns.Silent(), report=False)
     known = {path.name for path in (lfw / "images").iterdir() if len(list(path.iterdir())) >= 6}

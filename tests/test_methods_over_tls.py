@@ -19,7 +19,7 @@ from federations import Standing, left
 from tinyruns import Silent
 
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
 
 ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clinic": "validator"}
@@ -48,7 +48,7 @@ PRETRAINED: dict[str, Any] = {
 }
 """The server begins with a model of public identities."""
 
-CLIENTS = schema.merged(
+CLIENTS = loader.merged(
     PRETRAINED,
     {
         "name": "clients",
@@ -59,7 +59,7 @@ CLIENTS = schema.merged(
 )
 """Three clients of one identity."""
 
-JOINT = schema.merged(
+JOINT = loader.merged(
     PRETRAINED,
     {
         "name": "joint",
@@ -71,7 +71,7 @@ JOINT = schema.merged(
 )
 """Two clients of two identities each, who hold the public identities' images as well."""
 
-DOMAINS = schema.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
+DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
@@ -119,7 +119,7 @@ def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: St
     recipe = standing.takes(tmp_path / "recipe.yaml")
     running = standing.up("--run-config", f'name="{method}" method="{method}"')
     changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
-    here = experiment.run(schema.load(recipe, changes), tmp_path / "here", Silent(), report=False)
+    here = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     code, said = standing.ended(running)
     assert code == 0, said
     there, homes = standing.run(method), {party: standing.home(party, method) for party in ROLES}

@@ -15,7 +15,7 @@ from coalface.cli import main
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
 from coalface.engine.party.service import Seat, answer
 from coalface.engine.transport import Member
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.sweep import run as sweeping
 
@@ -47,14 +47,14 @@ KEYS = {
 @pytest.mark.parametrize("key", KEYS)
 def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str, name: str) -> None:
     with pytest.raises(RecipeError) as raised:
-        schema.parse(KEYS[key](name))
+        loader.parse(KEYS[key](name))
     said = str(raised.value)
     assert said.startswith(key) and said.isprintable() and len(said) < 1_000
 
 
 @pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])
 def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
-    made = schema.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
+    made = loader.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
     assert (made.name, *made.judge.lists) == (name, name)
 
 
@@ -81,7 +81,7 @@ def test_of_a_name_that_is_refused_the_broken_rule_alone_is_said(name: str, brok
 @pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"judge": {"x" * 5_000: 1}}])
 def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=r"x{80}… is not a key") as caught:
-        schema.parse(tree)
+        loader.parse(tree)
     assert "x" * 81 not in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
 )
 def test_a_long_change_on_the_command_line_is_cut(change: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        schema.load(None, ["seed=1", change.format("x" * 5_000)])
+        loader.load(None, ["seed=1", change.format("x" * 5_000)])
     assert "x" * 201 not in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path
     tinyruns.write(path, rounds=1)
     changes = ['judge.lists.unseen.path="a/b","../c"']
     sweeping.sweep(path, changes, tmp_path / "sweep", tinyruns.Silent(), keep_runs=True)
-    names = {schema.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
+    names = {loader.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
     assert names == {"tiny path=a_b", "tiny path=.._c"}
 
 

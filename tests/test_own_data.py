@@ -21,7 +21,7 @@ from coalface.cli.main import app
 from coalface.engine.transport import Member, RunFailed
 from coalface.experiments import image_counts, preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import party_file, schema
+from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_world, sources, splits
 from coalface.flower.app import project
@@ -47,7 +47,7 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     there, here = tmp_path / "there", tmp_path / "here"
     path = written(tmp_path)
     grid = over_flower(path, parties, tmp_path / "homes", there)
-    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, here, Silent(), report=False)
     whole = left(here, dict.fromkeys(PEOPLE, here))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
@@ -99,7 +99,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     path.write_text(yaml.safe_dump(tree))
     over_flower(path, tmp_path, tmp_path / "homes", tmp_path / "there")
     local = party_file.filled(
-        schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml")
+        loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml")
     )
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
@@ -186,8 +186,8 @@ def test_a_party_of_whom_nothing_is_left_says_so(parties: Path) -> None:
         party_world.party_world(recipe(data={"min_images": 9}), "silo-00", parties / "silo-00" / "party.yaml")
     local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     few = picture_folders(parties / "few", ["Solo"], images=1)
-    local = schema.parse(
-        schema.merged(local.model_dump(mode="json"), {"data": {"source": {"parts": {"silo-00": {"path": str(few)}}}}})
+    local = loader.parse(
+        loader.merged(local.model_dump(mode="json"), {"data": {"source": {"parts": {"silo-00": {"path": str(few)}}}}})
     )
     with pytest.raises(RecipeError, match="silo-00: none of its people has data.min_images=2 images or more"):
         preflight.check(local)
@@ -218,10 +218,10 @@ def test_who_is_judged_is_not_trained_on_where_both_lie_in_one_folder(parties: P
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
     before = {"method": "centralized", "rounds": 1, "data": {"source": {**UNSEEN, "first": 500}}}
     path = written(tmp_path, method="fedavg", pretrain=before, rounds=1)
-    inner = schema.load(path).pretraining()
+    inner = loader.pretraining(loader.load(path))
     assert (inner.data.size, inner.data.source.parties, inner.validators) == (32, (), {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
-    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     model = "model/backbone.safetensors"
     assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
@@ -270,7 +270,7 @@ def test_a_wrong_file_is_told_at_the_party(party: str, text: str | None, said: s
 
 def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tmp_path: Path) -> None:
     (tmp_path / "party.yaml").write_text("data: {kind: synthetic}")
-    dealt = schema.parse({"data": {"size": 32, "partition": {"parties": 2}}})
+    dealt = loader.parse({"data": {"size": 32, "partition": {"parties": 2}}})
     with pytest.raises(RecipeError, match="names images of silo-00's own, and this recipe would have others used"):
         party_world.party_world(dealt, "silo-00", tmp_path / "party.yaml")
 
@@ -323,7 +323,7 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
 def test_a_plain_run_says_what_is_missing_and_a_dry_one_what_is_not_known(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(RecipeError, match=r"silo-01, silo-00, clinic: .* `coalface run … --own FILE`"):
-        experiment.run(schema.load(path), tmp_path / "run", Silent())
+        experiment.run(loader.load(path), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
     unknown = CliRunner().invoke(app, ["run", str(path), "method=fedavg", "--dry-run"])
     assert unknown.exit_code == 0, unknown.output
@@ -356,7 +356,7 @@ def test_a_party_is_told_what_is_found_before_it_starts(parties: Path, tmp_path:
     assert "shorter sides of 32 to 32 pixels, of 10 images looked at" in lines
     assert "10 of those are smaller than the recipe's 48 pixels" in lines
     assert "the server is told: silo-00, trainer, 8 images, 2 identities; no name and no image" in lines
-    assert party_world.party_world(schema.load(path), "silo-00", file).members()["silo-00"].images == 8
+    assert party_world.party_world(loader.load(path), "silo-00", file).members()["silo-00"].images == 8
     (faces / "Adalind" / "Adalind_0001.png").write_bytes(b"no image")
     status, lines = told(file)
     assert status == 1 and "Adalind_0001.png" in lines and "the server is told" not in lines
@@ -414,7 +414,7 @@ def federation(folder: Path, **changes: Any) -> Path:
         "clinic": {"role": "validator", "pairs": {"kind": "bin", "path": "/srv/pairs.bin"}},
     }
     link = {"hosts": "127.0.0.1"}
-    tree = {"name": "own", "superlink": link, "recipe": "recipe.yaml", "parties": schema.merged(parties, changes)}
+    tree = {"name": "own", "superlink": link, "recipe": "recipe.yaml", "parties": loader.merged(parties, changes)}
     (folder / "federation.yaml").write_text(yaml.safe_dump(tree))
     return folder / "federation.yaml"
 
@@ -466,12 +466,12 @@ def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_p
 
 def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    local = party_file.filled(schema.load(path), party_file.read_all(parties / "own.yaml"))
+    local = party_file.filled(loader.load(path), party_file.read_all(parties / "own.yaml"))
     assert experiment.rules(local).max_share == experiment.MAX_SHARE
     assert experiment.rules(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
-    assert experiment.rules(schema.parse({})).max_share is None
-    assert experiment.rules(schema.parse({})).max_update_norm == 30
-    assert experiment.rules(schema.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
+    assert experiment.rules(loader.parse({})).max_share is None
+    assert experiment.rules(loader.parse({})).max_update_norm == 30
+    assert experiment.rules(loader.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
     said = image_counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
     assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"
     assert len(said) == 4 and "c has 98 % of all" in said[3] and "engine.max_share" in said[3]

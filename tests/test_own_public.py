@@ -18,7 +18,7 @@ from coalface.core.method import Federation
 from coalface.engine.transport import RunFailed
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import party_file, schema
+from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import party_world, splits, world
 from coalface.flower.party import preflight as partychecking
@@ -36,12 +36,12 @@ SHARED: dict[str, Any] = {
 
 
 def recipe(**changes: Any) -> Recipe:
-    return schema.parse(schema.merged(SHARED, changes))
+    return loader.parse(loader.merged(SHARED, changes))
 
 
 def written(folder: Path, name: str = "recipe", **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(schema.merged(SHARED, changes)))
+    path.write_text(yaml.safe_dump(loader.merged(SHARED, changes)))
     return path
 
 
@@ -88,7 +88,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
     monkeypatch.setattr(FedFRJoint, "init", noted)
     path, there, here = written(tmp_path), tmp_path / "there", tmp_path / "here"
     over_flower(path, parties, tmp_path / "homes", there, clinic=parties / "silo-00" / "party.yaml")
-    local = party_file.filled(schema.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, here, Silent(), report=False)
     homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
     assert left(there, homes) == left(here, dict.fromkeys(TRAINERS, here))
@@ -102,7 +102,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
 
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     made = recipe(method="fedavg")
-    assert made.pretraining().data.source.first == 500
+    assert loader.pretraining(made).data.source.first == 500
     here = party_world.party_world(made, "silo-00", parties / "silo-00" / "party.yaml")
     assert here.public is None and len(here.data["silo-00"]) == 12
 
@@ -141,7 +141,7 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Pa
     exclude, source = listing(tmp_path, "Berta", "Dagny"), pictures(tmp_path / "public")
     for wanted in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
         made = recipe(data={"public": source, "exclude": wanted})
-        public, inner = splits.public_faces(made), splits.training_faces(made.pretraining())[0]
+        public, inner = splits.public_faces(made), splits.training_faces(loader.pretraining(made))[0]
         assert public is not None and public.names == inner.names and public.labels.tolist() == inner.labels.tolist()
         left_out = wanted and wanted != {"silo-00": [exclude]}
         assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
@@ -185,16 +185,16 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
         ({"public": {**source, "path": str(tmp_path / "nowhere")}}, "data.public: .*nowhere"),
         ({"exclude": [str(tmp_path / "none.txt")]}, "data.exclude: .*none.txt is not there"),
     ):
-        for find in (splits.public_faces, lambda recipe: splits.training_faces(recipe.pretraining())):
+        for find in (splits.public_faces, lambda recipe: splits.training_faces(loader.pretraining(recipe))):
             with pytest.raises(RecipeError, match=said):
-                find(schema.parse(schema.merged(made.model_dump(mode="json"), {"data": changes})))
+                find(loader.parse(loader.merged(made.model_dump(mode="json"), {"data": changes})))
 
 
 def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
     own = {"source": {**PEOPLE_OF_ALL, "first": 600}}
     made = recipe(method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": own})
-    assert made.pretraining().data.source.first == 600
-    assert (made.pretraining().data.exclude, made.pretraining().data.public) == ((), None)
+    assert loader.pretraining(made).data.source.first == 600
+    assert (loader.pretraining(made).data.exclude, loader.pretraining(made).data.public) == ((), None)
 
 
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:

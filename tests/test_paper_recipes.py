@@ -16,7 +16,7 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.convert import Pairs, convert
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.setup import world
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of
@@ -64,7 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_recipe_of_pfms_paper_runs(
     root: Path, tmp_path: Path, recipe: str, method: str, parties: list[str]
 ) -> None:
-    made = schema.load(
+    made = loader.load(
         RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, "engine.shards={}", f"method={method}", f"data.root={root}"]
     )
     out = experiment.run(made, tmp_path / "run", Silent(), report=False)
@@ -80,7 +80,7 @@ def test_the_recipe_of_pfms_paper_runs(
 @pytest.mark.parametrize("recipe", ["paper-3-party", "paper-12-party"])
 def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
     for k, rounds in ((100, 3328), (400, 832), (1600, 208)):
-        made = schema.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.iterations={k}"])
+        made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.iterations={k}"])
         assert made.rounds == rounds
         local = made.build_local()
         marks = (0, 128_000, 230_400, 307_200)
@@ -98,7 +98,7 @@ TWELVE = {f"ms1m-{part}": 2 for part in "abcd"}
 def test_one_recipe_says_for_every_method_over_how_many_processes(
     root: Path, recipe: str, silos: dict[str, int], method: str
 ) -> None:
-    made = schema.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
+    made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
     assert preflight.check(made)
     assert world.numerics(made).shards == ({"pooled": 8} if method == "centralized" else silos)
     if method == "centralized":

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from coalface.cli.main import app
 from coalface.data import stores
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.report import faults, runs
 
 PEOPLE = [f"p{number:02d}" for number in range(6)]
@@ -41,7 +41,7 @@ def tree(root: Path, **changes: Any) -> dict[str, Any]:
     data = {"root": str(root / "data"), "source": {"kind": "folder", "path": "faces"}, "size": 32}
     data["partition"] = {"kind": "equal", "parties": 2}
     made = {"name": "tiny", "rounds": 1, "local": {"batch": 8}, "data": data, "judge": {"lists": lists}}
-    return schema.merged({**made, "engine": {"threads": 1}}, changes)
+    return loader.merged({**made, "engine": {"threads": 1}}, changes)
 
 
 def lines(root: Path) -> list[str]:
@@ -71,7 +71,7 @@ def test_a_run_tells_it_once_at_its_start_and_keeps_it(
         stores, "passed_over", lambda path, *rest, **more: (walked.append(path), walk(path, *rest, **more))[1]
     )
     view = Listening()
-    out = experiment.run(schema.parse(tree(root, engine={"threads": 1, "workers": workers})), root / "run", view)
+    out = experiment.run(loader.parse(tree(root, engine={"threads": 1, "workers": workers})), root / "run", view)
     assert [note for note in view.before if "passed over" in note] == [f"tiny: {line}" for line in lines(root)]
     assert sum("passed over" in note for note in view.notes) == 2
     assert walked == [root / "data" / "faces", root / "data" / "other"]
@@ -89,7 +89,7 @@ def test_parties_own_images_public_people_and_a_pre_training_tell_it_too(root: P
     made["data"]["source"] = {"kind": "own", "parties": ["a", "b"], "parts": parts}
     made["judge"] = {"lists": {}}
     view = Listening()
-    experiment.run(schema.parse(made), root / "run", view, report=False)
+    experiment.run(loader.parse(made), root / "run", view, report=False)
     told = [note.removeprefix("tiny: ") for note in view.before if note.startswith("tiny: ") and "passed over" in note]
     loose = f"{own}: passed over: 1 image not directly in an identity's folder, as in NAME/photo.jpg: loose.png"
     assert sorted(told) == sorted([*lines(root), loose])

@@ -23,7 +23,7 @@ from federations import DAY, FEDERATION, NOW, written
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import server
 from coalface.flower.provision import certificates, project, verify
@@ -214,7 +214,7 @@ def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
     connection = read_superlink_connection("hospitals")
     assert (connection.address, connection.insecure) == ("fl.example.org:9443", False)
     assert connection.root_certificates == str(kit / "ca.crt")
-    assert schema.load(kit / "project" / "recipe.yaml").digest() == schema.load(made.parent / "recipe.yaml").digest()
+    assert loader.load(kit / "project" / "recipe.yaml").digest() == loader.load(made.parent / "recipe.yaml").digest()
 
 
 # --- who holds what ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from federations import FACES, SILOS, Standing, left
 from tinyruns import Silent
 
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.flower.poc import launcher
 
 
@@ -62,7 +62,7 @@ def test_parties_pass_and_nobody_reaches_the_control_api(standing: Standing, tmp
         standing.wait(lambda: listens(link.port), 20)
         code, said = standing.ended(standing.up())
         assert code == 0, said
-        here = experiment.run(schema.parse(FACES), tmp_path / "here", Silent())
+        here = experiment.run(loader.parse(FACES), tmp_path / "here", Silent())
         homes = {party: standing.home(party, "faces") for party in SILOS}
         assert left(standing.run("faces"), homes) == left(here, dict.fromkeys(SILOS, here))
         trusted = standing.kits / "operator" / "ca.crt"

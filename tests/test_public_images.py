@@ -16,7 +16,7 @@ from coalface.data.cache import default_cache
 from coalface.data.faceset import FaceSet
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import splits, world
 from coalface.methods.fedfr_joint import FedFRJoint, State
@@ -38,8 +38,8 @@ SHARED: dict[str, Any] = {
 
 def recipe(**changes: Any) -> Recipe:
     """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
-    tree = schema.merged(schema.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
-    return schema.parse(schema.merged(tree, changes))
+    tree = loader.merged(loader.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
+    return loader.parse(loader.merged(tree, changes))
 
 
 def rows(faces: FaceSet | None) -> list[int]:
@@ -94,7 +94,7 @@ def test_public_private_and_judged_people_are_apart() -> None:
 
 def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:
     for made in (recipe(), recipe(seed=3), recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4})):
-        public, inner = splits.public_faces(made), splits.training_faces(made.pretraining())[0]
+        public, inner = splits.public_faces(made), splits.training_faces(loader.pretraining(made))[0]
         assert public is not None and public.names == inner.names
         assert rows(public) == rows(inner) and public.labels.tolist() == inner.labels.tolist()
     assert rows(splits.public_faces(recipe(seed=3))) == rows(splits.public_faces(recipe()))  # whatever the seed
@@ -152,7 +152,7 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
 def test_other_people_are_another_pretraining() -> None:
     """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
     made = [recipe(), recipe(data={"private": {"identities": 5}})]
-    assert splits.content(made[0].pretraining()) != splits.content(made[1].pretraining())
+    assert splits.content(loader.pretraining(made[0])) != splits.content(loader.pretraining(made[1]))
 
 
 def test_without_a_pretraining_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_said_before_anybody_trains(changes: dict[str, Any], s
 
 @pytest.mark.parametrize("epochs", [{}, {"local": {"epochs": 4}}])
 def test_a_preset_is_taken_by_a_recipe_that_leaves_the_epochs_out(epochs: dict[str, Any]) -> None:
-    made = recipe(**schema.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
+    made = recipe(**loader.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
     assert isinstance(made, FedFRJoint) and made.detail("epochs") == (10, 8, 6, 4)
     other = {"methods": {"fedfr-joint": {"preset": "official"}}, "local": {"epochs": 3}}
     with pytest.raises(RecipeError, match="local.epochs is 3, and preset=official would put"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coalface.experiments import preflight
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.sources import unseen
@@ -38,7 +38,7 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
-    recipe = schema.load(path)
+    recipe = loader.load(path)
     assert recipe.judge.lists
     if why := absent(recipe):
         pytest.skip(why)
@@ -50,7 +50,7 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
 
 def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
     root = Path(__file__).parents[1]
-    recipe = schema.load(root / "recipes" / "lfw" / "silos.yaml")
+    recipe = loader.load(root / "recipes" / "lfw" / "silos.yaml")
     if why := absent(recipe):
         pytest.skip(why)
     train, _ = splits.training_faces(recipe, unseen)
@@ -60,9 +60,9 @@ def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_takes_every_method(path: Path) -> None:
-    adapts = schema.load(path).data.domains is not None
+    adapts = loader.load(path).data.domains is not None
     for method in (name for name, cls in METHODS.items() if bool(cls.domains) is adapts):
-        assert schema.load(path, [f"method={method}"]).build_method()
+        assert loader.load(path, [f"method={method}"]).build_method()
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -74,6 +74,6 @@ def test_every_cell_of_a_sweep_resolves_and_is_told_from_the_others(path: Path) 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_no_recipe_names_a_path_of_one_machine(path: Path) -> None:
-    recipe = schema.load(path)
+    recipe = loader.load(path)
     assert recipe.data.root is None
     assert not (recipe.data.source.path or "").startswith("/")

@@ -14,7 +14,7 @@ from tinyruns import Silent
 
 from coalface.engine.party.commits import Commit, LockedCommit
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.flower.party import rekey
 from coalface.flower.poc import flwr_cli
 
@@ -97,7 +97,7 @@ def test_new_kits_take_over_a_run_of_nodes_that_encrypt(made: Callable[[str], St
     shutil.copytree(old.kits / "superlink" / "runs", new.kits / "superlink" / "runs")
     code, said = new.ended(new.up(*RUN))
     assert code == 0, said
-    here = experiment.run(schema.parse({**FACES, "rounds": 6}), tmp_path / "here", Silent())
+    here = experiment.run(loader.parse({**FACES, "rounds": 6}), tmp_path / "here", Silent())
     homes = {party: new.home(party, "faces") for party in SILOS}
 
     def bare(found: dict[str, str]) -> dict[str, str]:

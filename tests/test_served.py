@@ -14,7 +14,7 @@ from test_public_images import recipe
 from tinyruns import Silent
 
 from coalface.core.method import generator
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.sweep import side_tables
 from coalface.experiments.sweep.grid import grid
 from coalface.experiments.sweep.run import read_cells, sweep
@@ -153,4 +153,4 @@ def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:
 
 def judged_otherwise(made: schema.Recipe) -> schema.Recipe:
     """The recipe, with impostors of the same client too."""
-    return schema.parse(schema.merged(made.resolved(), {"judge": {"personalised": {"one_to_one": "official"}}}))
+    return loader.parse(loader.merged(made.resolved(), {"judge": {"personalised": {"one_to_one": "official"}}}))

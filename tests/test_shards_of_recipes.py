@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from coalface.engine.party.setup import World
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import splits, world
 from coalface.models import Backbone
@@ -67,7 +67,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_written(
 def test_a_pre_training_is_not_split_and_a_recipe_without_shards_keeps_its_hash() -> None:
     shards = {"engine": {"shards": {"silo-00": 2}}}
     recipe = tinyruns.tiny(pretrain={"method": "centralized", "rounds": 1}, **shards)
-    assert recipe.pretraining().engine.shards == {}
+    assert loader.pretraining(recipe).engine.shards == {}
     assert tinyruns.tiny().digest() == tinyruns.tiny(engine={"shards": {}}).digest() != tinyruns.tiny(**shards).digest()
 
 
@@ -193,6 +193,6 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"shards": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert preflight.check(recipe) and world.numerics(recipe.pretraining()).shards == {"pooled": 2}
+    assert preflight.check(recipe) and world.numerics(loader.pretraining(recipe)).shards == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain: engine.shards: the party: 'poold' .*'pooled'"):
-        preflight.check(schema.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))
+        preflight.check(loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))

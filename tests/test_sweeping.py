@@ -140,10 +140,10 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
 
 def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
     from coalface.experiments.compare import bootstrap_of, paired
-    from coalface.experiments.recipe import schema
+    from coalface.experiments.recipe import loader
     from coalface.experiments.setup import pair_lists
 
-    mine = schema.load(swept / "tiny.yaml")
+    mine = loader.load(swept / "tiny.yaml")
     (chosen,) = pair_lists.judged(mine, *splits.training_faces(mine))
     sides = [
         [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]

@@ -20,7 +20,7 @@ from coalface.core import codec as wire
 from coalface.engine.party.commits import Commit
 from coalface.evaluation.metrics.paired import resample
 from coalface.experiments.compare import bootstrap_of, intervals
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.setup import pair_lists, splits, world
 from coalface.experiments.sweep import table as tabulating
 from coalface.experiments.sweep.grid import Cell, grid
@@ -83,7 +83,7 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
     drawn: dict[str, Any] = {}
     points: dict[str, float] = {}
     for seed in (0, 1):
-        mine = schema.load(swept / "tiny.yaml", [f"seed={seed}"])
+        mine = loader.load(swept / "tiny.yaml", [f"seed={seed}"])
         lists = {one.name: one for one in pair_lists.judged(mine, *splits.training_faces(mine))}
         bootstrap = bootstrap_of(lists[name].identities)
         for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
@@ -135,7 +135,7 @@ def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
 def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
-    mine = schema.load(folder / "config.yaml")
+    mine = loader.load(folder / "config.yaml")
     truth = world.truth(mine, splits.training_faces(mine)[0])
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
@@ -234,7 +234,7 @@ def test_what_is_pooled_is_said_beneath_the_table() -> None:
 
 def test_runs_that_start_from_other_models_than_their_recipes_say_are_named() -> None:
     recipes = [
-        schema.parse({"pretrain": {"method": "centralized"}, "local": {"lr": lr}, "seed": seed})
+        loader.parse({"pretrain": {"method": "centralized"}, "local": {"lr": lr}, "seed": seed})
         for lr in (0.1, 0.2)
         for seed in (0, 1)
     ]

@@ -17,7 +17,7 @@ from coalface.engine import server
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks import tensorboard
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 
 pytest.importorskip("tensorboard")
@@ -41,7 +41,7 @@ def steps(values: Callable[[dict[str, Any]], float], run: Path) -> list[tuple[in
 
 
 def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
-    run = tinyruns.run(tmp_path / "run", **schema.merged(WANTED, {"judge": {"every": 1}}))
+    run = tinyruns.run(tmp_path / "run", **loader.merged(WANTED, {"judge": {"every": 1}}))
     found = read(run)
     assert found["loss"] == steps(lambda r: r["loss"], run)
     assert found["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
@@ -125,5 +125,5 @@ def test_the_settings_are_told_before_anything_is_written(tmp_path: Path, monkey
 
 
 def test_a_pre_training_writes_none(tmp_path: Path) -> None:
-    recipe = tiny(**schema.merged(WANTED, {"pretrain": {"method": "centralized", "rounds": 1}}))
-    assert recipe.engine.tensorboard and not recipe.pretraining().engine.tensorboard
+    recipe = tiny(**loader.merged(WANTED, {"pretrain": {"method": "centralized", "rounds": 1}}))
+    assert recipe.engine.tensorboard and not loader.pretraining(recipe).engine.tensorboard

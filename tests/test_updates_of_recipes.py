@@ -11,7 +11,7 @@ import tinyruns
 from coalface.core.checks import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.setup import world
 
 
@@ -51,9 +51,9 @@ def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> No
 
 def test_a_pre_training_sends_whole_updates_unless_it_says_otherwise() -> None:
     pretrain = {"method": "fedavg", "rounds": 1}
-    assert tinyruns.tiny(engine={"updates": "int8"}, pretrain=pretrain).pretraining().engine.updates is None
+    assert loader.pretraining(tinyruns.tiny(engine={"updates": "int8"}, pretrain=pretrain)).engine.updates is None
     own = pretrain | {"engine": {"updates": "float16"}}
-    assert tinyruns.tiny(pretrain=own).pretraining().engine.updates == "float16"
+    assert loader.pretraining(tinyruns.tiny(pretrain=own)).engine.updates == "float16"
 
 
 def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
@@ -64,4 +64,4 @@ def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
     here = world.build_world(without.resolved())
     assert world.cohorts(without, here) == 0 and world.numerics(without).updates == "int8"
-    assert world.cohorts(tinyruns.tiny(**schema.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256
+    assert world.cohorts(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256

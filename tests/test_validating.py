@@ -19,7 +19,7 @@ from coalface.data.readers.bin import write_bin
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
 
@@ -30,7 +30,7 @@ TWO: dict[str, Any] = {
 
 
 def recipe(method: str = "fedavg-fv", **changes: Any) -> schema.Recipe:
-    return tiny(**schema.merged(TWO | {"method": method}, changes))
+    return tiny(**loader.merged(TWO | {"method": method}, changes))
 
 
 def validating(made: schema.Recipe) -> dict[str, tuple[Any, PairList]]:
@@ -79,18 +79,18 @@ def test_a_validator_holds_its_pairs_and_no_other_image() -> None:
 
 
 def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
-    alone = tiny(**schema.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
+    alone = tiny(**loader.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
     (one, pairs), (same, same_pairs) = validating(alone)["v"], validating(recipe())["v"]
     assert one.names == same.names and np.array_equal(pairs.left, same_pairs.left)
 
 
 def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
     made = recipe(pretrain={"method": "centralized", "rounds": 1})
-    before, now = (set(splits.training_faces(r)[0].names) for r in (made.pretraining(), made))
+    before, now = (set(splits.training_faces(r)[0].names) for r in (loader.pretraining(made), made))
     assert before == now and len(before) == 9
     split = {"half_split": "first", "validators": {"v": {"half_of": "unseen", "identities": None, "pairs": 3000}}}
     halves = [recipe(pretrain={"method": "fedavg"}, **split | {"half_split": h}) for h in ("first", "second")]
-    assert halves[0].pretraining().digest() == halves[1].pretraining().digest()  # one model for both halves
+    assert loader.pretraining(halves[0]).digest() == loader.pretraining(halves[1]).digest()  # one model for both halves
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:
     parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
     with pytest.raises(RecipeError, match="validators.x.part: say which part the pairs are of: a, b"):
-        schema.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
+        loader.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", ""])
@@ -167,7 +167,7 @@ def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -
         data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
         wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
         tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": judged}, "validators": {"v": wanted}}
-        return schema.parse(tree)
+        return loader.parse(tree)
 
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
         validating(joined(seed=1))
@@ -200,8 +200,8 @@ def test_settings_of_the_validation_are_keys_of_the_method() -> None:
     found: Any = made.build_method()
     assert (found.validation.candidates, found.validation.norm, found.validation.lag) == (4, "moving", 0)
     assert made.resolved()["methods"]["pfm-fv"]["validation"]["smoothing"] == 0.01
-    assert schema.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
-    assert schema.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
+    assert loader.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
+    assert loader.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
         "methods": {"pfm-fv": {"validation": {"candidates": 4}}}
     }
 
@@ -238,8 +238,8 @@ def test_a_mistake_in_a_setting_is_said_where_it_is(settings: dict[str, Any], sa
 def test_what_cannot_be_validated_is_found_before_anything_is_written(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    tree = schema.merged(tinyruns.TINY, schema.merged(TWO | {"method": "fedavg-fv"}, changes))
-    made = schema.parse({key: value for key, value in tree.items() if value is not None})
+    tree = loader.merged(tinyruns.TINY, loader.merged(TWO | {"method": "fedavg-fv"}, changes))
+    made = loader.parse({key: value for key, value in tree.items() if value is not None})
     with pytest.raises(ValueError, match=said):
         experiment.run(made, tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()
@@ -268,7 +268,7 @@ AUGMENTS = {"silo-00": {"flip": False, "crop": 3}, "silo-02": {"flip": True, "co
 )
 def test_a_pooled_image_is_changed_as_at_its_silo(partition: dict[str, Any]) -> None:
     data = {"partition": partition, "party_augment": AUGMENTS, "augment": {"flip": True}}
-    tree = {"data": schema.merged(TWO["data"], data)}
+    tree = {"data": loader.merged(TWO["data"], data)}
     pooled = world.build_world(tiny(method="centralized", **tree).resolved())
     silos = world.build_world(tiny(method="fedavg", **tree).resolved())
     mine = pooled.data["pooled"]
@@ -327,7 +327,7 @@ def test_a_pooled_pretraining_changes_images_as_their_silos_do() -> None:
     data = {"partition": {"kind": "shares", "shares": {"a": 0.7, "b": 0.3}, "parties": 2}}
     data["party_augment"] = {"b": {"crop": 4}}
     made = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
-    built = world.build_world(made.pretraining().resolved())
+    built = world.build_world(loader.pretraining(made).resolved())
     assert built.compute.by_domain == (Augment(), Augment(flip=True, crop=4))
 
 

@@ -24,7 +24,7 @@ from coalface.engine.party.commits import REPLY, Commit
 from coalface.evaluation.metrics.verification import ten_fold_accuracy
 from coalface.experiments import provenance, weighting_grid
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.setup import world
 from coalface.methods import fedavg
 from coalface.models.embedding import embed
@@ -74,7 +74,7 @@ def last_line(run: Path) -> dict[str, Any]:
 
 def test_every_point_is_the_score_of_a_mean_by_hand(three: Path) -> None:
     grid = weighting_grid.build(three, steps=2)
-    recipe = schema.load(three / "config.yaml")
+    recipe = loader.load(three / "config.yaml")
     backbone, models = world.backbone(recipe), replies(three)
     everyone = world.build_world(recipe.resolved())
     for point in (*grid.points, *grid.marks):
@@ -267,7 +267,7 @@ def test_a_run_that_has_no_grid_is_refused(changes: dict[str, Any], message: str
 def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         weighting_grid.build(tmp_path)
-    recipe = schema.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
+    recipe = loader.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
     provenance.keep(tmp_path, recipe.resolved(), {})
     with pytest.raises(ValueError, match="has no checkpoint yet.*coalface resume"):
         weighting_grid.build(tmp_path)

@@ -11,7 +11,7 @@ from tinyruns import picture_folders, tiny
 from coalface.data.readers.folders import read_folder
 from coalface.data.readers.pack import write_pack
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
 
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 def on_folder(root: Path, **data: Any) -> schema.Recipe:
     source = {"kind": "folder", "path": "people"}
-    return schema.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
+    return loader.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
 
 
 def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> schema.Recipe:
@@ -38,7 +38,7 @@ def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> sche
     }
     whole = {"root": str(root), "source": {"kind": "joined", "parts": parts}, "size": 32}
     whole |= {"partition": {"kind": "by-domain"}, **data}
-    return schema.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
+    return loader.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
 
 
 def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
@@ -113,7 +113,7 @@ def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
 
 def test_a_folder_needs_a_path() -> None:
     with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
-        splits.training_faces(schema.parse({"data": {"source": {"kind": "folder"}}}))
+        splits.training_faces(loader.parse({"data": {"source": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
@@ -138,18 +138,18 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    recipe = schema.parse(schema.merged(tree, {"judge": {"lists": lists}}))
+    recipe = loader.parse(loader.merged(tree, {"judge": {"lists": lists}}))
     train, held = splits.training_faces(recipe)
     said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
     with pytest.raises(RecipeError, match=said):
         pair_lists.judged(recipe, train, held)
-    recipe = schema.parse(schema.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
+    recipe = loader.parse(loader.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
     (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
     assert chosen.pairs.same.tolist() == [True, False]
     whole = "{0}/Ann/Ann_0001 {0}/Ann/Ann_0002 1\n{0}/Ann/Ann_0002 {0}/Bob/Bob_0001 0\n".format(root / "people")
     (root / "whole.txt").write_text(whole)
-    tree = schema.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
-    (absolute,) = pair_lists.judged(schema.parse(tree), *splits.training_faces(recipe))
+    tree = loader.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
+    (absolute,) = pair_lists.judged(loader.parse(tree), *splits.training_faces(recipe))
     assert absolute.pairs.same.tolist() == [True, False]
 
 
@@ -182,7 +182,7 @@ def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    apart = schema.parse(schema.merged(alone, {"judge": {"lists": whole}}))
+    apart = loader.parse(loader.merged(alone, {"judge": {"lists": whole}}))
     (same,) = pair_lists.judged(apart, *splits.training_faces(apart))
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
@@ -193,7 +193,7 @@ def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
         for seed, (name, count) in enumerate(sizes.items())
     }
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
-    train, held = splits.training_faces(schema.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    train, held = splits.training_faces(loader.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
     assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
     return [name.partition("/")[0] for name in held.names], list(held.names)
 
@@ -267,21 +267,21 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
 
 
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
-    assert world.numerics(schema.parse({})).threads == 1
+    assert world.numerics(loader.parse({})).threads == 1
     assert world.numerics(tiny(engine={"block": 3})).block == 3
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:
     data = {"hold_out": 6, "private": {"identities": 4, "min_images": 3}, "partition": {"kind": "one-identity"}}
     recipe = tiny(data=data, pretrain={"method": "centralized"})
-    inner = recipe.pretraining()
+    inner = loader.pretraining(recipe)
     private, held = splits.training_faces(recipe)
     public, held_too = splits.training_faces(inner)
     assert len(private.names) == 4 and private.counts().min() >= 3
     assert len(world.deal(recipe, private)) == 4 and set(held.names) == set(held_too.names)
     everyone = splits.training_faces(tiny(data={"hold_out": 6}))[0]
     assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
-    reseeded = schema.parse({**recipe.model_dump(mode="json"), "seed": 5})
+    reseeded = loader.parse({**recipe.model_dump(mode="json"), "seed": 5})
     assert splits.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
         splits.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))

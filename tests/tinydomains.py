@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 
 METHODS = ("fedfr-uda", "finetune-pseudo", "source-only", "target-only", "merge", "dan", "dann")
@@ -45,8 +45,8 @@ def two_domains(*changes: dict[str, Any]) -> Recipe:
     """The tiny recipe with trees of changes laid over it."""
     tree = TREE
     for change in changes:
-        tree = schema.merged(tree, change)
-    return schema.parse(tree)
+        tree = loader.merged(tree, change)
+    return loader.parse(tree)
 
 
 def domains(**changes: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import yaml
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import View
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 
 TINY: dict[str, Any] = {
@@ -34,7 +34,7 @@ TINY: dict[str, Any] = {
 
 def tiny(**changes: Any) -> Recipe:
     """The tiny recipe with sections merged in."""
-    return schema.parse(schema.merged(TINY, changes))
+    return loader.parse(loader.merged(TINY, changes))
 
 
 def run(out: Path, **changes: Any) -> Path:
@@ -47,7 +47,7 @@ def run(out: Path, **changes: Any) -> Path:
 
 def write(path: Path, **changes: Any) -> Path:
     """The tiny recipe as a file."""
-    path.write_text(yaml.safe_dump(schema.merged(TINY, changes)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(loader.merged(TINY, changes)), encoding="utf-8")
     return path
 
 

@@ -47,11 +47,10 @@ def run(
     from coalface.experiments import preflight
     from coalface.experiments import run as experiment
     from coalface.experiments.callbacks.progress import Progress
-    from coalface.experiments.recipe import party_file
-    from coalface.experiments.recipe import schema as config
+    from coalface.experiments.recipe import loader, party_file
 
     every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
-    loaded = config.load(recipe, every)
+    loaded = loader.load(recipe, every)
     if own is not None:
         loaded = party_file.filled(loaded, party_file.read_all(own))
     if dry_run:
@@ -220,9 +219,9 @@ def wire(
     import json
 
     from coalface.experiments import plan, preflight
-    from coalface.experiments.recipe import schema as config
+    from coalface.experiments.recipe import loader
 
-    loaded = config.load(recipe, [f"method={method}", *([] if recipe else preflight.stand_in(method))])
+    loaded = loader.load(recipe, [f"method={method}", *([] if recipe else preflight.stand_in(method))])
     planned = preflight.plan(loaded)
     if as_json:
         readable = plan.what_can_be_read(loaded.build_method(), planned)

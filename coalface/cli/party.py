@@ -20,10 +20,10 @@ def check(
 
     Nothing is sent. Images are listed and not decoded: `coalface data inspect` looks into each.
     """
-    from coalface.experiments.recipe import schema
+    from coalface.experiments.recipe import loader
     from coalface.flower.party import preflight
 
-    found = preflight.check(file, None if recipe is None else schema.load(recipe), name)
+    found = preflight.check(file, None if recipe is None else loader.load(recipe), name)
     for line in (*found.told, *found.faults):
         typer.echo(line)
     if found.faults:

@@ -11,7 +11,7 @@ from coalface import __version__
 from coalface.experiments import compare
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import View
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, table
 
@@ -40,7 +40,7 @@ MARKER = "demonstration.json"
 
 def recipe(method: str) -> Recipe:
     """The demonstration's recipe for one method."""
-    return schema.parse({**RECIPE, "name": f"demo-{method}", "method": method})
+    return loader.parse({**RECIPE, "name": f"demo-{method}", "method": method})
 
 
 def run(out: Path, view: View, *, fresh: bool = False) -> str:

@@ -15,8 +15,8 @@ from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation import verification
 from coalface.evaluation.verification import write_json, write_text
-from coalface.experiments.recipe.own_data import OWN
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
 from coalface.models.folder import ABOUT, about_digest
 

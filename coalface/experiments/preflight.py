@@ -13,8 +13,9 @@ from coalface.experiments import plan as planning
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.memory import footprint
 from coalface.experiments.plan import Plan
-from coalface.experiments.recipe.own_data import OWN
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report.runs import size
 from coalface.experiments.setup import domains, pair_lists, party_world, sources, splits, world
 from coalface.methods import METHODS
@@ -36,7 +37,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     tensorboard.check(recipe)
     if recipe.pretrain is not None:
         try:
-            check_leaves_shared(inner := recipe.pretraining())
+            check_leaves_shared(inner := loader.pretraining(recipe))
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None

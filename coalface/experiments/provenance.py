@@ -24,7 +24,7 @@ from coalface.core.disk import writing
 from coalface.core.json_text import strict_json
 from coalface.core.method import Method
 from coalface.evaluation.verification import write_json
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import runs
 
@@ -60,7 +60,7 @@ def begun_with(out: Path) -> Begun:
         kept = json.loads(path.read_bytes())
         if kept.pop("sha256") != _digest(kept):
             raise ValueError("it is not as it was written")
-        return Begun(schema.parse(kept["recipe"]), dict(kept["code"]))
+        return Begun(loader.parse(kept["recipe"]), dict(kept["code"]))
     except FileNotFoundError:
         if not (out / "config.yaml").exists():
             raise RecipeError(
@@ -87,7 +87,7 @@ def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
         raise RecipeError(f"{path} is missing: {resume} writes it as it was")
     mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
     try:
-        found = schema.load(path)
+        found = loader.load(path)
     except RecipeError as error:
         raise RecipeError(f"{path} cannot be read: {error}. {mend}") from None
     differ = unlike(begun.recipe, found)
@@ -117,7 +117,7 @@ def said(changed: dict[str, tuple[str | None, str | None]]) -> str:
 
 def code_behind(recipe: Recipe) -> dict[str, str]:
     """`code_of` the recipe's method, and of that of its pre-training, whose model the run starts from."""
-    before = {} if recipe.pretrain is None else code_behind(recipe.pretraining())
+    before = {} if recipe.pretrain is None else code_behind(loader.pretraining(recipe))
     return dict(sorted((before | code_of(recipe.build_method())).items()))
 
 

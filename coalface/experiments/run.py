@@ -34,9 +34,9 @@ from coalface.experiments import image_counts, model_folder, plan, preflight, pr
 from coalface.experiments import summary as summing
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.callbacks.base import View
-from coalface.experiments.recipe import schema
-from coalface.experiments.recipe.own_data import OWN
+from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import pair_lists, party_world, splits, world
 from coalface.models.folder import read_about, read_tensors
@@ -104,7 +104,7 @@ def resume(
             f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
             "the operator's `run.sh` with the same run-config"
         )
-    recipe = schema.load(out / "config.yaml", changes)
+    recipe = loader.load(out / "config.yaml", changes)
     differ = provenance.unlike(begun.recipe, recipe)
     if other := [key for key in differ if key not in schema.ADJUSTABLE]:
         raise RecipeError(
@@ -145,7 +145,7 @@ def go_back(out: Path, after: int) -> None:
 
 def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
     """Record in the run folder what a resume changes."""
-    tree = schema.load(out / "config.yaml").resolved()
+    tree = loader.load(out / "config.yaml").resolved()
     begun = provenance.begun_with(out)
     before = begun.recipe.resolved()
     event: dict[str, Any] = {"event": "adjusted"}
@@ -385,7 +385,7 @@ def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | Non
     And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
     on. Raises RecipeError where it leaves no class embeddings.
     """
-    inner = recipe.pretraining()
+    inner = loader.pretraining(recipe)
     preflight.check_leaves_shared(inner)
     made_of = [inner.digest(), splits.content(inner, _packing(view)), provenance.code_behind(inner)]
     seen = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()

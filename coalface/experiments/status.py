@@ -15,7 +15,7 @@ from coalface.engine.rounds import FEW
 from coalface.engine.run_state import Tally
 from coalface.engine.transport import Member
 from coalface.experiments import provenance
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report.runs import mapping, number, whole_number
@@ -195,7 +195,7 @@ def _parties(
 def _stages(out: Path, run: runs.Run) -> list[int]:
     """The rounds of each stage."""
     try:
-        return [stage.rounds for stage in schema.load(out / "config.yaml").build_method().stages()]
+        return [stage.rounds for stage in loader.load(out / "config.yaml").build_method().stages()]
     except (RecipeError, OSError):  # of another version; the rest can be told all the same
         return [whole_number(run.config.get("rounds")) or 0]
 

@@ -8,7 +8,8 @@ import naive
 import pytest
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.experiments.recipe.schema import RecipeError, parse
+from coalface.experiments.recipe.loader import parse
+from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods.mime import Mime
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalWork

@@ -17,7 +17,8 @@ from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core.method import Party, Tensors
 from coalface.engine.faults import Trouble
-from coalface.experiments.recipe.schema import RecipeError, parse
+from coalface.experiments.recipe.loader import parse
+from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM
 from coalface.training import local_training

@@ -5,7 +5,7 @@ import torch
 import worlds
 from pytorch_metric_learning.losses import ArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss
 
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax, unit
@@ -208,7 +208,7 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_recipe_trains_with_every_loss_that_it_can_name(name, tmp_path):
     (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 16.0, margin: 0.2}\n")
-    asked = schema.load(tmp_path / "r.yaml", [f"loss.name={name}"])
+    asked = loader.load(tmp_path / "r.yaml", [f"loss.name={name}"])
     loss = asked.build_loss()
     assert type(loss) is LOSSES[name] and asked.resolved()["loss"]["name"] == name
     ran = worlds.run(worlds.recipe("solo", loss=loss)[0], tmp_path / "run")
@@ -219,9 +219,9 @@ def test_a_recipe_trains_with_every_loss_that_it_can_name(name, tmp_path):
 
 
 def test_a_setting_that_is_none_is_not_carried_to_another_loss(tmp_path):
-    resolved = schema.parse({"loss": {"name": "sphereface"}}).resolved()
+    resolved = loader.parse({"loss": {"name": "sphereface"}}).resolved()
     assert resolved["loss"]["scale"] is None
-    changed = schema.parse(schema.with_value(resolved, "loss.name", "cosface"))
+    changed = loader.parse(loader.with_value(resolved, "loss.name", "cosface"))
     assert changed.build_loss() == CosFace(scale=64.0, margin=0.35)
 
 

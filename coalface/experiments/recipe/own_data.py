@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coalface.core.checks import RecipeError, nearest
-from coalface.experiments.recipe.sections import Partition, Validator
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import OWN, Partition, Validator
 from coalface.methods import METHODS
 
-if TYPE_CHECKING:
-    from coalface.experiments.recipe.schema import Recipe
-
-OWN = "own"
-"""The kind of `data.source` that names parties and no images."""
 PUBLIC = "public"
 """What `data.exclude` calls the people of `data.public`."""
 KINDS = ("folder", "rec", "pack", "synthetic")
@@ -152,16 +148,6 @@ def named(recipe: Recipe) -> list[str]:
     source = recipe.data.source
     trainers = list(source.parts) if source.kind == OWN else []
     return trainers + [name for name, one in recipe.validators.items() if one.own and placed(one)]
-
-
-def unplaced(whole: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
-    if whole["data"]["source"]["kind"] == OWN:
-        whole["data"]["source"]["parts"] = {}
-    for one in whole["validators"].values():
-        if one["own"]:
-            one.update(source=None, kind="balanced", path=None, list=None)
-    return whole
 
 
 def _kind(pretrain: Mapping[str, Any]) -> Any:

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from coalface.core.checks import RecipeError, nearest, short
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import own_data, schema
+from coalface.experiments.recipe import loader, own_data
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import PartyName, Section, Source
+from coalface.experiments.recipe.sections import OWN, PartyName, Section, Source
 
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
@@ -81,9 +81,9 @@ def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
         else:
             pairs = one.pairs.model_dump() if one.pairs is not None else {"kind": "balanced", "path": None}
             validators[name] |= {"source": images, "list": None} | pairs
-    if recipe.data.source.kind == own_data.OWN:  # in one order, whatever that of the files
+    if recipe.data.source.kind == OWN:  # in one order, whatever that of the files
         source["parts"] = {name: source["parts"][name] for name in source["parties"] if name in source["parts"]}
-    return schema.parse(tree)
+    return loader.parse(tree)
 
 
 def _tree(path: Path) -> dict[str, Any]:

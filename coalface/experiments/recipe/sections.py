@@ -15,6 +15,10 @@ PartyName = Annotated[str, AfterValidator(check_party)]
 """What a party is called, or what parties are called after."""
 
 
+OWN = "own"
+"""The kind of `data.source` that names parties and no images."""
+
+
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
 

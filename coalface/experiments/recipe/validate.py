@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coalface.core.checks import RecipeError, nearest
 from coalface.experiments.recipe import own_data
-from coalface.experiments.recipe.sections import Validator
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import OWN, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
-
-if TYPE_CHECKING:
-    from coalface.experiments.recipe.schema import Recipe
 
 _DEFAULTS = dict(Validator())
 
@@ -28,7 +26,7 @@ def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
     own_data.check(recipe)
     source, exclude = recipe.data.source, recipe.data.exclude
-    mine = {} if source.kind == own_data.OWN else source.parts
+    mine = {} if source.kind == OWN else source.parts
     if (
         recipe.data.side is not None
         and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private or recipe.data.public) is None
@@ -67,7 +65,7 @@ def _check_parts(recipe: Recipe) -> None:
     for name, wanted in recipe.judge.lists.items():
         if wanted.kind == "bin" and wanted.rank1 is not None:
             raise RecipeError(f"judge.lists.{name}.rank1: a .bin does not say who is in its images; leave it out")
-        if wanted.source is not None and wanted.source.kind in ("joined", own_data.OWN):
+        if wanted.source is not None and wanted.source.kind in ("joined", OWN):
             raise RecipeError(
                 f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one or a party's"
             )
@@ -157,7 +155,7 @@ def _check_validators(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
             )
-        if validator.source is not None and validator.source.kind in ("joined", own_data.OWN):
+        if validator.source is not None and validator.source.kind in ("joined", OWN):
             raise RecipeError(f"{where}.source: pairs are of images of one source; for its own, {where}.own: true")
         if validator.part is not None and (validator.kind == "balanced" or validator.source is not None):
             raise RecipeError(f"{where}.part: identities are set aside from every part alike; leave it out")

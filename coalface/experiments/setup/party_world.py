@@ -10,6 +10,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import World
 from coalface.experiments.recipe import own_data, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import world
 from coalface.experiments.setup.sources import Packing
 from coalface.training.compute import Compute
@@ -39,7 +40,7 @@ def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Pa
             f"{file} names images of {name}'s own, and this recipe would have others used: take `data` and `pairs` out "
             "of it to agree, or ask for a recipe with data.source.kind own"
         )
-    ours = recipe.data.source.kind == own_data.OWN
+    ours = recipe.data.source.kind == OWN
     asked = [*recipe.data.source.parties, *(recipe.validators if world.validates(recipe) else ())]
     if ours and name not in asked:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
@@ -79,7 +80,7 @@ def check_elsewhere(recipe: Recipe) -> None:
             f"{told[0]}: the recipe says where images lie that are the party's own: take data.source.parts out of it, "
             "and source, kind and path of validators with `own: true`; each party's node says it"
         )
-    if recipe.data.source.kind == own_data.OWN and recipe.judge.personalised is not None:
+    if recipe.data.source.kind == OWN and recipe.judge.personalised is not None:
         raise RecipeError(
             "judge.personalised: it takes test images of all parties in one place, and these are the parties' own: "
             "leave it out, or play the parties on one machine (`coalface run … --own FILE`)"

@@ -14,9 +14,9 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.data.test_images import hold_back
-from coalface.experiments.recipe.own_data import OWN, before
+from coalface.experiments.recipe.own_data import before
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import Data, Private
+from coalface.experiments.recipe.sections import OWN, Data, Private
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_source, origin, unseen

@@ -20,9 +20,10 @@ from coalface.engine.party.setup import World
 from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.membership import Members
-from coalface.experiments.recipe import schema
-from coalface.experiments.recipe.own_data import OWN, placed
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.own_data import placed
 from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import domains, splits
 from coalface.experiments.setup.pair_lists import judged, validator
 from coalface.experiments.setup.sources import Packing, unseen
@@ -221,7 +222,7 @@ def build_world(
     Parties with images of their own, of which the recipe does not say where they lie, have none in it; where `played`
     says which parties are here, so have other validators.
     """
-    recipe = schema.parse(tree)
+    recipe = loader.parse(tree)
     train, held = splits.training_faces(recipe, packing)
     parties = deal(recipe, train)
     network = backbone(recipe)

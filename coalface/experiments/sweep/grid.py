@@ -11,7 +11,7 @@ from typing import Any
 
 from coalface.core.checks import unknown_key
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 
 AVERAGED = ("seed", "half_split")
@@ -57,11 +57,11 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
     `name`, by which its cells are called.
     """
-    given, tree = _axes(changes), schema.read(path)
+    given, tree = _axes(changes), loader.read(path)
     if "grids" not in tree:
         return _named([(axes, recipe) for axes, recipe in _points(tree, given)])
     points: list[tuple[dict[str, Any], Recipe]] = []
-    below = schema.read(path.parent / _checked(path, tree))
+    below = loader.read(path.parent / _checked(path, tree))
     for listed in tree["grids"]:
         axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
         called = axes.pop(NAMED, [None])[0]
@@ -107,8 +107,8 @@ def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[
     for point in itertools.product(*axes.values()):
         chosen, changed = dict(zip(axes, point, strict=True)), dict(tree)
         for key, value in chosen.items():
-            changed = schema.with_value(changed, key, value)
-        found.append((chosen, schema.parse(changed)))
+            changed = loader.with_value(changed, key, value)
+        found.append((chosen, loader.parse(changed)))
     return found
 
 

@@ -12,6 +12,7 @@ from coalface.core.method import generator
 from coalface.evaluation import personalised as personal
 from coalface.evaluation.clustering import mean
 from coalface.evaluation.enrolled import by_kind
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import figure_name, gaps
 from coalface.experiments.sweep.grid import Cell
@@ -119,7 +120,7 @@ def unlike_starts(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) 
     for cell in cells:
         if cell.recipe.pretrain is None or (line := done.get(cell.recipe.digest())) is None:
             continue
-        start = cell.recipe.pretraining().digest()
+        start = loader.pretraining(cell.recipe).digest()
         seeds[start] = line["seed"]
         for name, figures in line["untrained"].items():
             pairs = line.get("lists", {}).get(name)

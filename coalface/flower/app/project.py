@@ -10,7 +10,7 @@ from typing import Any
 
 from coalface.core.yaml_text import parse_yaml
 from coalface.evaluation.verification import write_text
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_world
 
@@ -87,7 +87,7 @@ def new(folder: Path, recipe: Path) -> Path:
     """Write the project of a recipe into a new folder. Raises RecipeError where it is there, or the recipe is wrong."""
     if folder.exists() and any(folder.iterdir()):
         raise RecipeError(f"{folder} is there and not empty: name a new folder")
-    made, text = schema.load(recipe), recipe.read_text(encoding="utf-8")
+    made, text = loader.load(recipe), recipe.read_text(encoding="utf-8")
     party_world.check_elsewhere(made)
     name = re.sub(r"[^a-z0-9-]+", "-", made.name.lower()).strip("-") or "faces"
     values = "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in leaves(parse_yaml(text)))

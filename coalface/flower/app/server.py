@@ -18,7 +18,7 @@ from coalface.engine.party.setup import Setup, World
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.flower.app import transport
 
@@ -101,4 +101,4 @@ def check_begun(out: Path, made: Recipe) -> None:
 def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:
     """The recipe with what the run's configuration changes; parties that fail are left out unless it says otherwise."""
     changes = [f"{key}={value}" for key, value in run_config.items() if key not in OWN]
-    return schema.load(recipe, ["engine.on_error=exclude", *changes])
+    return loader.load(recipe, ["engine.on_error=exclude", *changes])

@@ -25,7 +25,7 @@ from typing import Any
 
 from coalface.core.text import told
 from coalface.evaluation.verification import write_json, write_text
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config as runconfig
 from coalface.flower.poc import flwr_cli, processes
@@ -252,7 +252,7 @@ class Loopback:
 
     def folder(self, run_config: str | None) -> Path:
         """Where the server keeps the run that a run-config starts."""
-        recipe = schema.load(self.kits / "operator" / "project" / "recipe.yaml")
+        recipe = loader.load(self.kits / "operator" / "project" / "recipe.yaml")
         given = runconfig.read(run_config)
         return Path(given.get("out") or self._runs_folder() / given.get("name", recipe.name))
 

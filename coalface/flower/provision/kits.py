@@ -16,9 +16,9 @@ from pathlib import Path
 
 from coalface.core.disk import writing
 from coalface.data import partition
-from coalface.experiments.recipe import party_file, schema
-from coalface.experiments.recipe.own_data import OWN
+from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.world import POOLED
 from coalface.flower.app import project as flowerproject
@@ -69,7 +69,7 @@ def _check(made: Federation, recipe: Path, file: Path) -> None:
         raise RecipeError(
             f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
         )
-    read = schema.load(recipe)
+    read = loader.load(recipe)
     validators, trainers = set(read.validators), set(read.data.source.parties)
     for name, party in made.parties.items():
         if party.role == "validator" and name not in validators:
