@@ -18,7 +18,7 @@ from coalface.core.calls import check_state
 from coalface.core.method import Abandoned, Backbone, Method, Models, generator
 from coalface.core.text import told
 from coalface.engine import checkpoint
-from coalface.engine.federation import Asking
+from coalface.engine.lab import Lab
 from coalface.engine.rounds import Round, Rules
 from coalface.engine.run_state import Numerics, Tally, check_same
 from coalface.engine.transport import RunFailed, Transport
@@ -31,7 +31,7 @@ Observer = Callable[["Server", Models], dict[str, Any]]
 """Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
 
 
-class Server(Asking):
+class Server(Lab):
     """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
 
     def __init__(

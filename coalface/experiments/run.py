@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
@@ -18,8 +16,7 @@ import yaml
 
 from coalface.core.disk import writing
 from coalface.core.json_text import strict_json
-from coalface.core.method import Tensors, plays
-from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
+from coalface.core.method import plays
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint, processes
 from coalface.engine.local import InProcess, Workers
@@ -28,9 +25,8 @@ from coalface.engine.rounds import Rules
 from coalface.engine.server import Server
 from coalface.engine.transport import RunFailed, Transport
 from coalface.evaluation import clustering, enrolled, membership, personalised, verification
-from coalface.evaluation.membership import Members
 from coalface.evaluation.verification import Judge, write_json, write_text
-from coalface.experiments import image_counts, model_folder, plan, preflight, provenance, status
+from coalface.experiments import image_counts, model_folder, plan, preflight, pretraining, provenance, status
 from coalface.experiments import summary as summing
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.callbacks.base import View
@@ -39,7 +35,6 @@ from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import pair_lists, party_world, splits, world
-from coalface.models.folder import read_about, read_tensors
 
 RULES = ("max_update_norm", "oversized", "max_share", "retries")
 """Keys of `engine` that are as `Rules` has them where they are not set, and then are no part of a recipe's digest."""
@@ -179,18 +174,18 @@ def _execute(
     tensorboard.check(recipe)
     party_world.check_here(recipe) if carrier is None else party_world.check_elsewhere(recipe)
     initial, classifier, trained_before = (
-        _pretrained(recipe, view) if recipe.pretrain is not None else (None, None, None)
+        pretraining.pretrained(recipe, view, _make) if recipe.pretrain is not None else (None, None, None)
     )
     view.doing("reading the images")
-    train, held = splits.training_faces(recipe, _packing(view))
-    test = splits.testing(recipe, _packing(view))
+    train, held = splits.training_faces(recipe, view.packing)
+    test = splits.testing(recipe, view.packing)
     nobody = () if carrier is not None and recipe.data.source.kind == OWN else None
     build = functools.partial(world.build_world, resolved, initial, played=nobody)
     here = build()
     numerics = world.numerics(recipe, world.cohorts(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
-        pair_lists.judged(recipe, train, held, _packing(view), here.public),
+        pair_lists.judged(recipe, train, held, view.packing, here.public),
         here.backbone,
         recipe.judge.flip,
         recipe.engine.device,
@@ -306,6 +301,11 @@ def _execute(
     return out
 
 
+def _make(recipe: Recipe, out: Path, view: View) -> None:
+    """Run a recipe in a folder of which it is known that it holds nothing else, or go on where it was begun there."""
+    resume(out, view) if (out / "config.yaml").exists() else run(recipe, out, view)
+
+
 def _check_served(clients: list[str]) -> None:
     """Raise RecipeError where no client could be told from others, which would be found when all have trained."""
     if len(clients) < 2:
@@ -369,77 +369,3 @@ def _transport(recipe: Recipe, setup: Setup, here: World, elsewhere: Carrier | N
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
-
-
-def _packing(view: View) -> Callable[[int, int], None]:
-    def tell(done: int, total: int) -> None:
-        if done == total or (done and done % 5000 == 0):
-            view.note(f"packing images: {done:,} of {total:,}")
-
-    return tell
-
-
-def _pretrained(recipe: Recipe, view: View) -> tuple[Tensors, torch.Tensor | None, Members | None]:
-    """The shared tensors of the pre-training's model, from the cache where its recipe has been run by the same code.
-
-    And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
-    on. Raises RecipeError where it leaves no class embeddings.
-    """
-    inner = loader.pretraining(recipe)
-    preflight.check_leaves_shared(inner)
-    made_of = [inner.digest(), splits.content(inner, _packing(view)), provenance.code_behind(inner)]
-    seen = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-    place = open_cache(default_cache()) / PRETRAINED / seen[:24]
-    model, people = place / "model" / "backbone.safetensors", place / membership.FILE
-    if not (model.exists() and people.exists()):  # a version before left no people
-        with _turn(place.parent.with_name(LOCKS) / place.name, place, view):
-            if not (model.exists() and people.exists()):  # another process may have made it meanwhile
-                view.note(f"pre-training in {place}")
-                if (place / "config.yaml").exists():
-                    try:
-                        provenance.recipe_of(place)
-                    except RecipeError as error:
-                        raise RecipeError(
-                            f"{error}. Or remove it with `coalface cache clear pretrained`: the next run that needs "
-                            "this pre-training makes it anew"
-                        ) from None
-                    resume(place, view)
-                else:
-                    place.parent.mkdir(mode=0o700, exist_ok=True)
-                    run(inner, place, view)
-    use(place)
-    shared = world.backbone(recipe).shared()
-    loaded = read_tensors(model.parent, model.name, read_about(model.parent))
-    tensors = {name: loaded[name] for name in shared}
-    return tensors, _classifier(recipe, inner, place, view), membership.read(place)
-
-
-def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View) -> torch.Tensor | None:
-    """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
-    public = splits.public_faces(recipe, _packing(view))
-    if public is None:
-        return None
-    path = place / model_folder.CLASSIFIER
-    if not path.exists():  # of a run by a version that left none
-        resume(place, view)
-    if not path.exists() or splits.training_faces(inner, _packing(view))[0].names != public.names:
-        raise RecipeError(
-            f"pretrain: {recipe.method} starts from the class embeddings of all public identities, and "
-            f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "
-            "each identity, and the data of this recipe"
-        )
-    about = read_about(place / "model")
-    return read_tensors(place / "model", f"../{model_folder.CLASSIFIER}", about)["class_embeddings"]
-
-
-@contextlib.contextmanager
-def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
-    """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
-    lock.parent.mkdir(mode=0o700, exist_ok=True)
-    with open(lock, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            view.note(f"another process is pre-training in {place}; waiting for its model")
-            fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
-        yield

@@ -29,6 +29,11 @@ class View:
     def doing(self, text: str) -> None:
         """What takes a while now."""
 
+    def packing(self, done: int, total: int) -> None:
+        """How far images that a run needs are packed: a note now and then."""
+        if done == total or (done and done % 5000 == 0):
+            self.note(f"packing images: {done:,} of {total:,}")
+
     def note(self, text: str) -> None:
         """A line for the person."""
 

@@ -1,0 +1,91 @@
+"""The pre-training whose model a run starts from: made once, and kept by its content in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from coalface.core.method import Tensors
+from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
+from coalface.evaluation import membership
+from coalface.evaluation.membership import Members
+from coalface.experiments import model_folder, preflight, provenance
+from coalface.experiments.callbacks.base import View
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.setup import splits, world
+from coalface.models.folder import read_about, read_tensors
+
+Make = Callable[[Recipe, Path, View], None]
+"""Runs a recipe in a folder, or goes on where it was begun there."""
+
+
+def pretrained(recipe: Recipe, view: View, make: Make) -> tuple[Tensors, torch.Tensor | None, Members | None]:
+    """The shared tensors of the pre-training's model, from the cache where its recipe has been run by the same code.
+
+    And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
+    on. Raises RecipeError where it leaves no class embeddings.
+    """
+    inner = loader.pretraining(recipe)
+    preflight.check_leaves_shared(inner)
+    made_of = [inner.digest(), splits.content(inner, view.packing), provenance.code_behind(inner)]
+    seen = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+    place = open_cache(default_cache()) / PRETRAINED / seen[:24]
+    model, people = place / "model" / "backbone.safetensors", place / membership.FILE
+    if not (model.exists() and people.exists()):  # a version before left no people
+        with _turn(place.parent.with_name(LOCKS) / place.name, place, view):
+            if not (model.exists() and people.exists()):  # another process may have made it meanwhile
+                view.note(f"pre-training in {place}")
+                if (place / "config.yaml").exists():
+                    try:
+                        provenance.recipe_of(place)
+                    except RecipeError as error:
+                        raise RecipeError(
+                            f"{error}. Or remove it with `coalface cache clear pretrained`: the next run that needs "
+                            "this pre-training makes it anew"
+                        ) from None
+                else:
+                    place.parent.mkdir(mode=0o700, exist_ok=True)
+                make(inner, place, view)
+    use(place)
+    shared = world.backbone(recipe).shared()
+    loaded = read_tensors(model.parent, model.name, read_about(model.parent))
+    tensors = {name: loaded[name] for name in shared}
+    return tensors, _classifier(recipe, inner, place, view, make), membership.read(place)
+
+
+def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View, make: Make) -> torch.Tensor | None:
+    """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
+    public = splits.public_faces(recipe, view.packing)
+    if public is None:
+        return None
+    path = place / model_folder.CLASSIFIER
+    if not path.exists():  # of a run by a version that left none
+        make(inner, place, view)
+    if not path.exists() or splits.training_faces(inner, view.packing)[0].names != public.names:
+        raise RecipeError(
+            f"pretrain: {recipe.method} starts from the class embeddings of all public identities, and "
+            f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "
+            "each identity, and the data of this recipe"
+        )
+    about = read_about(place / "model")
+    return read_tensors(place / "model", f"../{model_folder.CLASSIFIER}", about)["class_embeddings"]
+
+
+@contextlib.contextmanager
+def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
+    """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
+    lock.parent.mkdir(mode=0o700, exist_ok=True)
+    with open(lock, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            view.note(f"another process is pre-training in {place}; waiting for its model")
+            fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
+        yield
