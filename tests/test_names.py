@@ -43,13 +43,13 @@ KEYS = {
 """Each key of a recipe that is a name, or holds names."""
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 @pytest.mark.parametrize("key", KEYS)
-def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str, name: str) -> None:
-    with pytest.raises(RecipeError) as raised:
-        loader.parse(KEYS[key](name))
-    said = str(raised.value)
-    assert said.startswith(key) and said.isprintable() and len(said) < 1_000
+def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str) -> None:
+    for name in HOSTILE:
+        with pytest.raises(RecipeError) as raised:
+            loader.parse(KEYS[key](name))
+        said = str(raised.value)
+        assert said.startswith(key) and said.isprintable() and len(said) < 1_000, name
 
 
 @pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])

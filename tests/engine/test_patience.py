@@ -56,19 +56,20 @@ def test_a_run_that_ended_for_abandoned_rounds_counts_anew_when_it_is_resumed(tm
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("after", range(0, 15, 2))
-def test_a_run_killed_in_a_row_of_abandoned_rounds_goes_on_counting(tmp_path: Path, after: int, every: int) -> None:
+def test_a_run_killed_in_a_row_of_abandoned_rounds_goes_on_counting(tmp_path: Path, every: int) -> None:
     """So it ends where it would have ended: after the fifth."""
     rules: dict[str, Any] = {"trouble": TWO_OF_THREE, "patience": 5, "checkpoint": every}
     with pytest.raises(RunFailed, match="5 rounds in a row"):
         run(Moves(rounds=9), tmp_path / "unbroken", **rules)
-    with pytest.raises(Stop):
-        run(Moves(rounds=9), tmp_path / "broken", transport=stopping(after), **rules)
-    with pytest.raises(RunFailed, match="5 rounds in a row"):
-        run(Moves(rounds=9), tmp_path / "broken", **rules)
     assert len(metrics(tmp_path / "unbroken")) == 5
-    one, other = (run(Moves(rounds=9), tmp_path / f, **rules, quorum=0.3).bytes() for f in ("unbroken", "broken"))
-    assert one == other
+    unbroken = run(Moves(rounds=9), tmp_path / "unbroken", **rules, quorum=0.3).bytes()
+    for after in range(0, 15, 2):
+        broken = tmp_path / f"{after}"
+        with pytest.raises(Stop):
+            run(Moves(rounds=9), broken, transport=stopping(after), **rules)
+        with pytest.raises(RunFailed, match="5 rounds in a row"):
+            run(Moves(rounds=9), broken, **rules)
+        assert run(Moves(rounds=9), broken, **rules, quorum=0.3).bytes() == unbroken, after
 
 
 def test_a_row_of_abandoned_rounds_begins_anew_under_other_rules(tmp_path: Path) -> None:
