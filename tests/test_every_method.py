@@ -136,7 +136,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 # --- 1 and 4: the same bits in other processes, with any number of workers, in any order ------------------------------
 
 
-@every_method
+ONE_OF_A_KIND = ("fedavg", "scaffold", "pfm-fv", "fedface", "fedfr-joint", "fedfr-uda", "solo", "centralized")
+"""State at the server alone, at both, validators, one identity, public images, two domains, own models, one party."""
+
+
+@pytest.mark.parametrize("name", [n if n in ONE_OF_A_KIND else pytest.param(n, marks=SLOW) for n in METHODS])
 @pytest.mark.usefixtures("quick_workers")
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
@@ -460,8 +464,7 @@ def finite(state: Any) -> bool:
 
 
 NONSENSE = [
-    what if what in ("nan", "name", "absurd") else pytest.param(what, marks=SLOW)
-    for what in (*TENSOR_TROUBLE, *COUNT_TROUBLE)
+    what if what in ("nan", "absurd") else pytest.param(what, marks=SLOW) for what in (*TENSOR_TROUBLE, *COUNT_TROUBLE)
 ]
 """What a party may send; one of a kind is tried by default."""
 

@@ -257,15 +257,16 @@ def bits(ran: Ran) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("save_replies", [True, False])
 @pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("trials", [4, pytest.param(12, marks=(pytest.mark.slow, pytest.mark.ci))])
 def test_after_any_power_cut_a_run_ends_with_the_same_model_and_whole_chains(
-    tmp_path: Path, every: int, save_replies: bool
+    tmp_path: Path, trials: int, every: int, save_replies: bool
 ) -> None:
     rng = np.random.default_rng(every)
     settings: dict[str, Any] = {"checkpoint": every, "save_replies": save_replies}
     method = Moves(rounds=7, note=True)
     unbroken = bits(run(method, tmp_path / "unbroken", **settings))
     lines = ledger.verify(tmp_path / "unbroken" / "ledger" / f"{PARTY}.jsonl").lines
-    for trial in range(12):
+    for trial in range(trials):
         folder = tmp_path / f"{trial}"
         for _ in range(1 + trial % 2):  # some lose power twice
             with pytest.raises(Stop):

@@ -24,6 +24,8 @@ def between(model: Tensors, build: Tiny) -> float:
     return float(found[labels[:, None] != labels[None, :]].mean())
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_class_embeddings_and_features_come_together_where_nothing_keeps_them_apart(tmp_path: Path) -> None:
     """Features of different people too, as near as those of one; the spreadout regulariser holds both apart."""
     found: dict[str, tuple[float, float, Ran]] = {}
