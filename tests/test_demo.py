@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,34 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+WHOLE = demo.RECIPE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
     """The demonstration at a size of seconds, in one process."""
-    shrunk: dict[str, Any] = {**demo.RECIPE, "rounds": 1, "local": TINY["local"]}
+    shrunk: dict[str, Any] = {**WHOLE, "rounds": 1, "local": TINY["local"]}
     shrunk |= {key: TINY[key] for key in ("data", "judge", "engine")}
-    monkeypatch.setattr(demo, "RECIPE", shrunk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "RECIPE", shrunk)
+        yield
 
 
-def test_it_compares_three_ways_on_one_page(small: None, tmp_path: Path) -> None:
-    view, out = Silent(), tmp_path / "demo"
-    said = demo.run(out, view)
+@pytest.fixture(scope="module")
+def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Silent, str]:
+    """A finished demonstration, which tests only read, what was shown of it and what it said."""
+    out, view = tmp_path_factory.mktemp("finished") / "demo", Silent()
+    return out, view, demo.run(out, view)
+
+
+@pytest.fixture
+def out(finished: tuple[Path, Silent, str], tmp_path: Path) -> Path:
+    """A copy of the finished demonstration."""
+    return Path(shutil.copytree(finished[0], tmp_path / "demo"))
+
+
+def test_it_compares_three_ways_on_one_page(finished: tuple[Path, Silent, str]) -> None:
+    out, view, said = finished
     assert [name for name, _, _ in view.started] == ["demo-fedavg", "demo-solo", "demo-centralized"]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(method in page for method in demo.METHODS)
@@ -36,11 +54,9 @@ def test_it_compares_three_ways_on_one_page(small: None, tmp_path: Path) -> None
     assert max(len(line) for line in said.splitlines()[:8]) <= 120
 
 
-def test_the_three_are_judged_alike(small: None, tmp_path: Path) -> None:
-    demo.run(tmp_path / "demo", Silent())
+def test_the_three_are_judged_alike(finished: tuple[Path, Silent, str]) -> None:
     lists = {
-        json.loads((tmp_path / "demo" / method / "evidence.json").read_text())["unseen"][0]["list"]
-        for method in demo.METHODS
+        json.loads((finished[0] / method / "evidence.json").read_text())["unseen"][0]["list"] for method in demo.METHODS
     }
     assert len(lists) == 1
 
@@ -50,9 +66,8 @@ def marks(out: Path) -> dict[str, int]:
     return {m: next((out / m / "model").rglob("*.safetensors")).stat().st_mtime_ns for m in demo.METHODS}
 
 
-def test_a_second_call_trains_nothing_and_makes_the_page_anew(small: None, tmp_path: Path) -> None:
-    out, view = tmp_path / "demo", Silent()
-    demo.run(out, Silent())
+def test_a_second_call_trains_nothing_and_makes_the_page_anew(out: Path, tmp_path: Path) -> None:
+    view = Silent()
     before = marks(out)
     (out / "report.html").unlink()
     said = demo.run(out, view)
@@ -64,11 +79,8 @@ def test_a_second_call_trains_nothing_and_makes_the_page_anew(small: None, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
 
 
-def test_one_of_other_recipes_or_not_whole_is_replaced(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, view = tmp_path / "demo", Silent()
-    demo.run(out, Silent())
+def test_one_of_other_recipes_or_not_whole_is_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = Silent()
     monkeypatch.setitem(demo.RECIPE, "seed", 1)
     demo.run(out, view)
     assert len(view.started) == 3
@@ -77,7 +89,7 @@ def test_one_of_other_recipes_or_not_whole_is_replaced(
     assert len(view.started) == 6 and (out / "solo" / "summary.json").exists()
 
 
-def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(small: None, tmp_path: Path) -> None:
+def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(out: Path, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -87,8 +99,6 @@ def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(
             if name == "demo-solo":
                 raise Stop
 
-    out = tmp_path / "demo"
-    demo.run(out, Silent())
     before = marks(out)
     with pytest.raises(Stop):
         demo.run(out, Stops(), fresh=True)
@@ -100,15 +110,14 @@ def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
 
 
-def test_runs_of_a_person_are_left_alone_whatever_they_are_called(small: None, tmp_path: Path) -> None:
+def test_runs_of_a_person_are_left_alone_whatever_they_are_called(out: Path, tmp_path: Path) -> None:
     for method in ("fedavg", "solo"):
         tinyruns.run(tmp_path / "mine" / method, method=method, rounds=1)
-    demo.run(tmp_path / "demo", Silent())
-    tinyruns.run(tmp_path / "demo" / "own", rounds=1)  # put into a demonstration's folder
+    tinyruns.run(out / "own", rounds=1)  # put into a demonstration's folder
     said = "holds something that is no demonstration, and is left alone: give another"
-    for out in ("mine", "demo"):
+    for place in ("mine", "demo"):
         with pytest.raises(RecipeError, match=said):
-            demo.run(tmp_path / out, Silent(), fresh=True)
+            demo.run(tmp_path / place, Silent(), fresh=True)
     assert all((tmp_path / place / "summary.json").exists() for place in ("mine/fedavg", "mine/solo", "demo/own"))
     (tmp_path / ".new.unfinished").mkdir()
     (tmp_path / ".new.unfinished" / "notes").touch()
@@ -117,7 +126,7 @@ def test_runs_of_a_person_are_left_alone_whatever_they_are_called(small: None, t
     assert (tmp_path / ".new.unfinished" / "notes").exists()
 
 
-def test_nothing_that_is_not_its_own_is_deleted(small: None, tmp_path: Path) -> None:
+def test_nothing_that_is_not_its_own_is_deleted(tmp_path: Path) -> None:
     for left in ("fedavg", "my-experiment-of-three-weeks"):
         (tmp_path / "runs" / left).mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
@@ -130,6 +139,7 @@ def test_nothing_that_is_not_its_own_is_deleted(small: None, tmp_path: Path) -> 
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_its_recipe_is_that_of_the_silos() -> None:
+def test_its_recipe_is_that_of_the_silos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "RECIPE", WHOLE)
     shipped = loader.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
     assert shipped.digest() == demo.recipe("fedavg").digest()

@@ -46,6 +46,8 @@ def listens(port: int) -> bool:
         return dialled.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_without_the_proxy_nothing_is_started(standing: Standing) -> None:
     code, said = standing.ended(standing.up())
     assert code == 1 and "by the kits a reverse proxy does. Start " in said and "superlink/proxy.sh" in said, said
