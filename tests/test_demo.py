@@ -14,7 +14,6 @@ from coalface.experiments import demo
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 
-
 WHOLE = demo.RECIPE
 
 

@@ -29,7 +29,7 @@ from coalface.training.losses.registry import LOSSES
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=(pytest.mark.slow, pytest.mark.ci))])
 def together(request: pytest.FixtureRequest) -> Iterator[Together]:
     processes = Together(request.param)
     yield processes
