@@ -44,6 +44,9 @@ WORK = LocalWork(epochs=1, batch=4, lr=0.05)
 
 OWN: dict[str, dict[str, Any]] = {"fedfv": {"sample": 4, "equivalents": 5}, "feduv": {"sample": None, "length": 127}}
 """What single methods need in tiny worlds, by name."""
+ONE_OF_A_KIND = ("fedavg", "scaffold", "pfm-fv", "fedface", "fedfr-joint", "fedfr-uda", "solo", "centralized")
+"""Methods with state at the server alone and at the parties too, with validators, one identity a party, public images,
+two domains, a model for each party, and one party."""
 MANY = 7
 """Parties of a tiny world of one identity each."""
 

@@ -15,7 +15,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grids import InProcessGrid, over_flower, roles, seated
 from toys import HOOKS, Moves
-from worlds import Stop, recipe, run
+from worlds import ONE_OF_A_KIND, Stop, recipe, run
 
 from coalface.core.method import Party, step
 from coalface.engine.party.service import Seat, answer
@@ -46,7 +46,10 @@ HOSTILE = [
 """What no party of ours says."""
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+SLOW = (pytest.mark.slow, pytest.mark.ci)
+
+
+@pytest.mark.parametrize("name", [n if n in ONE_OF_A_KIND else pytest.param(n, marks=SLOW) for n in METHODS])
 def test_everything_is_as_the_local_engine_leaves_it(name: str, tmp_path: Path) -> None:
     method, build = recipe(name)
     here = run(method, tmp_path / "local", build).bytes()

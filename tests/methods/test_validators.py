@@ -125,8 +125,7 @@ def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dic
 # --- stopped while a validation is under way --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-@pytest.mark.parametrize("mode", ["kept", "folded"])
+@pytest.mark.parametrize(("mode", "lag"), [("kept", 2), ("folded", 1)])
 def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stopped(
     mode: Any, lag: int, tmp_path: Path
 ) -> None:
