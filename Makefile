@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start many processes, which would each compile what they import.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/installed
 
 .PHONY: demo test test-slow check lock clean
@@ -10,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/coalface demo --out demo
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu"

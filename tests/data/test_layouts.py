@@ -3,8 +3,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
@@ -313,48 +311,3 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     say(tmp_path / "c", "pairs_CPLFW.txt", "a 1")
     with pytest.raises(ValueError, match=r"c holds no images: put them there, or into images"):
         read_layout(tmp_path / "c")
-
-
-LISTS = {
-    "cfp": "Protocol/Split/FP/01/same.txt",
-    "calfw": "pairs_CALFW.txt",
-    "agedb-30": "agedb_30_pair.txt",
-    "rfw": "txts/African/African_pairs.txt",
-}
-WORDS = [
-    "1",
-    "0",
-    "2",
-    ",",
-    "1,1",
-    "m.01",
-    "m.0x",
-    "Bo_0001.jpg",
-    "Bo_0002.jpg",
-    "0_MariaCallas_35_f.jpg",
-    "..",
-    "\n",
-    "\n",
-    "/",
-]
-
-
-@pytest.fixture(scope="module", params=sorted(LISTS))
-def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FaceSet, Path]:
-    root, _, faces = made(tmp_path_factory.mktemp(request.param), request.param)
-    return root, faces, root / LISTS[request.param]
-
-
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(WORDS)).map(lambda w: " ".join(w).encode())))
-def test_any_list_is_read_or_named(known: tuple[Path, FaceSet, Path], content: bytes) -> None:
-    root, faces, path = known
-    path.write_bytes(content)
-    try:
-        lists = read_lists(root, faces)
-    except ValueError as error:
-        assert path.name in str(error)
-        return
-    for pairs in lists.values():
-        assert len(pairs.left) == len(pairs.right) == len(pairs) > 0
-        assert max(pairs.left.max(), pairs.right.max()) < len(faces)
