@@ -155,7 +155,7 @@ def step(function: Callable[..., Any], /) -> NoReturn: ...
 @overload
 def step(*, role: str, stays: bool = False) -> Callable[[Callable[..., Any]], Any]: ...
 def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Declare a step at a party. The signature says what goes in, out and stays; see `docs/architecture.md`.
+    """Declare a step at a party. The signature says what goes in, out and stays; see `docs/spec/messages.md`.
 
     `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
     and `each` may be left out where the step does not use them. With `stays=True` the result is a model (`Tensors`)

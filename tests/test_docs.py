@@ -1,0 +1,57 @@
+"""Links of the documentation lead to a file and a heading that are there; modules that it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import coalface
+
+PACKAGE = Path(coalface.__file__).parent
+ROOT = PACKAGE.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OVERVIEW = [ROOT / "docs" / name for name in ("architecture.md", "glossary.md")] + sorted(
+    (ROOT / "docs/spec").glob("*")
+)
+NAMED = r"`((?:core|data|models|training|privacy|methods|engine|evaluation|experiments|flower|cli)/[\w/]*(?:\.py)?)`"
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"\w+:", link):  # an address elsewhere
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not broken_links(page)
+
+
+@pytest.mark.parametrize("page", OVERVIEW, ids=lambda page: page.name)
+def test_modules_that_the_architecture_names_exist(page: Path) -> None:
+    named = re.findall(NAMED, page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (PACKAGE / name).exists()]
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One, two\n[a](#one-two) [b](#three) [c](gone.md) [d](https://example.org)\n", encoding="utf-8")
+    assert broken_links(page) == ["#three", "gone.md"]
