@@ -32,8 +32,8 @@ from engine import make_world, network_like, resident
 
 from coalface.data.augment import Augment, to_tensor
 from coalface.engine.local import InProcess
-from coalface.engine.party.setup import Setup, World, keep_freed_memory
-from coalface.engine.rounds import Rules
+from coalface.engine.party.setup import FederatedData, Setup, keep_freed_memory
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods.fedface import FedFace
@@ -47,12 +47,12 @@ SOME = 1024
 LR = 0.1
 
 
-def placed(name: str, parties: int, images: int, device: str) -> World:
+def placed(name: str, parties: int, images: int, device: str) -> FederatedData:
     """The world of `parties` clients of one identity, on a device."""
     return replace(make_world(name, parties, 1, images), compute=Compute(device=device))
 
 
-def bare_loop(world: World, device: str) -> Callable[[int, int], float]:
+def bare_loop(world: FederatedData, device: str) -> Callable[[int, int], float]:
     """Seconds of plain training in batches of a size, at each call: over everybody's images, or some of them."""
     backbone, loss = network_like(world), PositiveHinge(0.9)
     module, sets, rng = backbone.module.to(device), list(world.data.values()), np.random.default_rng(0)
@@ -79,7 +79,7 @@ def bare_loop(world: World, device: str) -> Callable[[int, int], float]:
     return run
 
 
-def _serve_bare(there: Any, build_world: Callable[[], World], device: str, threads: int, tuned: bool) -> None:
+def _serve_bare(there: Any, build_world: Callable[[], FederatedData], device: str, threads: int, tuned: bool) -> None:
     if tuned:
         keep_freed_memory()
         torch.set_flush_denormal(True)
@@ -92,7 +92,7 @@ def _serve_bare(there: Any, build_world: Callable[[], World], device: str, threa
 class BareLoop:
     """The bare loop in a process of its own, as plain PyTorch starts or with the engine's settings of a process."""
 
-    def __init__(self, build_world: Callable[[], World], device: str, threads: int, *, tuned: bool) -> None:
+    def __init__(self, build_world: Callable[[], FederatedData], device: str, threads: int, *, tuned: bool) -> None:
         self._here, there = multiprocessing.get_context("spawn").Pipe()
         arguments = (there, build_world, device, threads, tuned)
         self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
@@ -130,7 +130,7 @@ def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, 
 
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method(count + 1), build_world, numerics, 0, Path(place), save_replies=False)
-        server = Server(setup.method, Rules(run="benchmark", checkpoint=5), numerics, InProcess(setup, world),
+        server = Server(setup.method, RoundPolicy(run="benchmark", checkpoint=5), numerics, InProcess(setup, world),
                         Path(place), backbone=world.backbone, report=report)  # fmt: skip
         server.run()
     for loop in loops:
@@ -150,7 +150,7 @@ def memory(parties: int, cohorts: int) -> dict[str, float]:
     world, numerics = build_world(), Numerics(threads=1, cohorts=cohorts)
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
-        server = Server(setup.method, Rules(run="benchmark"), numerics, InProcess(setup, world), Path(place),
+        server = Server(setup.method, RoundPolicy(run="benchmark"), numerics, InProcess(setup, world), Path(place),
                         backbone=world.backbone)  # fmt: skip
         before = resident()
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here

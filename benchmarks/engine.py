@@ -38,8 +38,8 @@ from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party import executor
-from coalface.engine.party.setup import Setup, World, keep_freed_memory
-from coalface.engine.rounds import Rules
+from coalface.engine.party.setup import FederatedData, Setup, keep_freed_memory
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods.fedavg import FedAvg, Global, State, Update
@@ -78,7 +78,7 @@ def network(name: str) -> Backbone:
     return Backbone(build(name, size=64, channels=1, generator=generator(0, "benchmark")))
 
 
-def make_world(name: str, parties: int, identities: int, images: int) -> World:
+def make_world(name: str, parties: int, identities: int, images: int) -> FederatedData:
     """`parties` parties of `identities` identities with `images` images each, of noise: the time is that of faces."""
     people = parties * identities
     count = people * images
@@ -86,10 +86,10 @@ def make_world(name: str, parties: int, identities: int, images: int) -> World:
     labels = np.repeat(np.arange(people), images)
     faces = FaceSet(pixels, np.arange(count), labels, tuple(f"person-{i}" for i in range(people)))
     deal = partition.one_identity(faces) if identities == 1 else partition.equal(faces, parties, generator(0, "deal"))
-    return World(data=deal, backbone=network(name), compute=Compute())
+    return FederatedData(data=deal, backbone=network(name), compute=Compute())
 
 
-def bare_loop(world: World, batch: int, *, per_party: bool) -> Callable[[], float]:
+def bare_loop(world: FederatedData, batch: int, *, per_party: bool) -> Callable[[], float]:
     """Seconds of plain training over everybody's images, at each call: by party as the engine does it, or pooled."""
     backbone = network_like(world)
     sets = list(world.data.values())
@@ -136,7 +136,9 @@ def bare_loop(world: World, batch: int, *, per_party: bool) -> Callable[[], floa
 class BareLoop:
     """The bare loop in a process of its own, as plain PyTorch starts: it waits between its turns."""
 
-    def __init__(self, build_world: Callable[[], World], batch: int, *, per_party: bool, threads: int, tuned: bool):
+    def __init__(
+        self, build_world: Callable[[], FederatedData], batch: int, *, per_party: bool, threads: int, tuned: bool
+    ):
         self._here, there = multiprocessing.get_context("spawn").Pipe()
         arguments = (there, build_world, batch, per_party, threads, tuned)
         self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
@@ -152,7 +154,9 @@ class BareLoop:
         self._process.join()
 
 
-def _serve_bare(there: Any, build_world: Callable[[], World], batch: int, per_party: bool, threads: int, tuned: bool):
+def _serve_bare(
+    there: Any, build_world: Callable[[], FederatedData], batch: int, per_party: bool, threads: int, tuned: bool
+):
     if tuned:
         keep_freed_memory()
         torch.set_flush_denormal(True)
@@ -162,7 +166,7 @@ def _serve_bare(there: Any, build_world: Callable[[], World], batch: int, per_pa
         there.send(run())
 
 
-def network_like(world: World) -> Backbone:
+def network_like(world: FederatedData) -> Backbone:
     return network("pooled" if isinstance(world.backbone.module, Pooled) else "cnn-small")
 
 
@@ -193,7 +197,7 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, build_world, Numerics(threads=threads), 0, Path(place), save_replies=per_party)
         transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
-        rules = Rules(run="benchmark", checkpoint=1 if per_party else 5)
+        rules = RoundPolicy(run="benchmark", checkpoint=1 if per_party else 5)
         server = Server(method, rules, setup.numerics, transport, Path(place), backbone=world.backbone,
                         report=report)  # fmt: skip
         server.run()
@@ -217,7 +221,7 @@ def small_batches(name: str, threads: int) -> tuple[float, float]:
 
 
 def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
-    """Milliseconds per client at the desk before the step and after it, the flush of the checkpoint included.
+    """Milliseconds per client at the executor before the step and after it, the flush of the checkpoint included.
 
     Before: finding and reading the private state, and building the `Party`. After: encoding, hashing, the ledger, the
     commit.
@@ -245,18 +249,18 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
         spent.append((1e3 * before / clients, 1e3 * after / clients))
         marks.clear()
 
-    plain_answer, train = executor.Desk.answer, method.own_steps["train"]
+    plain_answer, train = executor.PartyExecutor.answer, method.own_steps["train"]
     plain_step = train.function
-    executor.Desk.answer = marked(plain_answer)  # type: ignore[method-assign]
+    executor.PartyExecutor.answer = marked(plain_answer)  # type: ignore[method-assign]
     object.__setattr__(train, "function", marked(plain_step))
     try:
         with tempfile.TemporaryDirectory() as place:
             setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save_replies)
-            server = Server(method, Rules(run="benchmark"), setup.numerics, InProcess(setup, world), Path(place),
+            server = Server(method, RoundPolicy(run="benchmark"), setup.numerics, InProcess(setup, world), Path(place),
                             backbone=world.backbone, report=report)  # fmt: skip
             server.run()
     finally:
-        executor.Desk.answer = plain_answer  # type: ignore[method-assign]
+        executor.PartyExecutor.answer = plain_answer  # type: ignore[method-assign]
         object.__setattr__(train, "function", plain_step)
     later = np.array(spent[2:])  # the first rounds write files that later ones write over
     return float(np.median(later[:, 0])), float(np.median(later[:, 1]))
@@ -293,7 +297,7 @@ def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
         transport = Workers(setup, world, 2, window)
-        server = Server(method, Rules(run="benchmark"), setup.numerics, transport, Path(place),
+        server = Server(method, RoundPolicy(run="benchmark"), setup.numerics, transport, Path(place),
                         backbone=world.backbone)  # fmt: skip
         before = resident()
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here

@@ -32,7 +32,7 @@ from typing import Any
 import yaml
 
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.flower.poc import launcher, processes
 from coalface.flower.poc.launcher import Loopback
@@ -229,7 +229,7 @@ def main() -> int:
         tree = recipe(network, given.rounds, given.updates)
         with tempfile.TemporaryDirectory() as kept:
             place = Path(kept)
-            experiment.run(loader.parse(tree), place / "local", View(), report=False)
+            experiment.run(loader.parse(tree), place / "local", Callback(), report=False)
             here = median(exchanges(place / "local"))
             before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
             log, relay, run, spent = over_flower(place / "stays", tree, TRACED)

@@ -29,8 +29,8 @@ from coalface.core import codec
 from coalface.core.declarations import counterpart
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
-from coalface.engine.party.setup import Setup, World
-from coalface.engine.replies import Gathering
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.replies import ReplyAggregator
 from coalface.engine.transport import Member, Reply, RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
@@ -145,7 +145,7 @@ def hostile_among(trainers: Iterable[str]) -> set[str]:
 class Hostile(InProcess):
     """The parties of a run in this process, some of whom send something else than they came to."""
 
-    def __init__(self, setup: Setup, world: World, attack: str) -> None:
+    def __init__(self, setup: Setup, world: FederatedData, attack: str) -> None:
         super().__init__(setup, world)
         self._attack = attack
         self._liars = hostile_among(self.members) if ATTACKS[attack] is not None else set[str]()
@@ -155,7 +155,7 @@ class Hostile(InProcess):
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request, reply in super().exchange(requests):
-            declared = self._site.method.steps[request.step][1]
+            declared = self._context.method.steps[request.step][1]
             if request.party in self._liars and not isinstance(reply, StepFailed) and declared.reply is not None:
                 pairs = ((request.each, declared.each), (request.common, declared.common))
                 sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
@@ -172,7 +172,7 @@ class Carrier:
     attack: str
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, setup: Setup, here: World) -> Hostile:
+    def __call__(self, setup: Setup, here: FederatedData) -> Hostile:
         return Hostile(setup, here, self.attack)
 
 
@@ -267,10 +267,10 @@ HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 """Every method of whom several parties send a model in one call."""
 
 
-limits_of = Gathering.limits
+limits_of = ReplyAggregator.limits
 
 
-def needed(got: Gathering) -> tuple[float, str]:
+def needed(got: ReplyAggregator) -> tuple[float, str]:
     """The smallest bound at which no reply of a call is too large, to 1 %, and the field that says so."""
     low, high = 1.0, 1e6
     if not (fields := limits_of(got, low)):
@@ -290,17 +290,17 @@ def honest(recipe: Recipe) -> list[tuple[float, str, str]]:
     """Of each call of a run that compares updates: the bound it needs, the field, and the step."""
     found: list[tuple[float, str, str]] = []
 
-    def measured(got: Gathering, ratio: float) -> dict[str, float]:
+    def measured(got: ReplyAggregator, ratio: float) -> dict[str, float]:
         if len(got.norms) >= 3:
             found.append((*needed(got), got.call.step))
         return {}
 
-    Gathering.limits = measured  # type: ignore[method-assign]
+    ReplyAggregator.limits = measured  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as place, contextlib.suppress(RunFailed):
             experiment.run(recipe, Path(place) / "run", Progress(quiet=True), report=False)
     finally:
-        Gathering.limits = limits_of  # type: ignore[method-assign]
+        ReplyAggregator.limits = limits_of  # type: ignore[method-assign]
     return found
 
 

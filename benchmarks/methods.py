@@ -29,8 +29,8 @@ from coalface.core.method import generator
 from coalface.data import partition
 from coalface.data.faceset import FaceSet
 from coalface.engine.local import InProcess
-from coalface.engine.party.setup import Setup, World
-from coalface.engine.rounds import Rules
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods import METHODS
@@ -45,14 +45,14 @@ WARM = 2
 """Rounds that are not counted."""
 
 
-def make_world() -> World:
+def make_world() -> FederatedData:
     """Silos of `IDENTITIES` identities with `EACH` images each, of noise: the time is that of faces."""
     people = SILOS * IDENTITIES
     pixels = generator(0, "pixels").integers(0, 256, (people * EACH, 64, 64, 1), dtype=np.uint8)
     labels = np.repeat(np.arange(people), EACH)
     faces = FaceSet(pixels, np.arange(len(labels)), labels, tuple(f"person-{i}" for i in range(people)))
     backbone = Backbone(build("cnn-small", size=64, channels=1, generator=generator(0, "benchmark")))
-    return World(data=partition.equal(faces, SILOS, generator(0, "deal")), backbone=backbone, compute=Compute())
+    return FederatedData(data=partition.equal(faces, SILOS, generator(0, "deal")), backbone=backbone, compute=Compute())
 
 
 def serve(there: Any, name: str, steps: int, rounds: int, whole: int | None) -> None:
@@ -74,7 +74,7 @@ def serve(there: Any, name: str, steps: int, rounds: int, whole: int | None) -> 
     world = make_world()
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, make_world, Numerics(threads=1), 0, Path(place))
-        server = Server(method, Rules(run="benchmark", checkpoint=10**9), setup.numerics, InProcess(setup, world),
+        server = Server(method, RoundPolicy(run="benchmark", checkpoint=10**9), setup.numerics, InProcess(setup, world),
                         Path(place), backbone=world.backbone, report=report)  # fmt: skip
         wait()
         server.run()

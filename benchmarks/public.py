@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coalface.core.method import anew
+from coalface.core.method import no_memo
 from coalface.engine.party import setup
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader, schema
 
-MEMORY = {"each alone": lambda: anew, "once": setup.Remembered}
+MEMORY = {"each alone": lambda: no_memo, "once": setup.Remembered}
 
 
-class Clock(View):
+class Clock(Callback):
     """A view that shows nothing and takes the processor time of every round."""
 
     def __init__(self) -> None:

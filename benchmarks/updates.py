@@ -28,7 +28,7 @@ from coalface.core.declarations import Tensors, counterpart
 from coalface.core.method import generator, message
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Reply
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
@@ -72,7 +72,7 @@ def errors_of(recipe: schema.Recipe) -> Errors:
     class Measuring(InProcess):
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for request, reply in super().exchange(requests):
-                declared = self._site.method.steps[request.step][1]
+                declared = self._context.method.steps[request.step][1]
                 pairs = ((request.each, declared.each), (request.common, declared.common))
                 sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
                 if isinstance(reply, codec.Encoded) and declared.reply is not None:
@@ -82,7 +82,7 @@ def errors_of(recipe: schema.Recipe) -> Errors:
     class Carrying:
         asked: Mapping[str, Any] = {}  # by nobody elsewhere
 
-        def __call__(self, setup: Setup, here: World) -> InProcess:
+        def __call__(self, setup: Setup, here: FederatedData) -> InProcess:
             return Measuring(setup, here)
 
     with tempfile.TemporaryDirectory() as folder:

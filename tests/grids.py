@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from coalface.engine.party import service
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.flower.app.client_app import client_app
-from coalface.flower.app.transport import Link, Patience
+from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.flower.party import process
 
 
@@ -82,7 +82,7 @@ class InProcessGrid(Grid):
         raise NotImplementedError
 
 
-def seated(one: service.Seat) -> Any:
+def seated(one: service.PartyService) -> Any:
     """The ClientApp of a party that is played in this process."""
     return client_app(lambda context: functools.partial(service.answer, lambda: one))
 
@@ -92,7 +92,7 @@ def played_here(recipe: Path) -> Any:
     return client_app(lambda context: process.answers(recipe, context.node_config, context.run_config))
 
 
-def roles(world: World) -> dict[str, str]:
+def roles(world: FederatedData) -> dict[str, str]:
     """The parties of a world, and what they are."""
     return {name: member.role for name, member in world.members().items()}
 
@@ -100,16 +100,16 @@ def roles(world: World) -> dict[str, str]:
 def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | None = None) -> Callable[..., Any]:
     """A transport over a grid within this process, each party at a node of its own."""
 
-    def transport(made: Setup, world: World) -> Link:
+    def transport(made: Setup, world: FederatedData) -> FlowerTransport:
         made.prepare()
 
         def app(name: str) -> Any:
             own = made.build()
-            return seated(service.Seat(name, own.members()[name], made.site(own)))
+            return seated(service.PartyService(name, own.members()[name], made.context(own)))
 
         grid = InProcessGrid([app(name) for name in world.members()])
         if grids is not None:
             grids.append(grid)
-        return Link(grid, roles(world), patience or Patience(join=5, step=60, poll=0.01))
+        return FlowerTransport(grid, roles(world), patience or Patience(join=5, step=60, poll=0.01))
 
     return transport

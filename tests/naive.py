@@ -25,7 +25,7 @@ from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.methods.fedavg import FedAvg
 from coalface.models.groups import Backbone
 from coalface.training.compute import Compute
@@ -36,8 +36,8 @@ from coalface.training.losses.base import CosineLoss
 
 def party(name: str, build: Tiny, round_: int = 1, rounds: int = 2) -> Party:
     """What a step would see at a party."""
-    site = worlds.setup(FedAvg(), Path("unused"), build).site(build())
-    return site.party(Request("test", name, "train", round_, rounds, 2, 1, "train", None, None, None, (0, None)))
+    context = worlds.setup(FedAvg(), Path("unused"), build).context(build())
+    return context.party(Request("test", name, "train", round_, rounds, 2, 1, "train", None, None, None, (0, None)))
 
 
 class Silo:
@@ -153,12 +153,12 @@ class Square(CosineLoss):
         return embeddings.square().mean() / 2 + 0 * weights.sum()
 
 
-def line() -> World:
+def line() -> FederatedData:
     """Party a has one image of pixel 1, party b three of pixel −1: f(w) = (w − 1)²/8 + 3 (w + 1)²/8, least at −1/2."""
     pixels = np.array([255, 0, 0, 0], dtype=np.uint8).reshape(4, 1, 1, 1)
     rows = {"a": np.arange(1), "b": np.arange(1, 4)}
     data = {p: FaceSet(pixels, r, np.zeros(len(r), dtype=np.int64), (f"person {p}",)) for p, r in rows.items()}
-    return World(data, Backbone(Number()), Compute(augment=Augment(flip=False), dtype=torch.float64))
+    return FederatedData(data, Backbone(Number()), Compute(augment=Augment(flip=False), dtype=torch.float64))
 
 
 BY_HAND = LocalWork(iterations=2, batch=4, lr=0.5, momentum=0.5, weight_decay=0.0)

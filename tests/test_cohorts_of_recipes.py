@@ -28,7 +28,7 @@ def recipe(method: str = "fedface", **changes: Any) -> Recipe:
 
 def images(method: str = "fedface", **changes: Any) -> int:
     made = recipe(method, **changes)
-    return world.cohorts(made, world.build_world(made.resolved()))
+    return world.client_batch(made, world.build_world(made.resolved()))
 
 
 @pytest.mark.parametrize("method", ["fedface", "fedaws", "positive-only", "random-init", "fedfv", "feduv"])

@@ -21,6 +21,7 @@ from coalface.core.method import (
     Party,
     Tensors,
     Ticket,
+    batched,
     free,
     generator,
     like,
@@ -28,7 +29,6 @@ from coalface.core.method import (
     private,
     state,
     step,
-    together,
 )
 
 
@@ -282,8 +282,8 @@ def test_a_step_that_no_engine_could_run_is_refused_with_the_fix(function: Calla
 
 
 def test_a_step_that_stays_must_return_a_model() -> None:
-    with pytest.raises(DeclarationError, match=r"stays=True returns a model, `-> Tensors`"):
-        type("Bad", (Base,), {"own_never_none": step(role="trainer", stays=True)(returns_nothing)})
+    with pytest.raises(DeclarationError, match=r"local=True returns a model, `-> Tensors`"):
+        type("Bad", (Base,), {"own_never_none": step(role="trainer", local=True)(returns_nothing)})
 
 
 def checked(self: Any, party: Party, common: Down) -> Up: ...
@@ -349,20 +349,20 @@ TRAIN = step(role="trainer")
 def with_form(function: Callable[..., Any], form: Callable[..., Any], of: str = "", parent: type = Base) -> Any:
     """A class with a step and its batched form."""
     name = function.__name__
-    return type("Made", (parent,), {name: TRAIN(function), form.__name__: together(of or name)(form)})
+    return type("Made", (parent,), {name: TRAIN(function), form.__name__: batched(of or name)(form)})
 
 
 def test_a_step_may_say_what_it_is_for_many_parties_at_once() -> None:
-    assert with_form(counted, many).own_steps["counted"].together is many
-    assert with_form(counted_own, many_own).own_steps["counted_own"].together is many_own
+    assert with_form(counted, many).own_steps["counted"].batched is many
+    assert with_form(counted_own, many_own).own_steps["counted_own"].batched is many_own
     plain: Any = type("Plain", (Base,), {"counted": TRAIN(counted)})
-    assert plain.own_steps["counted"].together is None
+    assert plain.own_steps["counted"].batched is None
 
 
 @pytest.mark.parametrize(
     ("function", "form", "of", "says"),
     [
-        (counted, many, "trian", r"Made.many: @together\('trian'\) names no step; known steps: counted"),
+        (counted, many, "trian", r"Made.many: @batched\('trian'\) names no step; known steps: counted"),
         (counted_kept, many, "", "Made.many: step counted_kept keeps private state or a model at its party"),
         (checked, many, "", "Made.many: .*weighted by their images: give Up a field `images: int`"),
         (counted, many_without, "", r"it takes \['parties', 'self'\], .*must take \['common', 'parties', 'self'\]"),
@@ -381,7 +381,7 @@ def test_a_batched_form_that_no_engine_could_run_is_refused_with_the_fix(
 def test_two_batched_forms_of_one_step_are_refused() -> None:
     def other(self: Any, parties: Any, common: Down) -> Any: ...
 
-    members = {"counted": TRAIN(counted), "many": together("counted")(many), "other": together("counted")(other)}
+    members = {"counted": TRAIN(counted), "many": batched("counted")(many), "other": batched("counted")(other)}
     with pytest.raises(DeclarationError, match="Made: many and other are both the batched form of step counted: keep"):
         type("Made", (Base,), members)
 
@@ -390,35 +390,35 @@ def test_a_step_that_leaves_a_model_has_no_batched_form() -> None:
     def own_model(self: Any, party: Party, common: Down) -> Any: ...
 
     own_model.__annotations__ |= {"party": Party, "common": Down, "return": Tensors}
-    members = {"own_model": step(role="trainer", stays=True)(own_model), "many": together("own_model")(many)}
+    members = {"own_model": step(role="trainer", local=True)(own_model), "many": batched("own_model")(many)}
     with pytest.raises(DeclarationError, match="step own_model keeps private state or a model at its party"):
         type("Made", (Base,), members)
 
 
 def test_a_mark_without_the_name_of_a_step_is_refused() -> None:
-    with pytest.raises(DeclarationError, match=r'@together above many must name a step: write `@together\("train"\)`'):
-        together(many)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match=r'@batched above many must name a step: write `@batched\("train"\)`'):
+        batched(many)  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="a step is a plain method, and this is a staticmethod"):
-        together("counted")(staticmethod(many))
+        batched("counted")(staticmethod(many))
 
 
 def test_a_batched_form_goes_with_its_step() -> None:
     """A child has its parent's, unless it takes the place of the step or of the form."""
     parent = with_form(counted, many)
-    assert type("Child", (parent,), {}).own_steps["counted"].together is many  # type: ignore[attr-defined]
+    assert type("Child", (parent,), {}).own_steps["counted"].batched is many  # type: ignore[attr-defined]
 
     def counted_anew(self: Any, party: Party, common: Down) -> UpCounted: ...
 
     alone: Any = type("Child", (parent,), {"counted": TRAIN(counted_anew)})
-    assert alone.own_steps["counted"].together is None
+    assert alone.own_steps["counted"].batched is None
 
     def many_anew(self: Any, parties: Any, common: Down) -> Any: ...
 
-    other: Any = type("Child", (parent,), {"many": together("counted")(many_anew)})
-    assert other.own_steps["counted"].together is many_anew
+    other: Any = type("Child", (parent,), {"many": batched("counted")(many_anew)})
+    assert other.own_steps["counted"].batched is many_anew
     assert other.own_steps["counted"].function is counted
-    assert parent.own_steps["counted"].together is many
-    with pytest.raises(DeclarationError, match=r'Child.many takes the place .*Put @together\("counted"\) above it too'):
+    assert parent.own_steps["counted"].batched is many
+    with pytest.raises(DeclarationError, match=r'Child.many takes the place .*Put @batched\("counted"\) above it too'):
         type("Child", (parent,), {"many": lambda self, parties, common: []})
 
 

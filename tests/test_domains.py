@@ -12,7 +12,7 @@ from tinydomains import METHODS, TREE, domains, two_domains
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import domains as dealing
@@ -22,7 +22,7 @@ from coalface.methods import METHODS as REGISTERED
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-def built(recipe: Recipe) -> World:
+def built(recipe: Recipe) -> FederatedData:
     return world.build_world(recipe.resolved())
 
 
@@ -86,7 +86,7 @@ def test_nobody_who_is_judged_or_calibrated_by_is_in_anybodys_images(method: str
     )
     here, held, who = built(recipe), judged(recipe), whole(recipe)
     trained = {who[row] for row in rows(*here.data.values())}
-    aside = {who[row] for row in rows(*here.aside.values())}
+    aside = {who[row] for row in rows(*here.calibration_data.values())}
     before = {who[row] for row in rows(*built(loader.pretraining(recipe)).data.values())}
     assert not held & trained and not held & before and not held & aside
     calibrated = {name for name in who.values() if name.startswith("studio/")} - before
@@ -102,7 +102,7 @@ def test_nobody_who_is_judged_or_calibrated_by_is_in_anybodys_images(method: str
 
 def test_without_people_to_calibrate_by_the_source_has_none_aside() -> None:
     recipe = two_domains(domains(calibrate=0))
-    assert built(recipe).aside == {}
+    assert built(recipe).calibration_data == {}
     assert len(built(recipe).data["source"].names) == 10
 
 

@@ -335,7 +335,7 @@ class _Sends(FedUV):
 
 
 class _Blind(FedUV):
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def guess(self, party: Party, own: Code | None, common: Projection) -> Tensors:
         return {"scores": torch.zeros(1)}
 
@@ -370,7 +370,7 @@ def test_a_step_that_cannot_verify_is_refused_before_anybody_trains(
 
 
 def test_probes_need_a_shared_model() -> None:
-    with pytest.raises(DeclarationError, match=r"give a step with stays=True, such as `self.verify`, beside `shared`"):
+    with pytest.raises(DeclarationError, match=r"give a step with local=True, such as `self.verify`, beside `shared`"):
         Models(at_party=print, verify=print)
     with pytest.raises(DeclarationError, match=r"Models\(verify=…\) is a dict"):
         Models(shared={}, verify={})  # type: ignore[arg-type]

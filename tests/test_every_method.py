@@ -24,7 +24,7 @@ from worlds import Ran, Stop, Tiny, run, stopping, workers
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Method, Party, Tensors, free, message, step
 from coalface.data.augment import to_tensor
-from coalface.engine.faults import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
+from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS, SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
@@ -295,9 +295,9 @@ def leaks(method: Method, folder: Path, build: Tiny) -> set[bytes]:
     heard = Heard([], [], [])
 
     class Spying(listening(heard)):  # type: ignore[misc]
-        def settle(self, accepted: Any, ordinal: int) -> None:
+        def finalize(self, accepted: Any, ordinal: int) -> None:
             secrets.update(private_pieces(method, folder))
-            super().settle(accepted, ordinal)
+            super().finalize(accepted, ordinal)
 
     run(method, folder, Marked(**vars(build)), transport=Spying)
     keeps = any(declared.keeps is not None for _, declared in method.steps.values())
@@ -327,9 +327,9 @@ class Leaking(FedAvg):
     what: str = "head"
 
     def round(self, fed: Federation, state: State) -> State:
-        folds = [Mean("backbone", by="images")]
-        answer = fed.ask(self.train, common=Global(backbone=state.backbone), folds=folds)
-        return State(backbone=answer.folded["backbone"])
+        aggregate = [Mean("backbone", by="images")]
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone), aggregate=aggregate)
+        return State(backbone=answer.aggregated["backbone"])
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[LeakingUpdate, Learner]:
@@ -360,16 +360,17 @@ def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, unbro
     assert [(e["step"], e["round"], e["name"], e["sha256"]) for e in lines] == expected
 
 
-# --- cohorts: many parties as one batch -------------------------------------------------------------------------------
+# --- client batches: many parties as one batch
+# -------------------------------------------------------------------------------
 
-BATCHED = [name for name, cls in METHODS.items() if any(d.together for d in cls.own_steps.values())]
+BATCHED = [name for name, cls in METHODS.items() if any(d.batched for d in cls.own_steps.values())]
 """The methods that have a batched form of some step."""
 
 batched_methods = pytest.mark.parametrize("name", BATCHED)
 
 
 def cohorts(name: str, images: int, **changes: Any) -> tuple[Method, Tiny, Numerics]:
-    """A method whose parties take one step each, a world in float64, and cohorts of so many images."""
+    """A method whose parties take one step each, a world in float64, and client batches of so many images."""
     work = LocalWork(epochs=1, batch=8, lr=0.5)  # momentum and weight decay as by default: one step has no use for them
     method, build = recipe(name, local=work, **changes)
     return method, replace(build, double=True), replace(worlds.NUMERICS, cohorts=images)
@@ -402,10 +403,10 @@ def test_cohorts_give_what_single_parties_give(name: str, tmp_path: Path) -> Non
             else:
                 close = isinstance(value, float | dict) and key != "failed"
                 assert ours[key] == (pytest.approx(value, abs=1e-10) if close else value), key
-    down = {party: tally.bytes_down for party, tally in alone.server.at.tallies.items()}
-    assert {party: tally.bytes_down for party, tally in many.server.at.tallies.items()} == down
-    rounds = {party: tally.rounds for party, tally in alone.server.at.tallies.items()}
-    assert {party: tally.rounds for party, tally in many.server.at.tallies.items()} == rounds
+    down = {party: stats.bytes_down for party, stats in alone.server.at.party_stats.items()}
+    assert {party: stats.bytes_down for party, stats in many.server.at.party_stats.items()} == down
+    rounds = {party: stats.rounds for party, stats in alone.server.at.party_stats.items()}
+    assert {party: stats.rounds for party, stats in many.server.at.party_stats.items()} == rounds
 
     files = [many.folder / "cohorts.jsonl", *sorted((many.folder / "ledger").glob("*.jsonl"))]
     listed = [json.loads(text) for path in files for text in path.read_text().splitlines()]
@@ -455,7 +456,7 @@ def test_cohorts_are_the_same_with_workers(name: str, tmp_path: Path) -> None:
 
 def can_be(reply: type | None, what: str) -> bool:
     """Whether a reply has a field that this trouble can spoil."""
-    kinds: set[Any] = {int} if what in COUNT_TROUBLE else {Tensors} if what == "name" else {Tensor, Tensors}
+    kinds: set[Any] = {int} if what in COUNT_FAULTS else {Tensors} if what == "name" else {Tensor, Tensors}
     return reply is not None and any(annotation in kinds for annotation in codec.hints(reply).values())
 
 
@@ -464,7 +465,7 @@ def finite(state: Any) -> bool:
 
 
 NONSENSE = [
-    what if what in ("nan", "absurd") else pytest.param(what, marks=SLOW) for what in (*TENSOR_TROUBLE, *COUNT_TROUBLE)
+    what if what in ("nan", "absurd") else pytest.param(what, marks=SLOW) for what in (*TENSOR_FAULTS, *COUNT_FAULTS)
 ]
 """What a party may send; one of a kind is tried by default."""
 
@@ -478,7 +479,7 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
     if getattr(method, "sample", None):  # until it is drawn
         method = replace(method, rounds=6)  # type: ignore[type-var]
     bad = sorted(build().data)[-1]
-    trouble = Trouble(corrupt={bad: what}, dropout=0.15)  # it also drops out, after replies that were refused
+    trouble = SimulatedFaults(corrupt={bad: what}, dropout=0.15)  # it also drops out, after replies that were refused
     heard = Heard([], [], [])
     rules: dict[str, Any] = {"trouble": trouble, "patience": 99, "quorum": 0.3}
     ran = run(method, tmp_path, build, transport=listening(heard), **rules)
@@ -499,7 +500,7 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
             assert reason not in (None, "dropped out")
         elif reason is None:
             counted += 1
-    assert ran.server.at.tallies[bad].rounds <= counted
+    assert ran.server.at.party_stats[bad].rounds <= counted
     if len(build().data) == 1 and can:  # nobody else is there: every round is abandoned
         assert all(r["abandoned"] for r in records)
         assert worlds.raw(ran.models.shared or {}) == worlds.raw(build().backbone.shared())
@@ -511,7 +512,7 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
 def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(name: str, tmp_path: Path) -> None:
     """Lost replies, stopped and resumed: the same as lost replies alone."""
     method, build = recipe(name, rounds=5)
-    rules: dict[str, Any] = {"trouble": Trouble(lost=0.3, dropout=0.2), "patience": 99, "quorum": 0.3}
+    rules: dict[str, Any] = {"trouble": SimulatedFaults(lost=0.3, dropout=0.2), "patience": 99, "quorum": 0.3}
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
     with pytest.raises(Stop):
         run(method, tmp_path / "broken", build, transport=stopping(2), **rules)
@@ -544,8 +545,8 @@ def figure(models: Mapping[str, Tensors], shared: Tensors, build: Tiny) -> float
     """
     if build.one_identity:
         return auc(shared, build, build.trained())
-    data = replace(build, told=True)().data
-    if build.pooled and build.domains and not build.told:  # of the identities that it is told
+    data = replace(build, uses_target_labels=True)().data
+    if build.pooled and build.domains and not build.uses_target_labels:  # of the identities that it is told
         data = {party: faces.only([0, 1]) for party, faces in data.items()}
     return sum(auc(models.get(party, shared), build, faces) for party, faces in data.items()) / len(data)
 

@@ -119,7 +119,7 @@ DOUBLING = """
 from coalface.flower.app import transport as link
 from flwr.app import Message
 
-push = link.Link._push
+push = link.FlowerTransport._push
 
 
 def twice(self, about, node, content):
@@ -128,7 +128,7 @@ def twice(self, about, node, content):
     return sent
 
 
-link.Link._push = twice
+link.FlowerTransport._push = twice
 """
 """What makes a server send every message a second time."""
 

@@ -19,7 +19,7 @@ from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, dra
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
-from coalface.evaluation.verification import Judge, Lists
+from coalface.evaluation.verification import Judge, VerificationPairs
 from coalface.experiments.compare import intervals, paired
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
@@ -40,7 +40,7 @@ def recipe(half: str, **changes: Any) -> schema.Recipe:
     return tiny(**loader.merged(SPLIT | {"half_split": half}, changes))
 
 
-def parts(made: schema.Recipe) -> tuple[Any, Lists]:
+def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
     """(the validator's images and pairs, the list as it is judged)."""
     train, held = splits.training_faces(made)
     (chosen,) = pair_lists.judged(made, train, held)

@@ -163,7 +163,7 @@ def test_what_a_node_imports_for_every_message_is_light() -> None:
 
 def test_the_rule_can_be_broken(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
-    bad.write_text("def f():\n    from coalface.engine.local import World\n    import flwr.app\n")
+    bad.write_text("def f():\n    from coalface.engine.local import FederatedData\n    import flwr.app\n")
     assert imported(bad) == {"engine.local", "flwr.app"}
     assert not may("core.method", "engine.local") and not may("methods.fedavg", "data.stores")
     assert may("methods.fedavg", "core.method") and may("methods.fedavg", "data.faceset")

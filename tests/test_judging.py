@@ -14,12 +14,12 @@ from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import resample
-from coalface.evaluation.verification import Judge, Lists, keep_lists, read_lists, write_json
+from coalface.evaluation.verification import Judge, VerificationPairs, keep_lists, read_lists, write_json
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists, splits, world
 
 
-def lists(**changes: Any) -> list[Lists]:
+def lists(**changes: Any) -> list[VerificationPairs]:
     recipe = tiny(**changes)
     return pair_lists.judged(recipe, *splits.training_faces(recipe))
 
@@ -111,7 +111,7 @@ def test_a_headline_mask_leaves_pairs_out_of_the_curves() -> None:
     headline = ~chosen.pairs.same
     headline[np.flatnonzero(chosen.pairs.same)[:3]] = True
     pairs = type(chosen.pairs)("h", chosen.pairs.left, chosen.pairs.right, chosen.pairs.same, headline=headline)
-    mine = Judge([Lists("h", chosen.faces, pairs)], world.backbone(tiny()))
+    mine = Judge([VerificationPairs("h", chosen.faces, pairs)], world.backbone(tiny()))
     figures = mine.models([weights(0)])["h"]
     assert "accuracy" not in figures
     assert sum(mine.curves()["h"]["histogram"]["genuine"]) == int((headline & chosen.pairs.same).sum()) == 3
@@ -141,7 +141,7 @@ def test_json_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 # --- people who are looked up, and other false accept rates -----------------------------------------------------------
 
 
-def looking(rank1: str | None, tmp_path: Path, **more: Any) -> Lists:
+def looking(rank1: str | None, tmp_path: Path, **more: Any) -> VerificationPairs:
     """A list over folders: three people of three images and more, and one of a single image."""
     if not (tmp_path / "faces").exists():
         for seed, (name, images) in enumerate({"Ann": 3, "Bob": 3, "Cid": 1, "Dan": 5}.items()):
@@ -150,7 +150,7 @@ def looking(rank1: str | None, tmp_path: Path, **more: Any) -> Lists:
     return lists(judge={"lists": {"unseen": wanted}}, data={"root": str(tmp_path)})[0]
 
 
-def who(chosen: Lists, images: Any) -> list[str]:
+def who(chosen: VerificationPairs, images: Any) -> list[str]:
     return [chosen.faces.names[label] for label in chosen.faces.labels[images]]
 
 
@@ -199,7 +199,7 @@ def test_the_hash_of_a_list_tells_who_is_looked_up(tmp_path: Path) -> None:
     assert looking("one-query", tmp_path).identities.sha256 == each[0].identities.sha256
 
 
-def naive_hits(chosen: Lists, tensors: Tensors) -> list[bool]:
+def naive_hits(chosen: VerificationPairs, tensors: Tensors) -> list[bool]:
     """Whether the image of the gallery with the highest cosine is of the query's person, query by query."""
     backbone = world.backbone(tiny())
     backbone.load(tensors)
@@ -219,7 +219,7 @@ def naive_hits(chosen: Lists, tensors: Tensors) -> list[bool]:
     return found
 
 
-def one_gallery() -> list[Lists]:
+def one_gallery() -> list[VerificationPairs]:
     """The four people held out of the tiny recipe's twelve, with four images each."""
     return lists(judge={"lists": {"unseen": {"rank1": "one-gallery"}}})
 

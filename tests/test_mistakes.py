@@ -164,14 +164,14 @@ def test_a_declaration_that_cannot_hold_is_refused_when_it_is_imported(
 # --- before a run begins ----------------------------------------------------------------------------------------------
 
 FROZEN = r"put `@dataclass\(frozen=True, kw_only=True\)` above the class"
-FOLDS, COMMON = "folds=[mean]", "common=Down(backbone=state.backbone), folds"
+FOLDS, COMMON = "aggregate=[mean]", "common=Down(backbone=state.backbone), aggregate"
 RETURNED = "return State(backbone={name"
 PLANNED: dict[str, Mistake] = {
     "fold of a field misspelt": (
         '"backbone", by=',
         '"bakbone", by=',
         ValueError,
-        r"Damped, step train: Mean\('bakbone'\): no tensors of Up; those that can be folded: \['backbone'\]",
+        r"Damped, step train: Mean\('bakbone'\): no tensors of Up; those that can be aggregated: \['backbone'\]",
     ),
     "fold of a number": ('"backbone", by=', '"images", by=', ValueError, r"Mean\('images'\): no tensors of Up"),
     "weight misspelt": ('by="images", of', 'by="imgs", of', ValueError, r"by='imgs'\): no number of Up; it has"),
@@ -183,32 +183,32 @@ PLANNED: dict[str, Mistake] = {
     ),
     "fold that is no list": (
         FOLDS,
-        "folds=mean",
+        "aggregate=mean",
         TypeError,
-        r"Damped, step train: folds is a Mean; give a list: `folds=\[Mean\('backbone', …\)\]`",
+        r"Damped, step train: aggregate is a Mean; give a list: `aggregate=\[Mean\('backbone', …\)\]`",
     ),
-    "folds that is a text": (
+    "aggregate that is a text": (
         FOLDS,
-        'folds="backbone"',
+        'aggregate="backbone"',
         TypeError,
-        r"folds is a str; give a list: `folds=\[Mean\('back",
+        r"aggregate is a str; give a list: `aggregate=\[Mean\('back",
     ),
     "fold that is a text": (
         FOLDS,
-        'folds=["backbone"]',
+        'aggregate=["backbone"]',
         TypeError,
-        r"folds holds 'backbone', which is no Mean: write `folds=\[Mean\('backbone'\)\]`",
+        r"aggregate holds 'backbone', which is no Mean: write `aggregate=\[Mean\('backbone'\)\]`",
     ),
-    "two folds of one name": (FOLDS, "folds=[mean, mean]", ValueError, "two folds are called 'backbone'.*a `name`"),
+    "two means of one name": (FOLDS, "aggregate=[mean, mean]", ValueError, "two means are called 'backbone'.*a `name`"),
     "common forgotten": (
         COMMON,
-        "folds",
+        "aggregate",
         TypeError,
         r"Damped, step train: the step needs `common`, a Down; give it, or declare it `\| None`",
     ),
     "common that is the state": (
         COMMON,
-        "common=state, folds",
+        "common=state, aggregate",
         TypeError,
         r"`common` is a State, but the step declares .*Down.*: give `common=Down\(…\)`",
     ),
@@ -227,7 +227,7 @@ PLANNED: dict[str, Mistake] = {
         "fed.ask(self.train",
         "fed.ask(self.own_model",
         DeclarationError,
-        r"step own_model: it has stays=True, .* `Models\(at_party=self.own_model\)`",
+        r"step own_model: it has local=True, .* `Models\(at_party=self.own_model\)`",
     ),
     "not frozen": ("frozen=True, ", "", DeclarationError, f"Damped is a dataclass that is not frozen: {FROZEN}"),
     "no rounds": (
@@ -279,7 +279,7 @@ AFTER_TRAINING: dict[str, Mistake] = {
         "Models(shared=state.backbone)",
         "Models(at_party=self.train, common=Down(backbone=state.backbone))",
         DeclarationError,
-        "at_party names the step train, which sends a reply. Name a step with stays=True",
+        "at_party names the step train, which sends a reply. Name a step with local=True",
     ),
     "models without what their step needs": (
         "Models(shared=state.backbone)",
@@ -348,5 +348,5 @@ def test_models_hold_tensors_or_name_a_step() -> None:
     assert Models(shared={"w": torch.zeros(1)}).at_party is None
     with pytest.raises(DeclarationError, match="is a dict; give the tensors of the backbone by name"):
         Models(shared={"w": 1.0})  # type: ignore[dict-item]
-    with pytest.raises(DeclarationError, match=r"Models\(at_party=…\) is a dict; give a step with stays=True"):
+    with pytest.raises(DeclarationError, match=r"Models\(at_party=…\) is a dict; give a step with local=True"):
         Models(at_party={})  # type: ignore[arg-type]

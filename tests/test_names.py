@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from coalface.cli import main
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
-from coalface.engine.party.service import Seat, answer
+from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import Member
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
@@ -133,7 +133,7 @@ def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: st
     away = "../../elsewhere/0000001.000-0"
     said: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
     said[field] = [0, away] if field == "horizon" else away
-    seat = Seat("a", Member("trainer", 1, 1), SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
+    service = PartyService("a", Member("trainer", 1, 1), SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
     about = "settle" if field == "accepted" else "step"
-    told, _ = answer(lambda: seat, about, said, {})
+    told, _ = answer(lambda: service, about, said, {})
     assert told == {"failed": "ValueError"}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from coalface.cli.main import app
 from coalface.core.checks import RecipeError
 from coalface.core.codec import Entry
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import ledger_summary
 from coalface.privacy import ledger
 
@@ -250,7 +250,7 @@ def test_receipts_that_are_cut_after_what_the_parties_were_told_are_told_by_the_
 def test_a_damaged_checkpoint_is_told_and_replies_that_did_not_come_are_not_missed(
     tmp_path: Path, toy_steps: None
 ) -> None:
-    trouble = Trouble(dropout=0.4)
+    trouble = SimulatedFaults(dropout=0.4)
     worlds.run(Moves(rounds=4), tmp_path, trouble=trouble, quorum=0.1, patience=4)
     records = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(0 < record["arrived"] < record["asked"] for record in records)

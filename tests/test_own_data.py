@@ -467,11 +467,11 @@ def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_p
 def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
     local = party_file.filled(loader.load(path), party_file.read_all(parties / "own.yaml"))
-    assert experiment.rules(local).max_share == experiment.MAX_SHARE
-    assert experiment.rules(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
-    assert experiment.rules(loader.parse({})).max_share is None
-    assert experiment.rules(loader.parse({})).max_update_norm == 30
-    assert experiment.rules(loader.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
+    assert experiment.round_policy(local).max_share == experiment.MAX_SHARE
+    assert experiment.round_policy(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
+    assert experiment.round_policy(loader.parse({})).max_share is None
+    assert experiment.round_policy(loader.parse({})).max_update_norm == 30
+    assert experiment.round_policy(loader.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
     said = image_counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
     assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"
     assert len(said) == 4 and "c has 98 % of all" in said[3] and "engine.max_share" in said[3]

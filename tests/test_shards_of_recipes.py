@@ -14,7 +14,7 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
@@ -83,7 +83,7 @@ class Exact:
 
     recipe: str
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         made = world.build_world(json.loads(self.recipe))
         compute = dataclasses.replace(made.compute, dtype=torch.float64)
         return dataclasses.replace(

@@ -60,8 +60,8 @@ def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     common = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
     refused = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": 64})
     with pytest.raises(RecipeError, match=r"engine.cohorts: engine.updates narrows .*; set engine.cohorts=0, or auto"):
-        world.cohorts(refused, world.build_world(refused.resolved()))
+        world.client_batch(refused, world.build_world(refused.resolved()))
     without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
     here = world.build_world(without.resolved())
-    assert world.cohorts(without, here) == 0 and world.numerics(without).updates == "int8"
-    assert world.cohorts(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256
+    assert world.client_batch(without, here) == 0 and world.numerics(without).updates == "int8"
+    assert world.client_batch(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256

@@ -13,7 +13,7 @@ import yaml
 
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 
@@ -90,7 +90,7 @@ def picture_folders(root: Path, names: list[str], images: int = 4, seed: int = 0
     return root
 
 
-class Silent(View):
+class Silent(Callback):
     """A view that shows nothing and remembers what it was told."""
 
     def __init__(self) -> None:

@@ -123,16 +123,16 @@ class Moves(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample else None
-        folds = [Mean("values", by="images"), Mean("delta", over="all", name="control")]
-        answer = fed.ask(self.move, to=chosen, common=Values(values=state.values), folds=folds)
+        aggregate = [Mean("values", by="images"), Mean("delta", over="all", name="control")]
+        answer = fed.ask(self.move, to=chosen, common=Values(values=state.values), aggregate=aggregate)
         if self.note:
             nudges = {p: Nudge(amount=torch.tensor(float(fed.round))) for p in answer.arrived}
             notes = fed.ask(self.remember, each=nudges, at_least=self.at_least)
             fed.log(remembered=sum(notes.each["remembered"].values()))
         n = len(fed.parties("trainer"))
-        control = {name: state.control[name] + n * t for name, t in answer.folded["control"].items()}
+        control = {name: state.control[name] + n * t for name, t in answer.aggregated["control"].items()}
         fed.log(loss=answer.mean("loss"))
-        return State(values=answer.folded["values"], control=control)
+        return State(values=answer.aggregated["values"], control=control)
 
     @step(role="trainer")
     def move(self, party: Party, own: Control | None, common: Values) -> tuple[Moved, Control]:
@@ -150,7 +150,7 @@ class Moves(Method):
         times = own.times + 1 if own else 1
         return Note(drawn=each.amount + torch.from_numpy(party.rng.random(2)), remembered=times), Memory(times=times)
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Control | None) -> Tensors:
         return own.total if own else _zeros()
 
@@ -241,8 +241,8 @@ class Lagged(Method):
         if not tickets:
             tickets = (fed.post(self.validation.score, common=Candidate(values=state.values)),)
         need = len(fed.parties("trainer")) if self.fragile else None
-        moved = fed.ask(self.move, common=Values(values=state.values), folds=[Mean("values")], at_least=need)
-        return Lagging(values=moved.folded["values"], tickets=tickets, scores=scores)
+        moved = fed.ask(self.move, common=Values(values=state.values), aggregate=[Mean("values")], at_least=need)
+        return Lagging(values=moved.aggregated["values"], tickets=tickets, scores=scores)
 
     @step(role="trainer")
     def move(self, party: Party, common: Values) -> Moved:
@@ -308,8 +308,8 @@ class Staged(Method):
         return State(values=_zeros(), control=_zeros())
 
     def round(self, fed: Federation, state: State) -> State:
-        answer = fed.ask(self.move, common=Values(values=state.values), folds=[Mean("values")])
-        return State(values=answer.folded["values"], control=state.control)
+        answer = fed.ask(self.move, common=Values(values=state.values), aggregate=[Mean("values")])
+        return State(values=answer.aggregated["values"], control=state.control)
 
     def begin_sums(self, fed: Federation, before: State) -> Second:
         answer = fed.ask(self.remember)

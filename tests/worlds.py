@@ -22,12 +22,12 @@ from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.engine.client_batch import Cohort
+from coalface.engine.client_batch import ClientBatch
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import Setup, World
-from coalface.engine.rounds import Rules
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.engine.transport import Reply
@@ -94,7 +94,7 @@ class Tiny:
     """Parties that hold four identities and 20 pairs of them each."""
     domains: frozenset[str] = frozenset()
     """Of a method for two domains, those it trains on: the first party is the source, the others are targets."""
-    told: bool = False
+    uses_target_labels: bool = False
     """The targets know who is in their images."""
     public: int = 0
     """Identities whose images the server and every party hold."""
@@ -119,7 +119,7 @@ class Tiny:
             found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
         if self.domains:
             known = {name: name == "silo-0" for name in found if (name == "silo-0") in self.sides()}
-            tells = {name: source or self.told for name, source in known.items()}
+            tells = {name: source or self.uses_target_labels for name, source in known.items()}
             found = {name: found[name] if told else untold(found[name], None) for name, told in tells.items()}
         return dict(reversed(found.items())) if self.reverse else found
 
@@ -130,7 +130,7 @@ class Tiny:
     def hidden(self, whole: FaceSet) -> FaceSet:
         """All images of the domains at one party: the first two identities are the source's."""
         mine = whole.only([i for i in range(len(whole.names)) if (i < 2) in self.sides()])
-        if self.told:
+        if self.uses_target_labels:
             return mine
         known = len(self.sides()) == 2
         return replace(
@@ -150,7 +150,7 @@ class Tiny:
         first = 2 * self.parties + 4 * self.validators
         return faces(first + self.public, self.each).only(range(first, first + self.public)) if self.public else None
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
             net = Net(norm=self.norm)
@@ -158,7 +158,7 @@ class Tiny:
         dtype = torch.float64 if self.double else torch.float32
         held, mine = self.validating(), self.data()
         kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in mine} if self.domains else {}
-        return World(
+        return FederatedData(
             mine | {name: faces for name, (faces, _) in held.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
@@ -200,7 +200,7 @@ class Ran:
         return found
 
 
-def setup(method: Method, folder: Path, build: Callable[[], World], *, seed: int = 0, **changes: Any) -> Setup:
+def setup(method: Method, folder: Path, build: Callable[[], FederatedData], *, seed: int = 0, **changes: Any) -> Setup:
     """What a process needs to play the parties of a tiny run."""
     return Setup(method, build, changes.pop("numerics", NUMERICS), seed, folder, **changes)
 
@@ -208,9 +208,9 @@ def setup(method: Method, folder: Path, build: Callable[[], World], *, seed: int
 def run(
     method: Method,
     folder: Path,
-    build: Callable[[], World] = Tiny(),  # noqa: B008 - frozen
+    build: Callable[[], FederatedData] = Tiny(),  # noqa: B008 - frozen
     *,
-    transport: Callable[[Setup, World], Any] = InProcess,
+    transport: Callable[[Setup, FederatedData], Any] = InProcess,
     observers: Iterable[Any] = (),
     report: Callable[[dict[str, Any]], None] = lambda record: None,
     numerics: Numerics = NUMERICS,
@@ -219,7 +219,7 @@ def run(
 ) -> Ran:
     """Run, or resume, a method over a tiny world to its end."""
     world = build()
-    conduct = Rules("test", **rules)
+    conduct = RoundPolicy("test", **rules)
     made = setup(method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies)
     carrier = transport(made, world)
     try:
@@ -251,7 +251,7 @@ def cosines(model: Tensors, build: Tiny, faces: FaceSet) -> tuple[Tensor, Tensor
     return found @ found.T, torch.from_numpy(faces.labels)
 
 
-def workers(n: int, window: int = 4) -> Callable[[Setup, World], Workers]:
+def workers(n: int, window: int = 4) -> Callable[[Setup, FederatedData], Workers]:
     """A transport of n worker processes."""
     return lambda made, world: Workers(made, world, n, window)
 
@@ -280,9 +280,9 @@ def stopping(after: int) -> type[InProcess]:
                 left[0] -= 1
                 yield answered
 
-        def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
-            for item in super().together(requests, images):
-                if isinstance(item, Cohort):
+        def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
+            for item in super().batched(requests, images):
+                if isinstance(item, ClientBatch):
                     if left[0] == 0:
                         raise Stop
                     left[0] -= 1
@@ -300,7 +300,9 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
     build = Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
-    build = dataclasses.replace(build, domains=cls.domains, told=cls.told, public=3 if cls.shares_public else 0)
+    build = dataclasses.replace(
+        build, domains=cls.domains, uses_target_labels=cls.uses_target_labels, public=3 if cls.shares_public else 0
+    )
     return method, dataclasses.replace(build, parties=MANY) if cls.one_identity else build
 
 

@@ -56,8 +56,8 @@ def run(
     if dry_run:
         typer.echo(preflight.describe(loaded))
         return
-    with Progress(quiet=quiet) as view:
-        experiment.run(loaded, out, view)
+    with Progress(quiet=quiet) as callback:
+        experiment.run(loaded, out, callback)
     typer.echo(f"report: {out / 'report.html'}")
 
 
@@ -96,8 +96,8 @@ def resume(
         typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
     if federation.goes_on(run_folder, tuple(changes or ()), quiet):
         return
-    with Progress(quiet=quiet) as view:
-        experiment.resume(run_folder, view, tuple(changes or ()), changed_code=changed_code)
+    with Progress(quiet=quiet) as callback:
+        experiment.resume(run_folder, callback, tuple(changes or ()), changed_code=changed_code)
     typer.echo(f"report: {run_folder / 'report.html'}")
 
 
@@ -111,8 +111,8 @@ def demo(
     from coalface.experiments import demo as demonstration
     from coalface.experiments.callbacks.progress import Progress
 
-    with Progress(quiet=quiet) as view:
-        typer.echo(demonstration.run(out, view, fresh=fresh))
+    with Progress(quiet=quiet) as callback:
+        typer.echo(demonstration.run(out, callback, fresh=fresh))
 
 
 @app.command()
@@ -374,9 +374,9 @@ def sweep(
     if dry_run:
         typer.echo(sweeping.describe(recipe, changes or (), out, baselines=baseline or ()))
         return
-    with Progress(quiet=quiet) as view:
+    with Progress(quiet=quiet) as callback:
         text = sweeping.sweep(
-            recipe, changes or (), out, view, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs
+            recipe, changes or (), out, callback, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs
         )
         typer.echo(text)
 

@@ -1,4 +1,4 @@
-"""`Mean`, the word for a fold, and whether a step's declaration has what it asks for."""
+"""`Mean`, what a method asks for in place of replies, and whether a step's declaration has what it asks for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Mean:
     have a counterpart in what was sent, so that all replies have the same tensors; `free()` ones come singly. Several
     means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
     that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
-    zero (SCAFFOLD's control variates). `of="differences"` folds x_p − s_p, where s is the field of the same name that
-    was sent to p. `once=True` is for sums that shall hide single replies: where a resumed run repeats the call,
+    zero (SCAFFOLD's control variates). `of="differences"` averages x_p − s_p, where s is the field of the same name
+    that was sent to p. `once=True` is for sums that shall hide single replies: where a resumed run repeats the call,
     and other parties answer or the weights are others, the round is abandoned before a sum is opened.
     """
 
@@ -51,29 +51,31 @@ class Mean:
 
     @property
     def key(self) -> str:
-        """The name under which `answer.folded` holds the result."""
+        """The name under which `answer.aggregated` holds the result."""
         return self.name or self.field
 
 
-def check_folds(folds: Any, declaration: StepDeclaration, everyone: Iterable[str]) -> None:
-    """Raise TypeError or ValueError unless every fold can be taken of the replies to a step.
+def check_aggregate(aggregate: Any, declaration: StepDeclaration, everyone: Iterable[str]) -> None:
+    """Raise TypeError or ValueError unless every mean can be taken of the replies to a step.
 
     `everyone` are all parties of the step's role.
     """
-    if isinstance(folds, Mean | str | Mapping) or not isinstance(folds, Iterable):
-        field = folds.field if isinstance(folds, Mean) else folds if isinstance(folds, str) else "backbone"
-        raise TypeError(f"folds is a {type(folds).__name__}; give a list: `folds=[Mean({field!r}, …)]`.")
-    for mean in folds:
+    if isinstance(aggregate, Mean | str | Mapping) or not isinstance(aggregate, Iterable):
+        field = (
+            aggregate.field if isinstance(aggregate, Mean) else aggregate if isinstance(aggregate, str) else "backbone"
+        )
+        raise TypeError(f"aggregate is a {type(aggregate).__name__}; give a list: `aggregate=[Mean({field!r}, …)]`.")
+    for mean in aggregate:
         if not isinstance(mean, Mean):
             fix = f"Mean({mean!r})" if isinstance(mean, str) else "Mean('backbone')"
-            raise TypeError(f"folds holds {mean!r}, which is no Mean: write `folds=[{fix}]`.")
-    keys = [mean.key for mean in folds]
+            raise TypeError(f"aggregate holds {mean!r}, which is no Mean: write `aggregate=[{fix}]`.")
+    keys = [mean.key for mean in aggregate]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(
-            f"two folds are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
+            f"two means are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
         )
     everyone, sent = tuple(everyone), [c for c in (declaration.each, declaration.common) if c is not None]
-    for mean in folds:
+    for mean in aggregate:
         if declaration.reply is not None:
             check_mean(mean, everyone=everyone, reply=declaration.reply, sent=sent)
 
@@ -86,7 +88,7 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
     declared, called = resolved(reply, reply.__name__), reply.__name__
     tensors = [n for n, a in declared.items() if without_none(a)[0] in (Tensor, Tensors)]
     if mean.field not in tensors:
-        raise ValueError(f"Mean({mean.field!r}): no tensors of {called}; those that can be folded: {tensors}.")
+        raise ValueError(f"Mean({mean.field!r}): no tensors of {called}; those that can be aggregated: {tensors}.")
     numbers = [n for n, a in declared.items() if a in (int, float)]
     if isinstance(mean.by, str) and mean.by not in numbers:
         raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): no number of {called}; it has {numbers}.")
@@ -100,7 +102,7 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
     if mean.of == "differences" and (other != mean.field or not any(mean.field in resolved(c, "") for c in sent)):
         raise ValueError(
             f"Mean({mean.field!r}, of='differences'): nothing sent to the party is called {mean.field!r}. Send the "
-            "values under that name, or fold differences that the step has taken."
+            "values under that name, or average differences that the step has taken."
         )
     if isinstance(mean.by, Mapping) and (unknown := sorted(set(mean.by) - set(everyone))[:5]):
         raise ValueError(

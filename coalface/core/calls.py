@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coalface.core.aggregation import check_folds
+from coalface.core.aggregation import check_aggregate
 from coalface.core.declarations import DeclarationError, StepDeclaration
 from coalface.core.method import Mean, Method, Models, Probes, Stage
 
@@ -23,18 +23,18 @@ def check_call(
     to: Iterable[str] | None,
     common: Any,
     each: Mapping[str, Any] | None,
-    folds: Sequence[Mean] | None = None,
+    aggregate: Sequence[Mean] | None = None,
 ) -> tuple[str, StepDeclaration, tuple[str, ...]]:
     """The name and the declaration of a step, and who is asked, sorted.
 
-    `parties` gives those of a role; `folds` is None where a model stays at the party and nothing comes back. Raises
+    `parties` gives those of a role; `aggregate` is None where a model stays at the party and nothing comes back. Raises
     DeclarationError, TypeError or ValueError, which name the step and the fix.
     """
     name, declaration = method.find(step)
     where = f"{type(method).__name__}, step {name}"
-    if folds is not None and declaration.reply is None:
+    if aggregate is not None and declaration.reply is None:
         raise DeclarationError(
-            f"{where}: it has stays=True, so its model is written at the party and there is no reply to ask for. Name "
+            f"{where}: it has local=True, so its model is written at the party and there is no reply to ask for. Name "
             f"it in models(), `Models(at_party=self.{name})`, or declare a step that returns a message."
         )
     if isinstance(to, str):
@@ -58,9 +58,9 @@ def check_call(
     _check_message(where, "common", common, declaration.common, declaration)
     for value in {type(each[p]): each[p] for p in names}.values() if each is not None else (None,):
         _check_message(where, "each", value, declaration.each, declaration)
-    if folds is not None:
+    if aggregate is not None:
         try:
-            check_folds(folds, declaration, known)
+            check_aggregate(aggregate, declaration, known)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
     return name, declaration, names
@@ -94,14 +94,14 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
         what = "nothing" if models is None else f"a {type(models).__name__}"
         raise TypeError(
             f"{type(method).__name__}.models: it returned {what}. Write `return Models(shared=state.backbone)`, or "
-            "`return Models(at_party=self.own_model)` with a step that has stays=True."
+            "`return Models(at_party=self.own_model)` with a step that has local=True."
         )
     if models.at_party is not None:
         name, declaration, _ = check_call(method, models.at_party, parties, to=None, common=models.common, each=None)
         if declaration.reply is not None:
             raise DeclarationError(
                 f"{type(method).__name__}.models: at_party names the step {name}, which sends a reply. Name a step "
-                "with stays=True, which returns a model (`-> Tensors`) that is written at the party."
+                "with local=True, which returns a model (`-> Tensors`) that is written at the party."
             )
     looked_at = {
         "labels": (models.labels, None, "who is in an image"),
@@ -117,7 +117,7 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
             takes = "" if what == "personal" else " that takes neither `common` nor `each`"
             raise DeclarationError(
                 f"{type(method).__name__}.models: {what} names the step {name}, which sends a reply. Name a step with "
-                f"stays=True{takes}: {stays} never leaves the party."
+                f"local=True{takes}: {stays} never leaves the party."
             )
         check_call(method, step, parties, to=None, common=common, each=None)
     if models.verify is not None:
@@ -126,7 +126,7 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
             what = "does not take `each: Probes`" if declaration.reply is None else "sends a reply"
             raise DeclarationError(
                 f"{type(method).__name__}.models: verify names the step {name}, which {what}. Name a step with "
-                "stays=True that takes `each: Probes` and returns its scores (`-> Tensors`): the private state that it "
+                "local=True that takes `each: Probes` and returns its scores (`-> Tensors`): the private state that it "
                 "verifies by never leaves the party."
             )
         probes = dict.fromkeys(parties(declaration.role), Probes(embeddings=torch.empty(0, 0)))

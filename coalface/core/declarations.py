@@ -75,7 +75,7 @@ def like(other: str) -> Any:
 
 
 def free() -> Any:
-    """A reply's tensor field whose shape only the method knows: it must be finite, and comes unfolded."""
+    """A reply's tensor field whose shape only the method knows: it must be finite, and comes singly."""
     return field(metadata={"like": None})
 
 
@@ -131,14 +131,14 @@ class StepDeclaration:
     own: type | None
     """The private state it reads."""
     reply: type | None
-    """None for a step with `stays=True`: its result is kept at the party."""
+    """None for a step with `local=True`: its result is kept at the party."""
     keeps: type | None
     """The private state it writes."""
     optional: frozenset[str]
     """Which of `common` and `each` may be left out when it is asked for."""
     function: Callable[..., Any]
-    together: Callable[..., Sequence[Any]] | None = None
-    """What the step is for many parties at once: see `together`."""
+    batched: Callable[..., Sequence[Any]] | None = None
+    """What the step is for many parties at once: see `batched`."""
 
 
 def plays(role: str, wanted: str) -> bool:
@@ -153,12 +153,12 @@ def plays(role: str, wanted: str) -> bool:
 @overload
 def step(function: Callable[..., Any], /) -> NoReturn: ...
 @overload
-def step(*, role: str, stays: bool = False) -> Callable[[Callable[..., Any]], Any]: ...
-def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def step(*, role: str, local: bool = False) -> Callable[[Callable[..., Any]], Any]: ...
+def step(*bare: Any, role: str = "", local: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare a step at a party. The signature says what goes in, out and stays; see `docs/spec/messages.md`.
 
     `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
-    and `each` may be left out where the step does not use them. With `stays=True` the result is a model (`Tensors`)
+    and `each` may be left out where the step does not use them. With `local=True` the result is a model (`Tensors`)
     that is written at the party and never sent. A step for `trainer` is every trainer's; one for `trainer/source` is
     that of this kind of trainers alone.
     """
@@ -168,37 +168,37 @@ def step(*bare: Any, role: str = "", stays: bool = False) -> Callable[[Callable[
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_plain(function)
-        function.__coalface_step__ = (role, stays)  # type: ignore[attr-defined]
+        function.__coalface_step__ = (role, local)  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def together(step: str) -> Callable[[Callable[..., Any]], Any]:
+def batched(step: str) -> Callable[[Callable[..., Any]], Any]:
     """Declare what a step that keeps nothing gives for many parties at once, in place of running it at each.
 
     `(self, parties: Sequence[Party], common: M, each: Sequence[M2], own: Sequence[Own | None]) -> list[Reply]`, the
-    replies in the order of the parties; what the step does not use is left out here too. Tensors that the server folds
-    are, in every reply, the mean of those parties by their images: the same object in each.
+    replies in the order of the parties; what the step does not use is left out here too. Tensors that the server
+    aggregates are, in every reply, the mean of those parties by their images: the same object in each.
     """
     if not isinstance(step, str):
         above = getattr(step, "__qualname__", step)
-        raise DeclarationError(f'@together above {above} must name a step: write `@together("train")`.')
+        raise DeclarationError(f'@batched above {above} must name a step: write `@batched("train")`.')
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_plain(function)
-        function.__coalface_together__ = step  # type: ignore[attr-defined]
+        function.__coalface_batched__ = step  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
 def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, StepDeclaration]) -> StepDeclaration:
-    name = function.__coalface_together__  # type: ignore[attr-defined]
+    name = function.__coalface_batched__  # type: ignore[attr-defined]
     where, declared = f"{owner.__name__}.{function.__name__}", steps.get(name)
     if declared is None:
         known = ", ".join(steps) or "none"
-        raise DeclarationError(f"{where}: @together({name!r}) names no step; known steps: {known}.")
+        raise DeclarationError(f"{where}: @batched({name!r}) names no step; known steps: {known}.")
     if declared.keeps is not None or declared.reply is None:
         raise DeclarationError(
             f"{where}: step {name} keeps private state or a model at its party, so parties cannot share a batch there."
@@ -212,7 +212,7 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
     wanted, given = {"self", "parties", *inputs}, set(inspect.signature(function).parameters)
     if given != wanted:
         raise DeclarationError(f"{where}: it takes {sorted(given)}, and for step {name} it must take {sorted(wanted)}.")
-    return dataclasses.replace(declared, together=function)
+    return dataclasses.replace(declared, batched=function)
 
 
 def _check_plain(function: Any) -> None:
@@ -226,7 +226,7 @@ def _check_plain(function: Any) -> None:
 
 
 def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDeclaration:
-    role, stays = function.__coalface_step__  # type: ignore[attr-defined]
+    role, local = function.__coalface_step__  # type: ignore[attr-defined]
     where = f"step {owner.__name__}.{name}"
     first, *parameters = [*inspect.signature(function).parameters, ""][:-1] or [""]
     hints = resolved(function, where)
@@ -257,9 +257,9 @@ def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDe
     result = hints.get("return")
     parts = typing.get_args(result) if typing.get_origin(result) is tuple else (result,)
     reply, keeps = parts[0], parts[1] if len(parts) == 2 else None
-    if stays:
+    if local:
         if result != Tensors:
-            raise DeclarationError(f"{where}: a step with stays=True returns a model, `-> Tensors`; it has {result}.")
+            raise DeclarationError(f"{where}: a step with local=True returns a model, `-> Tensors`; it has {result}.")
         reply = None
     elif kind_of(reply) != "message" or len(parts) > 2:
         raise DeclarationError(
@@ -317,11 +317,11 @@ class HasSteps:
                     f"{cls.__name__}.{name} takes the place of a step but is none, so the step of the parent class "
                     "would go on being run. Put @step(role=…) above it too, or give it another name."
                 )
-        forms = {d.together.__name__: name for name, d in found.items() if d.together is not None}
+        forms = {d.batched.__name__: name for name, d in found.items() if d.batched is not None}
         batched: dict[str, str] = {}
         for name, value in list(vars(cls).items()):
-            if hasattr(value, "__coalface_together__"):
-                of = value.__coalface_together__
+            if hasattr(value, "__coalface_batched__"):
+                of = value.__coalface_batched__
                 if of in batched:
                     raise DeclarationError(
                         f"{cls.__name__}: {batched[of]} and {name} are both the batched form of step {of}: keep one."
@@ -331,7 +331,7 @@ class HasSteps:
             elif name in forms:
                 raise DeclarationError(
                     f"{cls.__name__}.{name} takes the place of the batched form of step {forms[name]} but is none, so "
-                    f'that of the parent class would go on being run. Put @together("{forms[name]}") above it too, or '
+                    f'that of the parent class would go on being run. Put @batched("{forms[name]}") above it too, or '
                     "give it another name."
                 )
         cls.own_steps = found

@@ -1,4 +1,4 @@
-"""The words in which every method is written: messages, private state, steps, folds, stages, and the federation.
+"""The words in which every method is written: messages, private state, steps, means, stages, and the federation.
 
 A method is plain server code that calls typed steps at parties. Engines carry the messages, keep the private state and
 write the checkpoints; nothing in a method says which engine runs it.
@@ -24,6 +24,7 @@ from coalface.core.declarations import (
     HasSteps,
     Tensors,
     Ticket,
+    batched,
     free,
     kind_of,
     like,
@@ -33,13 +34,12 @@ from coalface.core.declarations import (
     resolved,
     state,
     step,
-    together,
 )
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
     "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays",
-    "private", "state", "step", "together",
+    "private", "state", "step", "batched",
 ]  # fmt: skip
 
 # --- randomness -------------------------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
 class Answer:
     """What came back from an `ask` or a `collect`."""
 
-    folded: dict[str, Any]
-    """Every fold's result by its name."""
+    aggregated: dict[str, Any]
+    """Every mean by its name."""
     each: dict[str, dict[str, Any]]
-    """Every field that was not folded: party -> value, in party order."""
+    """Every field that was not aggregated: party -> value, in party order."""
     failed: dict[str, str]
     """The parties whose reply does not count, with the reason."""
     arrived: tuple[str, ...]
@@ -106,7 +106,7 @@ class Backbone(Protocol):
 Made = TypeVar("Made")
 
 
-class Once(Protocol):
+class Memo(Protocol):
     """What parties of one process would each compute alike is computed by the first of them that asks."""
 
     def __call__(self, name: str, key: str, make: Callable[[], Made]) -> Made:
@@ -116,7 +116,7 @@ class Once(Protocol):
         """
 
 
-def anew(name: str, key: str, make: Callable[[], Made]) -> Made:
+def no_memo(name: str, key: str, make: Callable[[], Made]) -> Made:
     """Remembers nothing."""
     return make()
 
@@ -149,9 +149,9 @@ class Party:
     compute: Any
     """How images become embeddings here: `coalface.training.compute.Compute` (augmentation, autocast, memory
     layout)."""
-    once: Once = anew
+    memo: Memo = no_memo
     """Remembers what is the same at every party that this process plays, such as features of the public images."""
-    aside: Any = None
+    calibration_data: Any = None
     """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
@@ -177,33 +177,33 @@ class Models:
 
     shared: Tensors | None = None
     at_party: Callable[..., Any] | None = None
-    """A step with `stays=True` that makes a party's own model at the party."""
+    """A step with `local=True` that makes a party's own model at the party."""
     common: Any = None
     """The message that this step, or `verify`, is given."""
     class_embeddings: Tensors | None = None
     """Those that the server knows, by party, (k, d) each; for the report."""
     verify: Callable[..., Any] | None = None
-    """A step with `stays=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
+    """A step with `local=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
     own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
     personal: Callable[..., Any] | None = None
-    """A step with `stays=True` that makes a party's own model for its own people, beside `shared`: the tensors of the
+    """A step with `local=True` that makes a party's own model for its own people, beside `shared`: the tensors of the
     backbone, and where its features are mapped further, x ↦ A x + a, A as `branch.weight` and a as `branch.bias`;
     nothing where it has none. The lab alone asks for it."""
     classifier: Callable[..., Any] | None = None
-    """A step with `stays=True` that gives the `class_embeddings` (k, d) of a pooled party's identities; nothing where
+    """A step with `local=True` that gives the `class_embeddings` (k, d) of a pooled party's identities; nothing where
     it has none. A run that starts from this one's model may want them, if its parties share these images."""
     labels: Callable[..., Any] | None = None
-    """A step with `stays=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
+    """A step with `local=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
     where it has none. The lab alone asks for it."""
     public_used: Callable[..., Any] | None = None
-    """A step with `stays=True` that gives how many public `images` (rounds,) a party trained on in each round that it
+    """A step with `local=True` that gives how many public `images` (rounds,) a party trained on in each round that it
     took part in; nothing where in none. The lab alone asks for it."""
 
     def __post_init__(self) -> None:
         if self.shared is None and self.at_party is None:
             raise DeclarationError(
                 "Models() names no model: write `Models(shared=state.backbone)` for one global model, or "
-                "`Models(at_party=self.own_model)`, a step with stays=True, for one per party."
+                "`Models(at_party=self.own_model)`, a step with local=True, for one per party."
             )
         if self.shared is not None and not (
             isinstance(self.shared, dict) and all(isinstance(t, torch.Tensor) for t in self.shared.values())
@@ -214,12 +214,12 @@ class Models:
             )
         if self.at_party is not None and not callable(self.at_party):
             raise DeclarationError(
-                f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with stays=True, such as "
+                f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with local=True, such as "
                 "`self.own_model`."
             )
         if self.verify is not None and (self.shared is None or self.at_party is not None or not callable(self.verify)):
             raise DeclarationError(
-                f"Models(verify=…) is a {type(self.verify).__name__}; give a step with stays=True, such as "
+                f"Models(verify=…) is a {type(self.verify).__name__}; give a step with local=True, such as "
                 "`self.verify`, beside `shared`, which embeds what it verifies, and without `at_party`."
             )
 
@@ -267,7 +267,7 @@ class Federation(ABC):
         to: Iterable[str] | None = None,
         common: Any = None,
         each: Mapping[str, Any] | None = None,
-        folds: Sequence[Mean] = (),
+        aggregate: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
         """Run a step at parties and wait for the replies. Raises `Abandoned` where too few replies count.
@@ -289,7 +289,7 @@ class Federation(ABC):
 
     @abstractmethod
     def collect(
-        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+        self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
     ) -> Answer:
         """Wait for what was posted. With `optional` the round does without: the answer may be of no party at all."""
 
@@ -351,8 +351,8 @@ class Method(HasSteps, ABC):
     and `trainer/target`, or `pooled`. Empty: the method knows no domains."""
     shares_public: ClassVar[bool] = False
     """True where the server and every party hold the public images (`Party.public`, `Federation.data`)."""
-    told: ClassVar[bool] = False
-    """True where the method is told who is in the target's images: a bound to compare with."""
+    uses_target_labels: ClassVar[bool] = False
+    """True where the method uses target labels: an upper bound to compare with, not a federation."""
     rounds: int
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -384,8 +384,8 @@ class Method(HasSteps, ABC):
         """What is wrong with starting from a model that nobody has trained; empty where the method can."""
         return ""
 
-    def why_not_together(self, images: int, backbone: Backbone) -> str:
-        """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `together`)."""
+    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
+        """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `batched`)."""
         return "the method has no batched form"
 
     def stages(self) -> tuple[Stage, ...]:

@@ -1,9 +1,9 @@
-"""Many parties as one batch: how a round is cut into cohorts, what comes back of one, and the ledger of them all.
+"""Many parties as one batch: how a round is cut into batches, what comes back of one, and the ledger of them all.
 
-A cohort is a simulation of its parties: each would send its own reply, and what is computed is their mean of what the
-server folds, and each one's own of the rest. So there is no single model whose hash a ledger could hold. The lines of
-`cohorts.jsonl` say how many parties would have sent each piece, the bytes of them all, and the SHA-256 of what was
-computed: of the mean once, and of the parties' own values one after the other.
+A client batch is a simulation of its parties: each would send its own reply, and what is computed is their mean of what
+the server aggregates, and each one's own of the rest. So there is no single model whose hash a ledger could hold. The
+lines of `cohorts.jsonl` say how many parties would have sent each piece, the bytes of them all, and the SHA-256 of what
+was computed: of the mean once, and of the parties' own values one after the other.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from coalface.core.method import Mean, Tensors
 from coalface.engine.party.executor import Request
 from coalface.privacy import ledger
 
-COHORTS = "cohorts"
+CLIENT_BATCHES = "cohorts"
 """What their ledger is called."""
 
 
 class Apart(ValueError):
-    """The parties of a cohort cannot be taken as one: each is asked by itself."""
+    """The parties of a client batch cannot be taken as one: each is asked by itself."""
 
 
 @dataclass(frozen=True)
-class Cohort:
+class ClientBatch:
     """The replies of some parties that were computed as one batch."""
 
     requests: Sequence[Request]
@@ -48,20 +48,20 @@ class Cohort:
         return frozenset(n for n in names if all(getattr(r, n) is getattr(self.replies[0], n) for r in self.replies))
 
 
-def can_fold(declaration: StepDeclaration, folds: Sequence[Mean]) -> bool:
+def can_batch(declaration: StepDeclaration, aggregate: Sequence[Mean]) -> bool:
     """Whether a step has a batched form, and the server asks of its replies the means that such a form gives.
 
     These are by images, and of all that starts alike at the parties: the fields that look like one of `common`.
     """
-    if declaration.together is None or declaration.reply is None:
+    if declaration.batched is None or declaration.reply is None:
         return False
-    plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in folds)
+    plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in aggregate)
     reply, common, own = (
         codec.hints(c) if c else {} for c in (declaration.reply, declaration.common, declaration.each)
     )
     tensors = [name for name, hint in reply.items() if without_none(hint)[0] in (Tensor, Tensors)]
     alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - own.keys()}
-    return plain and alike <= {mean.field for mean in folds}
+    return plain and alike <= {mean.field for mean in aggregate}
 
 
 def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) -> Iterator[list[Request]]:
@@ -81,14 +81,14 @@ def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) ->
 
 @dataclass(frozen=True)
 class _Listed:
-    """What a ledger lists of a cohort, as it does of one message."""
+    """What a ledger lists of a client batch, as it does of one message."""
 
     entries: tuple[codec.Entry, ...]
     sums: tuple[str, ...]
 
 
-class CohortLedger:
-    """The hash chain of a run's cohorts."""
+class ClientBatchLedger:
+    """The hash chain of a run's client batches."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class CohortLedger:
             if self._head is not None:
                 ledger.check_holds(self.path, self._head)
         except (FileNotFoundError, ValueError) as error:
-            return {COHORTS: str(error)}
+            return {CLIENT_BATCHES: str(error)}
         return {}
 
     @property
@@ -120,29 +120,29 @@ class CohortLedger:
         if self.size > size:
             os.truncate(self.path, size)
 
-    def write(self, cohort: Cohort) -> None:
-        """Append the lines of a cohort."""
+    def write(self, batch: ClientBatch) -> None:
+        """Append the lines of a client batch."""
         head = ledger.read_head(self.path) if self._head is None else self._head
-        first, last = cohort.requests[0], cohort.requests[-1]
+        first, last = batch.requests[0], batch.requests[-1]
         about: dict[str, str | int] = {"run": first.run, "stage": first.stage, "round": first.round}
         about |= {"call": first.call, "step": first.step, "to": "server", "protection": "none"}
-        about |= {"parties": len(cohort.requests), "first": first.party, "last": last.party}
-        lines = ledger.lines_for(_listed(cohort), about, head)
+        about |= {"parties": len(batch.requests), "first": first.party, "last": last.party}
+        lines = ledger.lines_for(_listed(batch), about, head)
         ledger.append(self.path, lines, head)
         self._head = head.after(lines)
 
 
-def _listed(cohort: Cohort) -> _Listed:
-    count, shared = len(cohort.replies), cohort.shared
-    some = codec.encode(cohort.replies[0])
-    sizes = [codec.size(reply) for reply in cohort.replies]
+def _listed(batch: ClientBatch) -> _Listed:
+    count, shared = len(batch.replies), batch.shared
+    some = codec.encode(batch.replies[0])
+    sizes = [codec.size(reply) for reply in batch.replies]
     entries, sums = [], []
     for entry, digest in zip(some.entries, some.sums, strict=True):
         field, _, name = entry.name.partition("/")
         if entry.kind == "header":
             tensors = sum(e.bytes for e in some.entries) - entry.bytes
             entries.append(replace(entry, bytes=sum(sizes) - count * tensors))
-            plain = [{n: v for n, v in vars(r).items() if isinstance(v, int | float | str)} for r in cohort.replies]
+            plain = [{n: v for n, v in vars(r).items() if isinstance(v, int | float | str)} for r in batch.replies]
             sums.append(hashlib.sha256(repr(plain).encode()).hexdigest())
             continue
         entries.append(replace(entry, bytes=count * entry.bytes))
@@ -150,7 +150,7 @@ def _listed(cohort: Cohort) -> _Listed:
             sums.append(digest)
             continue
         own = hashlib.sha256()
-        for reply in cohort.replies:
+        for reply in batch.replies:
             value = getattr(reply, field)
             own.update(codec.raw(value[name] if name else value))
         sums.append(own.hexdigest())

@@ -23,17 +23,17 @@ def _first(change: Callable[[Tensor], Tensor]) -> Change:
     return apply
 
 
-TENSOR_TROUBLE: dict[str, Change] = {
+TENSOR_FAULTS: dict[str, Change] = {
     "nan": _first(lambda t: torch.full_like(t, float("nan"))),
     "shape": _first(lambda t: torch.zeros((*t.shape, 2), dtype=t.dtype)),
     "dtype": _first(lambda t: t.double() if t.dtype == torch.float32 else t.float()),
     "name": lambda tensors: {f"other.{name}": tensor for name, tensor in tensors.items()},
 }
-COUNT_TROUBLE = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lambda n: 10**12}
+COUNT_FAULTS = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lambda n: 10**12}
 
 
 @dataclass(frozen=True)
-class Trouble:
+class SimulatedFaults:
     """What goes wrong, and how often. Draws depend on (seed, party, stage, round, call, try) alone."""
 
     dropout: float = 0.0
@@ -48,7 +48,7 @@ class Trouble:
     """What a party's replies are turned into: nan, shape, dtype, name, negative, zero or absurd."""
 
     def __post_init__(self) -> None:
-        known = [*TENSOR_TROUBLE, *COUNT_TROUBLE]
+        known = [*TENSOR_FAULTS, *COUNT_FAULTS]
         for party, what in self.corrupt.items():
             if what not in known:
                 raise ValueError(f"trouble.corrupt.{party}: {what!r} is unknown; choose one of {', '.join(known)}.")
@@ -89,10 +89,10 @@ class Trouble:
             return message
         for f in fields(message):
             value = getattr(message, f.name)
-            if what in COUNT_TROUBLE and isinstance(value, int) and not isinstance(value, bool):
-                return replace(message, **{f.name: COUNT_TROUBLE[what](value)})
-            if what in TENSOR_TROUBLE and isinstance(value, dict):
-                return replace(message, **{f.name: TENSOR_TROUBLE[what](value)})
-            if what in TENSOR_TROUBLE and what != "name" and isinstance(value, Tensor):
-                return replace(message, **{f.name: TENSOR_TROUBLE[what]({"": value})[""]})
+            if what in COUNT_FAULTS and isinstance(value, int) and not isinstance(value, bool):
+                return replace(message, **{f.name: COUNT_FAULTS[what](value)})
+            if what in TENSOR_FAULTS and isinstance(value, dict):
+                return replace(message, **{f.name: TENSOR_FAULTS[what](value)})
+            if what in TENSOR_FAULTS and what != "name" and isinstance(value, Tensor):
+                return replace(message, **{f.name: TENSOR_FAULTS[what]({"": value})[""]})
         return message

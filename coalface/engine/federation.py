@@ -1,4 +1,4 @@
-"""What a method may ask, the same for every engine: requests, replies, folds."""
+"""What a method may ask, the same for every engine: requests, replies, means."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from coalface.core.method import (
     generator,
     plays,
 )
-from coalface.engine.client_batch import COHORTS, Apart, Cohort, CohortLedger, can_fold
+from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger, can_batch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.receipts import FILE, Receipts, receipt
-from coalface.engine.replies import FEW, Gathering, Lost
-from coalface.engine.rounds import Round, Rules
-from coalface.engine.run_state import Call, Numerics, Standing, Tally
+from coalface.engine.replies import FEW, Lost, ReplyAggregator
+from coalface.engine.rounds import Round, RoundPolicy
+from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
 from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply, RunFailed, Transport
@@ -59,13 +59,13 @@ def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
     return (*when, "try", attempt + 1) if attempt else when
 
 
-class Asking(Federation):
-    """What a method may ask of a run: requests out, replies validated, counted and folded."""
+class ServerFederation(Federation):
+    """What a method may ask of a run: requests out, replies validated, counted and aggregated."""
 
     def __init__(
         self,
         method: Method,
-        rules: Rules,
+        round_policy: RoundPolicy,
         numerics: Numerics,
         transport: Transport,
         folder: Path,
@@ -74,17 +74,23 @@ class Asking(Federation):
         public: Any = None,
         classifier: Tensor | None = None,
     ) -> None:
-        self.method, self.rules, self.numerics, self.transport, self.folder = method, rules, numerics, transport, folder
+        self.method, self.round_policy, self.numerics, self.transport, self.folder = (
+            method,
+            round_policy,
+            numerics,
+            transport,
+            folder,
+        )
         self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
         self.classifier = classifier
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
-        self.at = Standing({name: Tally() for name in sorted(transport.members)})
+        self.at = RunState({name: PartyStats() for name in sorted(transport.members)})
         self._stages = method.stages()
         self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
         self._opened = Opened(folder / "opened.jsonl")
-        self._cohorts = CohortLedger(folder / f"{COHORTS}.jsonl")
+        self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
         self._left_out: dict[str, str] = {}
         """Parties of which what they keep did not hold when the run went on, and why: they are asked nothing."""
@@ -96,7 +102,7 @@ class Asking(Federation):
     # --- what a method may ask ----------------------------------------------------------------------------------------
 
     def parties(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name in self.at.tallies if plays(self.transport.members[name].role, role))
+        return tuple(name for name in self.at.party_stats if plays(self.transport.members[name].role, role))
 
     def images(self, party: str) -> int:
         return self.transport.members[party].images
@@ -107,7 +113,7 @@ class Asking(Federation):
         return {party: min(float(self.images(party)), most) for party in parties}
 
     def stream(self, *names: str | int) -> np.random.Generator:
-        return generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+        return generator(self.round_policy.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
 
     def log(self, **metrics: float) -> None:
         self._now.metrics |= metrics
@@ -119,13 +125,13 @@ class Asking(Federation):
         to: Iterable[str] | None = None,
         common: Any = None,
         each: Mapping[str, Any] | None = None,
-        folds: Sequence[Mean] = (),
+        aggregate: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
-        call = self._idle(self._call(step, to, common, each, folds))
+        call = self._idle(self._call(step, to, common, each, aggregate))
         failed: dict[str, str] = {}
         self._event("asks", call)
-        answer = self._gather(call, self._replies(call, folds, failed), failed, folds, at_least)
+        answer = self._gather(call, self._replies(call, aggregate, failed), failed, aggregate, at_least)
         self._event("answered", call)
         return answer
 
@@ -145,14 +151,14 @@ class Asking(Federation):
         return ticket
 
     def collect(
-        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+        self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
     ) -> Answer:
         if ticket not in self.at.posted:
             raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
         call, failed = self.at.posted[ticket], dict[str, str]()
         requests = list(self._requests(call, failed))
         self._event("collects", call)
-        answer = self._gather(call, self.transport.collect(ticket, requests), failed, folds, at_least, optional)
+        answer = self._gather(call, self.transport.collect(ticket, requests), failed, aggregate, at_least, optional)
         self._event("collected", call)
         del self.at.posted[ticket]
         return answer
@@ -163,9 +169,11 @@ class Asking(Federation):
         to: Iterable[str] | None,
         common: Any,
         each: Mapping[str, Any] | None,
-        folds: Sequence[Mean] | None = None,
+        aggregate: Sequence[Mean] | None = None,
     ) -> Call:
-        name, _, names = check_call(self.method, step, self.parties, to=to, common=common, each=each, folds=folds)
+        name, _, names = check_call(
+            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
+        )
         self._now.calls += 1
         stage = self._stages[self.at.stage]
         encoded = codec.encode(common) if common is not None else None
@@ -198,7 +206,7 @@ class Asking(Federation):
             if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
                 before, encoded = call.each[party], codec.encode(call.each[party])
             yield Request(
-                run=self.rules.run,
+                run=self.round_policy.run,
                 party=party,
                 each=encoded,
                 base=self._now.accepted.get(party, self.at.accepted.get(party)),
@@ -209,54 +217,54 @@ class Asking(Federation):
     def _not_reached(self, party: str, when: tuple[str | int, ...]) -> str | None:
         """Why a party is simulated not to be reached by any of the tries, or None."""
         why = None
-        for attempt in range(self.rules.retries + 1):
-            if (why := self.rules.trouble.before(self.rules.seed, party, _named(when, attempt))) is None:
+        for attempt in range(self.round_policy.retries + 1):
+            if (why := self.round_policy.trouble.before(self.round_policy.seed, party, _named(when, attempt))) is None:
                 return None
         return why
 
     def _gather(
         self,
         call: Call,
-        replies: Iterator[tuple[Request, Reply] | Cohort],
+        replies: Iterator[tuple[Request, Reply] | ClientBatch],
         failed: dict[str, str],
-        folds: Sequence[Mean],
+        aggregate: Sequence[Mean],
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        now, got = self._now, self._gathering(call, folds, failed)
+        now, got = self._now, self._gathering(call, aggregate, failed)
         for item in replies:
-            for request, reply in self._together(got, item) if isinstance(item, Cohort) else (item,):
+            for request, reply in self._take_batch(got, item) if isinstance(item, ClientBatch) else (item,):
                 self._take(got, request, reply, simulated=True)
-        got = self._bounded(got, call, folds, failed)
+        got = self._bounded(got, call, aggregate, failed)
         now.bytes.update(got.bytes)
         now.asked |= set(call.to)
         now.failed |= failed
         for party in failed:
-            self.at.tallies[party].failed += 1
-        share = self.rules.quorum * len(call.to)
+            self.at.party_stats[party].failed += 1
+        share = self.round_policy.quorum * len(call.to)
         need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
         if len(got.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(got.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if got.arrived and any(mean.once for mean in folds):
-            self._opened.record(call, folds, got.arrived)
+        if got.arrived and any(mean.once for mean in aggregate):
+            self._opened.record(call, aggregate, got.arrived)
         try:
-            folded = got.folded() if got.arrived else {}
+            aggregated = got.aggregated() if got.arrived else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         now.accepted |= got.accepted
         now.receipts += got.receipts
         now.losses |= got.each.get("loss", {})
-        return Answer(folded, got.each, dict(sorted(failed.items())), tuple(got.arrived))
+        return Answer(aggregated, got.each, dict(sorted(failed.items())), tuple(got.arrived))
 
-    def _take(self, got: Gathering, request: Request, reply: Reply, *, simulated: bool = False) -> None:
+    def _take(self, got: ReplyAggregator, request: Request, reply: Reply, *, simulated: bool = False) -> None:
         """Take in a reply; of one that did not come whole, what comes when the same is asked again, in its place.
 
         A party trains once, and answers with what it has saved: so a reply that was `simulated` to be lost is in hand.
         """
-        tally, most = self.at.tallies[request.party], self._most(request.party)
-        for attempt in range(self.rules.retries + 1):
-            last = attempt == self.rules.retries
+        stats, most = self.at.party_stats[request.party], self._most(request.party)
+        for attempt in range(self.round_policy.retries + 1):
+            last = attempt == self.round_policy.retries
             if not last and isinstance(reply, Unanswered):
                 failed: Exception | None = reply
             else:
@@ -264,7 +272,7 @@ class Asking(Federation):
                     self._now.seen[request.party] = time.time()
                     got.bytes["again"] += _size(reply) or 0 if attempt else 0
                 read = functools.partial(self._read, request, reply, attempt if simulated else None)
-                failed = got.take(request, _size(reply), read, tally, most)
+                failed = got.take(request, _size(reply), read, stats, most)
                 if failed is None and not isinstance(reply, StepFailed):
                     got.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
             if last or not isinstance(failed, Lost | Unanswered | codec.WireError):
@@ -272,24 +280,26 @@ class Asking(Federation):
             if not isinstance(failed, Lost):
                 ((_, reply),) = self.transport.exchange([request])
 
-    def _bounded(self, got: Gathering, call: Call, folds: Sequence[Mean], failed: dict[str, str]) -> Gathering:
+    def _bounded(
+        self, got: ReplyAggregator, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
+    ) -> ReplyAggregator:
         """What was gathered, or where a reply is too large beside the others, the same call gathered again.
 
         The median, and who answers at all, are known when all are in, and by then they are summed. So the same requests
         are asked again, which the parties answer with the replies that they have saved; the sums are those of a round
         in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
         """
-        ratio, clip = self.rules.max_update_norm, self.rules.oversized == "clip"
+        ratio, clip = self.round_policy.max_update_norm, self.round_policy.oversized == "clip"
         limits = got.limits(ratio) if ratio else {}
         beyond, asked = got.beyond(limits), self._heaviest(call.to)
         to = [party for party in got.arrived if clip or party not in beyond]
         heaviest = min(asked, self._heaviest(to))  # the absent hold nobody down
-        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in folds)
+        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregate)
         held = by_images and any(min(self._most(party), asked) > heaviest for party in to)
         if not limits and not held:
             return got
         again = self._gathering(
-            call, folds, failed, heaviest=heaviest, first=got.norms, limits=limits if clip else None
+            call, aggregate, failed, heaviest=heaviest, first=got.norms, limits=limits if clip else None
         )
         again.bytes.update(got.bytes)
         if clip:
@@ -303,20 +313,20 @@ class Asking(Federation):
         return again
 
     def _replies(
-        self, call: Call, folds: Sequence[Mean], failed: dict[str, str]
-    ) -> Iterator[tuple[Request, Reply] | Cohort]:
+        self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
+    ) -> Iterator[tuple[Request, Reply] | ClientBatch]:
         requests = self._requests(call, failed)
-        if self.numerics.cohorts and can_fold(self.method.steps[call.step][1], folds) and not self._bound(call):
-            return self.transport.together(requests, self.numerics.cohorts)
+        if self.numerics.cohorts and can_batch(self.method.steps[call.step][1], aggregate) and not self._bound(call):
+            return self.transport.batched(requests, self.numerics.cohorts)
         return self.transport.exchange(requests)
 
-    def _together(self, got: Gathering, cohort: Cohort) -> Iterator[tuple[Request, Reply]]:
-        """Take in a cohort; where that cannot be, the replies of its parties, each asked by itself."""
+    def _take_batch(self, got: ReplyAggregator, batch: ClientBatch) -> Iterator[tuple[Request, Reply]]:
+        """Take in a client batch; where that cannot be, the replies of its parties, each asked by itself."""
         try:
-            got.take_together(cohort, self.at.tallies, self._most)
+            got.take_batch(batch, self.at.party_stats, self._most)
         except Apart:
-            return self.transport.exchange(cohort.requests)
-        self._cohorts.write(cohort)
+            return self.transport.exchange(batch.requests)
+        self._client_batches.write(batch)
         return iter(())
 
     def _most(self, party: str) -> int:
@@ -324,7 +334,7 @@ class Asking(Federation):
         return self.images(party) + (len(self.data) if self.data is not None else 0)
 
     def _bound(self, call: Call) -> bool:
-        """Whether a number of images weighs less than it says at a party: then a cohort, a mean already, cannot be."""
+        """Whether images weigh less than a party says: then a client batch, which is a mean already, cannot be."""
         return self._heaviest(call.to) < max(self._most(party) for party in call.to)
 
     def _heaviest(self, to: Sequence[str]) -> float:
@@ -332,7 +342,7 @@ class Asking(Federation):
 
         Of two parties nobody can tell whose number is wrong.
         """
-        share = self.rules.max_share
+        share = self.round_policy.max_share
         return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
 
     def _lengths(self, to: Sequence[str]) -> dict[str, float]:
@@ -340,21 +350,21 @@ class Asking(Federation):
 
         A number that is the party's word alone counts up to `BELIEVED` times the median, or a lie would go as far.
         """
-        if self.rules.equal_steps:
+        if self.round_policy.equal_steps:
             return dict.fromkeys(to, 1.0)
         images = {party: max(1, self.images(party)) for party in to}
-        most = math.inf if self.rules.max_share is None else BELIEVED * statistics.median_low(images.values())
+        most = math.inf if self.round_policy.max_share is None else BELIEVED * statistics.median_low(images.values())
         return {party: math.sqrt(min(number, most)) for party, number in images.items()}
 
     def _gathering(
-        self, call: Call, folds: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
-    ) -> Gathering:
+        self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
+    ) -> ReplyAggregator:
         declaration = self.method.steps[call.step][1]
         everyone = self.parties(declaration.role)
-        return Gathering(
+        return ReplyAggregator(
             call,
             declaration,
-            folds,
+            aggregate,
             failed,
             block=self.numerics.block,
             everyone=everyone,
@@ -367,18 +377,18 @@ class Asking(Federation):
     def _read(self, request: Request, reply: Reply, attempt: int | None, cls: type, sent: Sequence[Any]) -> Any:
         """The message in a reply; it may be simulated to be lost at an `attempt`, but for None."""
         if isinstance(reply, StepFailed):
-            if self.rules.on_error == "stop":
+            if self.round_policy.on_error == "stop":
                 raise RunFailed(
                     f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
                 ) from reply
             raise reply
         when = (request.stage, request.round, request.call)
         if attempt is not None and (
-            why := self.rules.trouble.after(self.rules.seed, request.party, _named(when, attempt))
+            why := self.round_policy.trouble.after(self.round_policy.seed, request.party, _named(when, attempt))
         ):
             raise Lost(why)
         message = compression.decode(_data(reply), cls, sent, self.numerics.updates)
-        return self.rules.trouble.reply(request.party, message)
+        return self.round_policy.trouble.reply(request.party, message)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
@@ -386,7 +396,7 @@ class Asking(Federation):
             call, failed = self.at.posted.pop(ticket), dict[str, str]()
             got = self._gathering(call, (), failed)
             for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
-                got.count(request, _size(reply), self.at.tallies[request.party])
+                got.count(request, _size(reply), self.at.party_stats[request.party])
             self._now.bytes.update(got.bytes)
 
     # --- what is written of it ----------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from coalface.core.method import Models, Probes, Tensors
-from coalface.engine.federation import Asking
+from coalface.engine.federation import ServerFederation
 
 
-class Lab(Asking):
+class Lab(ServerFederation):
     """A run's parties as the lab's judges see them; no method asks for any of it."""
 
     def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
@@ -45,5 +45,5 @@ class Lab(Asking):
     def _staying(
         self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[str, Tensors]]:
-        """What a step with stays=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
+        """What a step with local=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
         return self.transport.own_models(self._requests(self._call(step, None, common, each), None))

@@ -18,11 +18,11 @@ from coalface.core import codec
 from coalface.core.disk import writing
 from coalface.core.method import Tensors, Ticket
 from coalface.engine import processes
-from coalface.engine.client_batch import Cohort, cut
+from coalface.engine.client_batch import ClientBatch, cut
 from coalface.engine.party.commits import read_span
-from coalface.engine.party.executor import Desk, Request, StepFailed, take_together
-from coalface.engine.party.setup import Setup, World
-from coalface.engine.party.sharding import Crews
+from coalface.engine.party.executor import PartyExecutor, Request, StepFailed, run_batch
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import Reply, RunFailed
 
 _WORKER_DIED = (
@@ -43,36 +43,36 @@ class InProcess:
     children = False
     """Whether there are processes beside this one even if no party has shards."""
 
-    def __init__(self, setup: Setup, world: World) -> None:
+    def __init__(self, setup: Setup, world: FederatedData) -> None:
         setup.prepare()
         self.members = world.members()
         if self.children or setup.numerics.shards:
             processes.wait_for_workers(setup.folder)
         self.heads: dict[str, tuple[int, str]] = {}
-        self._crews = Crews(setup)
-        self._site = self._crews.site(setup.site(world))
+        self._groups = ProcessGroups(setup)
+        self._context = self._groups.context(setup.context(world))
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order."""
         for request in requests:
-            desk = Desk(self._site, request.party)
+            executor = PartyExecutor(self._context, request.party)
             try:
-                reply: Reply = desk.answer(request)
+                reply: Reply = executor.answer(request)
             except StepFailed as error:
                 reply = error
-            if desk.head is not None:
-                self.heads[request.party] = desk.head
+            if executor.head is not None:
+                self.heads[request.party] = executor.head
             yield request, reply
 
-    def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
         """Cohorts of so many images at most, computed in this process whatever the workers; where one fails, singly."""
         for some in cut(requests, lambda party: self.members[party].images, images):
             try:
-                cohort = Cohort(some, take_together(self._site, some))
+                batch = ClientBatch(some, run_batch(self._context, some))
             except Exception:  # whatever it is, the party that it is about will say it by itself
                 yield from self.exchange(some)
                 continue
-            yield cohort
+            yield batch
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Nothing runs beside anything in one process: the work is done when it is collected, with the same bits."""
@@ -82,14 +82,14 @@ class InProcess:
         return self.exchange(requests)
 
     def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """What a step with stays=True gives at each party's desk, such as its own model."""
+        """What a step with local=True gives at each party's executor, such as its own model."""
         for request in requests:
-            yield request.party, Desk(self._site, request.party).own_model(request)
+            yield request.party, PartyExecutor(self._context, request.party).own_model(request)
 
-    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+    def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
         """Tell every party which commit was accepted last, up to the round `ordinal`."""
         for party, commit in accepted.items():
-            Desk(self._site, party).settle(commit, ordinal)
+            PartyExecutor(self._context, party).finalize(commit, ordinal)
 
     def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
         """What is wrong with parties' ledgers, held against their accepted commits; the first `whole` are read whole.
@@ -99,14 +99,14 @@ class InProcess:
         faults = {}
         for place, (party, commit) in enumerate(accepted.items()):
             try:
-                Desk(self._site, party).check(commit, whole=place < whole)
+                PartyExecutor(self._context, party).check(commit, whole=place < whole)
             except (FileNotFoundError, ValueError) as error:
                 faults[party] = str(error)
         return faults
 
     def close(self) -> None:
         """End the helpers."""
-        self._crews.close()
+        self._groups.close()
 
 
 class Workers(InProcess):
@@ -118,7 +118,7 @@ class Workers(InProcess):
 
     children = True
 
-    def __init__(self, setup: Setup, world: World, workers: int, window: int) -> None:
+    def __init__(self, setup: Setup, world: FederatedData, workers: int, window: int) -> None:
         super().__init__(setup, world)
         self._window = window
         self._mail = setup.folder / "mail"
@@ -138,7 +138,7 @@ class Workers(InProcess):
         self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Each request with its reply, in order; at most `window` are under way or waiting to be folded."""
+        """Each request with its reply, in order; at most `window` are under way or waiting to be aggregated."""
         ahead: collections.deque[tuple[Request, concurrent.futures.Future[Any]]] = collections.deque()
         last = None
         for request in requests:
@@ -221,7 +221,7 @@ def _start_worker(given: bytes, folder: Path, begun: Event, told: Connection) ->
         begun.set()
         setup: Setup = pickle.loads(given)
         setup.prepare()
-        _here["site"] = Crews(setup).site(setup.site(setup.build()))
+        _here["context"] = ProcessGroups(setup).context(setup.context(setup.build()))
     except Exception as error:
         _here["failed"] = error
 
@@ -254,7 +254,7 @@ def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, 
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=codec.Encoded(bytearray(letter.read_bytes())))
         request = dataclasses.replace(request, common=_here["common"])
-    desk = Desk(_here["site"], request.party)
-    reply = desk.answer(request)
+    executor = PartyExecutor(_here["context"], request.party)
+    reply = executor.answer(request)
     data = reply.data if isinstance(reply, codec.Encoded) else reply
-    return _Parcel(mail / f"{request.party}-{request.id}", data), desk.head
+    return _Parcel(mail / f"{request.party}-{request.id}", data), executor.head

@@ -1,4 +1,4 @@
-"""Taking in the replies to one call: each is validated, counted and folded as it comes, in party order."""
+"""Taking in the replies to one call: each is validated, counted and aggregated as it comes, in party order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from coalface.core import codec
 from coalface.core.declarations import StepDeclaration, counterpart
 from coalface.core.method import Mean, Tensors
 from coalface.core.text import told
-from coalface.engine.client_batch import Apart, Cohort
+from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.party.executor import Request, StepFailed
-from coalface.engine.run_state import Call, Tally
-from coalface.engine.running_sums import Fold
+from coalface.engine.run_state import Call, PartyStats
+from coalface.engine.running_sums import RunningMean
 
 FEW = 3
 """Replies from which on one can be told to be larger than the others."""
@@ -43,7 +43,7 @@ class Lost(codec.Refused):
     """A reply that was sent and did not arrive in time."""
 
 
-class Gathering:
+class ReplyAggregator:
     """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
 
     `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role. Where a call
@@ -56,7 +56,7 @@ class Gathering:
         self,
         call: Call,
         declaration: StepDeclaration,
-        folds: Sequence[Mean],
+        aggregate: Sequence[Mean],
         failed: dict[str, str],
         *,
         block: int,
@@ -70,7 +70,7 @@ class Gathering:
         self.call, self.failed = call, failed
         self._first, self._limits, self._statistics, self._lengths = first, limits or {}, statistics, lengths
         self.accepted: dict[str, str] = {}
-        """Party -> its commit, of the replies that count; those of a cohort leave none."""
+        """Party -> its commit, of the replies that count; those of a client batch leave none."""
         self.receipts: list[dict[str, Any]] = []
         """Of the replies that count, by `coalface.engine.receipts.receipt`."""
         self.arrived: list[str] = []
@@ -81,46 +81,52 @@ class Gathering:
         reply: Any = declaration.reply
         self._class = reply
         sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
-        keys = [mean.key for mean in folds]
+        keys = [mean.key for mean in aggregate]
         if twice := sorted({key for key in keys if keys.count(key) > 1}):
             raise ValueError(
-                f"two folds are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
+                f"two means are called {twice[0]!r}, so one would be lost: give each Mean a `name` of its own."
             )
         self._sums = [
-            Fold(mean, block=block, everyone=everyone, reply=reply, sent=sent, heaviest=heaviest) for mean in folds
+            RunningMean(mean, block=block, everyone=everyone, reply=reply, sent=sent, heaviest=heaviest)
+            for mean in aggregate
         ]
-        folded = {mean.field for mean in folds}
-        self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in folded}
-        """Every field that is not folded: party -> value."""
+        aggregated = {mean.field for mean in aggregate}
+        self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
+        """Every field that is not aggregated: party -> value."""
         self.norms: dict[str, dict[str, float]] = {}
         """Party -> part -> the norm of its floats, as a difference to the field of that name that was sent, if any."""
         self.sizes: dict[str, int] = {}
         """Party -> the bytes of its reply that counts."""
         alike = codec.hints(declaration.common).keys() if declaration.common else set()
-        self._compared = folded | {name for name in self.each if counterpart(reply, name) == name and name in alike}
+        self._compared = aggregated | {name for name in self.each if counterpart(reply, name) == name and name in alike}
         self._common = call.common.message(declaration.common) if call.common and declaration.common else None
         self._down = len(call.common.data) if call.common else 0
         self._places = {party: place for place, party in enumerate(call.to)}
 
-    def count(self, request: Request, size: int | None, tally: Tally) -> None:
+    def count(self, request: Request, size: int | None, stats: PartyStats) -> None:
         """Count the bytes of a request and of its reply; neither where none came (None)."""
         if size is None:
             return
         sent = self._down + (len(request.each.data) if request.each else 0)
-        tally.bytes_down += sent
-        tally.bytes_up += size
+        stats.bytes_down += sent
+        stats.bytes_up += size
         self.bytes["down"] += sent
         self.bytes["up"] += size
 
     def take(
-        self, request: Request, size: int | None, read: Callable[[type, Sequence[Any]], Any], tally: Tally, most: int
+        self,
+        request: Request,
+        size: int | None,
+        read: Callable[[type, Sequence[Any]], Any],
+        stats: PartyStats,
+        most: int,
     ) -> Exception | None:
         """Take in one reply of `size` bytes, None where none came; `most` is how many images the party can have.
 
         `read` gives the message, from its class and what was sent to the party. Returns why it does not count.
         """
         party = request.party
-        self.count(request, size, tally)
+        self.count(request, size, stats)
         try:
             own = self.call.each[party] if self.call.each is not None else None
             sent = [m for m in (own, self._common) if m is not None]
@@ -128,8 +134,8 @@ class Gathering:
             codec.validate(message, sent)
             if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
                 raise codec.Refused(f"images is {images}; this party can have 1 to {most}")
-            for fold in self._sums:
-                fold.check(message, most)
+            for running_mean in self._sums:
+                running_mean.check(message, most)
             norms = self._measured(message, own)
             message = self._clipped(message, own, self._checked(party, norms))
         except (codec.Refused, codec.WireError, StepFailed) as error:
@@ -138,11 +144,11 @@ class Gathering:
             return error
         self.failed.pop(party, None)  # of a try before
         self.norms[party], self.sizes[party] = norms, size or 0
-        for fold in self._sums:
-            name = fold.mean.field
+        for running_mean in self._sums:
+            name = running_mean.mean.field
             before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)
-            fold.add(party, self._places[party], getattr(message, name), before, message)
-        self._keep(request, message, tally)
+            running_mean.add(party, self._places[party], getattr(message, name), before, message)
+        self._keep(request, message, stats)
         self.accepted[party] = request.id
         return None
 
@@ -185,7 +191,7 @@ class Gathering:
         which is a mean, does not grow with the steps, and is compared as it is. The median is the lower one, of the
         parties that are not at `REST`. Where these are fewer than `FEW` nobody is a measure for them, and the limit is
         the norm of what was sent; it is `SMALL` times that at least. Running statistics do not go with the
-        steps either. The replies of a cohort are this machine's own work and have no norms.
+        steps either. The replies of a client batch are this machine's own work and have no norms.
         """
         found: Limits = {}
         if len(self.norms) < max(len(self.arrived), FEW):
@@ -219,7 +225,7 @@ class Gathering:
 
         A party that could send one reply to be measured and another one to be summed would pass any bound.
         """
-        if self._first is not None and self._first.get(party, norms) != norms:  # a cohort's parties have none
+        if self._first is not None and self._first.get(party, norms) != norms:  # a client batch's parties have none
             raise codec.Refused("asked for the same again, it sent something else")
         return {
             part: of[party] / norms[part]
@@ -242,45 +248,45 @@ class Gathering:
                 changes[name] = {**value, **scaled} if isinstance(value, dict) else scaled[""]
         return dataclasses.replace(message, **changes) if changes else message
 
-    def take_together(self, cohort: Cohort, tallies: Mapping[str, Tally], most: Callable[[str], int]) -> None:
-        """Take in the replies of a cohort. Raises Apart where one cannot be taken, and so none of them is."""
-        replies, shared, fields = cohort.replies, cohort.shared, {fold.mean.field for fold in self._sums}
+    def take_batch(self, batch: ClientBatch, party_stats: Mapping[str, PartyStats], most: Callable[[str], int]) -> None:
+        """Take in the replies of a client batch. Raises Apart where one cannot be taken, and so none of them is."""
+        replies, shared, fields = batch.replies, batch.shared, {running_mean.mean.field for running_mean in self._sums}
         if alone := sorted(shared - fields):
             raise Apart(f"{alone[0]} is a mean over the parties, and is asked for singly")
         sizes = []
-        for place, (request, message) in enumerate(zip(cohort.requests, replies, strict=True)):
+        for place, (request, message) in enumerate(zip(batch.requests, replies, strict=True)):
             own = self.call.each[request.party] if self.call.each is not None else None
             try:
                 sent = [m for m in (own, self._common) if m is not None]
                 codec.validate(message, sent, but=shared if place else frozenset())
                 if not 0 < (images := message.images) <= most(request.party):
                     raise codec.Refused(f"images is {images}; this party can have 1 to {most(request.party)}")
-                for fold in self._sums:
-                    fold.check(message, most(request.party))
+                for running_mean in self._sums:
+                    running_mean.check(message, most(request.party))
             except codec.Refused as error:
                 raise Apart(f"{request.party}: {error}") from error
             sizes.append(codec.size(message))
         weight = float(sum(message.images for message in replies))
-        for fold in self._sums:
-            name = fold.mean.field
-            many = zip(cohort.requests, replies, [None] * len(replies), strict=True)
-            for request, message, together in [(cohort.requests[0], replies[0], weight)] if name in shared else many:
+        for running_mean in self._sums:
+            name = running_mean.mean.field
+            many = zip(batch.requests, replies, [None] * len(replies), strict=True)
+            for request, message, together in [(batch.requests[0], replies[0], weight)] if name in shared else many:
                 value = getattr(message, name)
-                fold.add(request.party, self._places[request.party], value, None, message, together)
-        for request, message, size in zip(cohort.requests, replies, sizes, strict=True):
-            self.count(request, size, tallies[request.party])
-            self._keep(request, message, tallies[request.party])
+                running_mean.add(request.party, self._places[request.party], value, None, message, together)
+        for request, message, size in zip(batch.requests, replies, sizes, strict=True):
+            self.count(request, size, party_stats[request.party])
+            self._keep(request, message, party_stats[request.party])
 
-    def _keep(self, request: Request, message: Any, tally: Tally) -> None:
+    def _keep(self, request: Request, message: Any, stats: PartyStats) -> None:
         for name, values in self.each.items():  # a copy, since a reply's bytes may be written over by the next one
             values[request.party] = codec.copied(getattr(message, name))
         if isinstance(loss := getattr(message, "loss", None), float):
-            tally.last_loss = loss
+            stats.last_loss = loss
         self.arrived.append(request.party)
 
-    def folded(self) -> dict[str, Any]:
-        """The result of every fold by its name. Raises ValueError where the weights add up to nothing."""
-        return {fold.mean.key: fold.result() for fold in self._sums}
+    def aggregated(self) -> dict[str, Any]:
+        """Every mean by its name. Raises ValueError where the weights add up to nothing."""
+        return {running_mean.mean.key: running_mean.result() for running_mean in self._sums}
 
 
 def _norm(tensors: Tensors, before: Tensors) -> float:

@@ -6,14 +6,14 @@ import collections
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundPolicy:
     """How a run is conducted: what is not part of the method."""
 
     run: str
@@ -31,7 +31,7 @@ class Rules:
     """Rounds between two judgements by the observers; 0: none during the run."""
     on_error: str = "stop"
     """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
-    trouble: Trouble = Trouble()
+    trouble: SimulatedFaults = SimulatedFaults()
     retries: int = 0
     """How often a party is asked the same again that was not reached, or whose reply was lost, late or torn."""
     max_update_norm: float = 30.0

@@ -34,7 +34,7 @@ class Numerics:
 
 
 @dataclass
-class Tally:
+class PartyStats:
     """What the server counts of one party over a run."""
 
     rounds: int = 0
@@ -62,10 +62,10 @@ class Call:
 
 
 @dataclass
-class Standing:
+class RunState:
     """What the rounds so far have made of a run, the method's own state apart."""
 
-    tallies: dict[str, Tally]
+    party_stats: dict[str, PartyStats]
     """What was counted of each party, by name, sorted."""
     ordinal: int = 0
     """Rounds begun since the start of the run, over all stages."""
@@ -109,7 +109,7 @@ class Standing:
         record = {
             "accepted": self.accepted,
             "abandoned": self.abandoned,
-            "tallies": {p: list(vars(t).values()) for p, t in self.tallies.items() if t != Tally()},
+            "tallies": {p: list(vars(t).values()) for p, t in self.party_stats.items() if t != PartyStats()},
             "totals": self.totals,
             "seconds": self.seconds,
             "metrics": metrics,
@@ -123,7 +123,7 @@ class Standing:
         """Take up what `record` gave, once `ordinal`, `stage` and `round` are set. The engine posts `posted` again."""
         self.accepted, self.abandoned = record["accepted"], record["abandoned"]
         self.totals, self.seconds = record["totals"], record["seconds"]
-        self.tallies |= {p: Tally(*values) for p, values in record["tallies"].items()}
+        self.party_stats |= {p: PartyStats(*values) for p, values in record["tallies"].items()}
         for place, entry in enumerate(record["posted"]):
             about = entry["call"] | {"to": tuple(entry["call"]["to"])}
             declaration = method.steps[about["step"]][1]

@@ -30,7 +30,7 @@ def heaviest(images: Sequence[int], share: float) -> float:
     return float(ordered[-1])
 
 
-class Fold:
+class RunningMean:
     """The running sums of one `Mean`.
 
     Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
@@ -97,14 +97,14 @@ class Fold:
         if self.mean.of == "differences" and sent is None:
             raise ValueError(f"Mean({self.mean.field!r}, of='differences'): {party} was sent no {self.mean.field}.")
         before = _named(sent) if self.mean.of == "differences" else None
-        tensors = {n: t for n, t in _named(value).items() if t.is_floating_point()}  # counters are never folded
+        tensors = {n: t for n, t in _named(value).items() if t.is_floating_point()}  # counters are never aggregated
         looks = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if self._looks is None:
             self._looks = looks
         if looks != self._looks:  # each reply looks like what that party was sent
             raise ValueError(
                 f"Mean({self.mean.field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
-                "before it, and so sent back others. Ask for them in calls of their own, or do not fold them."
+                "before it, and so sent back others. Ask for them in calls of their own, or do not average them."
             )
         for name, tensor in tensors.items():
             if name not in self._partial:

@@ -19,8 +19,8 @@ from coalface.core.method import Abandoned, Backbone, Method, Models, generator
 from coalface.core.text import told
 from coalface.engine import checkpoint
 from coalface.engine.lab import Lab
-from coalface.engine.rounds import Round, Rules
-from coalface.engine.run_state import Numerics, Tally, check_same
+from coalface.engine.rounds import Round, RoundPolicy
+from coalface.engine.run_state import Numerics, PartyStats, check_same
 from coalface.engine.transport import RunFailed, Transport
 
 READ = 200
@@ -37,7 +37,7 @@ class Server(Lab):
     def __init__(
         self,
         method: Method,
-        rules: Rules,
+        round_policy: RoundPolicy,
         numerics: Numerics,
         transport: Transport,
         folder: Path,
@@ -49,7 +49,7 @@ class Server(Lab):
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
-        super().__init__(method, rules, numerics, transport, folder, **given)
+        super().__init__(method, round_policy, numerics, transport, folder, **given)
         self.observers, self.report = observers, report
         self._metrics = hashlib.sha256()
         """Of the lines of the metrics so far."""
@@ -76,8 +76,8 @@ class Server(Lab):
             while self.at.round < stage.rounds:
                 self.at.round += 1
                 state = self._one_round(stage.round, state, last=self.at.round == stage.rounds)
-            asked = [party for party, tally in self.at.tallies.items() if tally != Tally()]
-            self.transport.settle({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
+            asked = [party for party, stats in self.at.party_stats.items() if stats != PartyStats()]
+            self.transport.finalize({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
 
     def resumes_after(self) -> tuple[int, Mapping[str, int], tuple[str, ...]]:
@@ -93,8 +93,8 @@ class Server(Lab):
 
     def check_ledgers(self) -> dict[str, str]:
         """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
-        parties = {party: self.at.accepted.get(party) for party in self.at.tallies}
-        return self._cohorts.check() | self.transport.check(parties, READ)
+        parties = {party: self.at.accepted.get(party) for party in self.at.party_stats}
+        return self._client_batches.check() | self.transport.check(parties, READ)
 
     def checkpoint_share(self) -> float:
         """The checkpoints' share of the time of all rounds so far."""
@@ -129,7 +129,7 @@ class Server(Lab):
 
     def _start(self) -> None:
         self._now = Round()
-        self.rng = generator(self.rules.seed, "server", self._stages[self.at.stage].name, self.at.round)
+        self.rng = generator(self.round_policy.seed, "server", self._stages[self.at.stage].name, self.at.round)
 
     def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
         self.at.ordinal += 1
@@ -150,10 +150,10 @@ class Server(Lab):
             self._drain(list(self.at.posted))
         trained = time.perf_counter()
         for party in self._now.arrived:
-            self.at.tallies[party].rounds += abandoned is None
+            self.at.party_stats[party].rounds += abandoned is None
         self._count()
         record = self._now.record(self._stages[self.at.stage].name, self.at.round, abandoned)
-        if self.rules.judge and (self.at.round % self.rules.judge == 0 or last):
+        if self.round_policy.judge and (self.at.round % self.round_policy.judge == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
         judged = time.perf_counter()
@@ -161,11 +161,11 @@ class Server(Lab):
         self.at.seconds["judging"] += judged - trained
         self._metrics.update(self._write_line("metrics.jsonl", record))
         in_a_row = self.at.abandoned
-        over = abandoned is not None and in_a_row >= self.rules.patience
+        over = abandoned is not None and in_a_row >= self.round_policy.patience
         if over:  # a resume goes on from here and counts anew; one after a kill in the row goes on counting
             self.at.abandoned = 0
-        if last or over or self.at.ordinal % self.rules.checkpoint == 0:
-            self._checkpoint(state, keep=1 if last else self.rules.keep)
+        if last or over or self.at.ordinal % self.round_policy.checkpoint == 0:
+            self._checkpoint(state, keep=1 if last else self.round_policy.keep)
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
@@ -178,7 +178,8 @@ class Server(Lab):
             rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
             raise RunFailed(
                 f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
-                f"lower engine.quorum (now {self.rules.quorum:g}) or more engine.patience (now {self.rules.patience})."
+                f"lower engine.quorum (now {self.round_policy.quorum:g}) or more engine.patience (now "
+                f"{self.round_policy.patience})."
                 f"{self._ways_back()}"
             )
         return state
@@ -197,15 +198,15 @@ class Server(Lab):
     # --- what a resume needs ------------------------------------------------------------------------------------------
 
     @property
-    def _row_rules(self) -> dict[str, float]:
-        return {"quorum": self.rules.quorum, "patience": self.rules.patience}
+    def _row_policy(self) -> dict[str, float]:
+        return {"quorum": self.round_policy.quorum, "patience": self.round_policy.patience}
 
     def _checkpoint(self, state: Any, *, keep: int) -> None:
         at = self.at
         length = (self.folder / "metrics.jsonl").stat().st_size
-        record, posted = at.record(self.numerics, self.rules.seed, length)
+        record, posted = at.record(self.numerics, self.round_policy.seed, length)
         record["metrics_sha256"] = self._metrics.hexdigest()
-        record["rules"], record["cohorts"] = self._row_rules, self._cohorts.size
+        record["rules"], record["cohorts"] = self._row_policy, self._client_batches.size
         record["receipts"] = vars(self._receipts.head)
         packed = bytes(codec.pack(state).data)
         here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
@@ -221,7 +222,7 @@ class Server(Lab):
         """
         faults = self.check_ledgers()
         faults |= {party: why for party, why in self._first_faults.items() if party in faults}
-        if self.rules.on_error == "exclude" and len(faults) < len(self.at.tallies):
+        if self.round_policy.on_error == "exclude" and len(faults) < len(self.at.party_stats):
             self._left_out |= faults
             for party, why in faults.items():
                 said = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
@@ -233,7 +234,7 @@ class Server(Lab):
     def _last_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The last checkpoint whose private states are whole at their parties too, if there is one; else the last."""
         folder = self.folder / "checkpoints"
-        if self.rules.on_error == "stop":  # else the party is left out
+        if self.round_policy.on_error == "stop":  # else the party is left out
             with contextlib.suppress(checkpoint.CheckpointError):  # `_refuse_faults` says what is wrong
                 return checkpoint.load(folder, self._read_parties)
         return checkpoint.load(folder, self._read_metrics)
@@ -244,7 +245,7 @@ class Server(Lab):
         accepted = record["accepted"]
         if accepted == self._held:
             return
-        faults = self.transport.check({party: accepted.get(party) for party in self.at.tallies}, READ)
+        faults = self.transport.check({party: accepted.get(party) for party in self.at.party_stats}, READ)
         if faults:
             self._first_faults = self._first_faults or faults
             raise ValueError(next(iter(faults.values())))
@@ -265,7 +266,7 @@ class Server(Lab):
         found = self._last_checkpoint()
         metrics = self.folder / "metrics.jsonl"
         try:  # before its chain is followed: a kill may have cut off the last line
-            self._cohorts.cut(0 if found is None else found.record.get("cohorts", 0))
+            self._client_batches.cut(0 if found is None else found.record.get("cohorts", 0))
             self._receipts.restore(None if found is None else found.record.get("receipts"))
         except ValueError as error:
             raise RunFailed(str(error)) from error
@@ -275,10 +276,10 @@ class Server(Lab):
             return None
         for why in found.passed_over:
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
-        check_same(found.record, self.numerics, self.rules.seed)
+        check_same(found.record, self.numerics, self.round_policy.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
-        self.at.restore(found.record, found.posted, self.method, self.rules.keep)
-        if found.record.get("rules") != self._row_rules:  # other rules: a row of abandoned rounds begins anew
+        self.at.restore(found.record, found.posted, self.method, self.round_policy.keep)
+        if found.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew
             self.at.abandoned = 0
         self._refuse_faults()  # before any party is at work again
         os.truncate(metrics, found.record["metrics"])

@@ -29,13 +29,13 @@ class Opened:
                 entry = json.loads(line)
                 self._seen[entry["stage"], entry["round"], entry["call"]] = entry["sha256"]
 
-    def record(self, call: Call, folds: Sequence[Mean], arrived: Iterable[str]) -> None:
+    def record(self, call: Call, aggregate: Sequence[Mean], arrived: Iterable[str]) -> None:
         """Write down what is about to be opened. Raises Abandoned where this call opened something else before.
 
         Two sums of the same round differ by the replies of those who came or went, so that these could be solved for.
         """
         here = (call.stage, call.round, call.call)
-        means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in folds]
+        means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in aggregate]
         about = {"arrived": sorted(arrived), "means": [dataclasses.asdict(mean) for mean in means]}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         if here not in self._seen:

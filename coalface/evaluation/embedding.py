@@ -9,20 +9,20 @@ from torch import Tensor
 
 from coalface.core.method import Tensors
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 
 BATCH = 256
 """Images that are embedded at a time."""
 
 
-def load(here: World, model: Tensors) -> None:
+def load(here: FederatedData, model: Tensors) -> None:
     """A whole model into the backbone, with what its policy keeps at parties where the model has that."""
     shared, kept = here.backbone.shared(), here.backbone.kept()
     here.backbone.load({n: model[n] for n in shared}, {n: model[n] for n in kept} if kept else None)
 
 
 @torch.no_grad()
-def embeddings(here: World, faces: FaceSet) -> Tensor:
+def embeddings(here: FederatedData, faces: FaceSet) -> Tensor:
     """(n, d) embeddings of all images as at the parties, unaugmented, not brought to length one."""
     module, places = here.backbone.module.eval(), np.arange(len(faces))
     each = [

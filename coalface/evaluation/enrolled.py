@@ -1,7 +1,7 @@
 """Verification of a run's own clients by images that were kept out of training (`data.test`): the lab's judge of it.
 
 A template is enrolled for every identity that was trained on. Its own test images are its genuine trials, those of all
-others its impostor trials. Parties that verify in a way of their own (`Models.verify`) do so at their desks.
+others its impostor trials. Parties that verify in a way of their own (`Models.verify`) do so at their executors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coalface.core.method import Models
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.kinds import ENROLLED_BY
@@ -24,7 +24,7 @@ FEATURES, OWN = ENROLLED_BY
 """What is verified by: the cosine to a template, and what parties score by themselves; only FedUV's do."""
 
 
-def judge(server: Server, models: Models, here: World, train: FaceSet, test: FaceSet) -> dict[str, Any]:
+def judge(server: Server, models: Models, here: FederatedData, train: FaceSet, test: FaceSet) -> dict[str, Any]:
     """The figures of a run's clients, as `summary.json` has them below `enrolled`; {} without a shared model.
 
     `train` and `test` number the identities alike. All images are embedded once, as at the parties: unaugmented, and
@@ -56,7 +56,7 @@ def by_kind(enrolled: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _by_parties(
-    server: Server, models: Models, here: World, probes: Tensor, train: FaceSet, test: FaceSet
+    server: Server, models: Models, here: FederatedData, probes: Tensor, train: FaceSet, test: FaceSet
 ) -> tuple[Verified | None, int]:
     """What parties of one identity each say by themselves, and how many have never enrolled; these are left out."""
     places = {name: place for place, name in enumerate(train.names)}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coalface.core.method import Models, Tensors
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.kinds import SERVED_BY
@@ -36,7 +36,7 @@ def tested(clients: Mapping[str, FaceSet], test: FaceSet) -> list[str]:
 def judge(
     server: Server,
     models: Models,
-    here: World,
+    here: FederatedData,
     clients: Mapping[str, FaceSet],
     test: FaceSet,
     start: Tensors,

@@ -33,7 +33,7 @@ Figures = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Lists:
+class VerificationPairs:
     """One thing to judge on."""
 
     name: str
@@ -62,7 +62,7 @@ class Lists:
 class Judge:
     """Scores a shared model, or the parties' own ones, on every list of a recipe."""
 
-    lists: Sequence[Lists]
+    lists: Sequence[VerificationPairs]
     backbone: Backbone
     flip: bool = False
     device: str = "cpu"
@@ -103,7 +103,11 @@ class Judge:
         return found
 
     def _judged(
-        self, chosen: Lists, features: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64]
+        self,
+        chosen: VerificationPairs,
+        features: NDArray[np.float32],
+        left: NDArray[np.int64],
+        right: NDArray[np.int64],
     ) -> dict[str, float]:
         pairs, fars = chosen.pairs, self.fars or FARS
         judged = judge(
@@ -112,7 +116,7 @@ class Judge:
         return judged.figures()
 
     def _features(
-        self, tensors: Tensors, chosen: Lists
+        self, tensors: Tensors, chosen: VerificationPairs
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], Identification | None]:
         """The embeddings of the images that a list names, its pairs as places among them, and who was found."""
         shared, kept = self.backbone.shared(), self.backbone.kept()
@@ -141,7 +145,7 @@ class Judge:
             found[chosen.name] = evidence
         return found
 
-    def _judged_last(self) -> list[Lists]:
+    def _judged_last(self) -> list[VerificationPairs]:
         """The lists of the last judgement: none where each party keeps its model to itself."""
         return [chosen for chosen in self.lists if chosen.name in self.last_scores]
 
@@ -168,13 +172,13 @@ class Judge:
         return found
 
 
-def _evidence(scores: NDArray[np.float64], chosen: Lists, fars: Sequence[float]) -> dict[str, Any]:
+def _evidence(scores: NDArray[np.float64], chosen: VerificationPairs, fars: Sequence[float]) -> dict[str, Any]:
     if chosen.identities.headline is not None:
         return tar_evidence(scores, chosen.identities, fars)
     return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.judged_folds)
 
 
-def keep_lists(folder: Path, lists: Sequence[Lists]) -> None:
+def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:
     """Write who is in each pair of each list, so that runs can be compared later without the images."""
     folder.mkdir(parents=True, exist_ok=True)
     for chosen in lists:

@@ -10,7 +10,7 @@ from pathlib import Path
 from coalface import __version__
 from coalface.experiments import compare
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, table
@@ -43,7 +43,7 @@ def recipe(method: str) -> Recipe:
     return loader.parse({**RECIPE, "name": f"demo-{method}", "method": method})
 
 
-def run(out: Path, view: View, *, fresh: bool = False) -> str:
+def run(out: Path, callback: Callback, *, fresh: bool = False) -> str:
     """Train, compare, and return what to tell the person.
 
     It is made in a hidden folder beside `out`, where an unfinished one is gone on with, and takes its place when it is
@@ -67,10 +67,10 @@ def run(out: Path, view: View, *, fresh: bool = False) -> str:
     for method in METHODS:
         place = making / method
         if not (place / "config.yaml").exists():
-            experiment.run(recipe(method), place, view)
+            experiment.run(recipe(method), place, callback)
         elif not (place / "report.html").exists():  # the last thing that a run writes
-            view.note(f"going on with {place}")
-            experiment.resume(place, view)
+            callback.note(f"going on with {place}")
+            experiment.resume(place, callback)
     compared = _compare([making / method for method in METHODS], making / REPORT)
     _may_go(out)  # somebody may have put something there meanwhile
     if out.exists():

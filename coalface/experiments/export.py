@@ -23,8 +23,8 @@ from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import Commit, DamagedCommit
-from coalface.engine.party.executor import Desk, Request, StepFailed
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.executor import PartyExecutor, Request, StepFailed
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.evaluation import embedding
 from coalface.evaluation.finished_model import read_faces, read_model
 from coalface.evaluation.metrics.personalised import gallery_of
@@ -83,7 +83,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     return out
 
 
-def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
+def own_model(recipe: Recipe, here: FederatedData, run: Path, party: str) -> Tensors:
     """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
     method = recipe.build_method()
     roles: dict[str, list[str]] = {}
@@ -109,9 +109,9 @@ def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)
     )
     try:
-        desk = Desk(setup.site(here), party)
-        Commit.whole(desk.folder / f"{accepted}.commit").check()
-        model = desk.own_model(asked)
+        executor = PartyExecutor(setup.context(here), party)
+        Commit.whole(executor.folder / f"{accepted}.commit").check()
+        model = executor.own_model(asked)
     except (StepFailed, DamagedCommit, FileNotFoundError) as error:
         raise RecipeError(f"{run}: {error}") from error
     if not model:
@@ -119,7 +119,7 @@ def own_model(recipe: Recipe, here: World, run: Path, party: str) -> Tensors:
     return model
 
 
-def _features(here: World, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
+def _features(here: FederatedData, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
     """(n, d) unit features by the model, whose backbone is loaded."""
     found: Tensor = embedding.embeddings(here, faces)
     if "branch.weight" in model:
@@ -127,7 +127,7 @@ def _features(here: World, faces: FaceSet, model: Tensors) -> NDArray[np.float32
     return embedding.unit(found)
 
 
-def _strangers(recipe: Recipe, here: World, party: str) -> FaceSet:
+def _strangers(recipe: Recipe, here: FederatedData, party: str) -> FaceSet:
     """Images of people who are nobody's, which the party holds."""
     public = here.public
     if public is None:

@@ -10,7 +10,7 @@ from typing import Any
 from coalface.core.checks import RecipeError
 from coalface.core.text import several
 from coalface.engine import checkpoint, receipts
-from coalface.engine.client_batch import COHORTS
+from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
 from coalface.experiments import status
 from coalface.experiments.report import runs
@@ -122,7 +122,7 @@ def files(path: Path) -> list[Path]:
     """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
     if path.is_file():
         return [path]
-    found = [path / f"{COHORTS}.jsonl"] if (path / f"{COHORTS}.jsonl").exists() else []
+    found = [path / f"{CLIENT_BATCHES}.jsonl"] if (path / f"{CLIENT_BATCHES}.jsonl").exists() else []
     found += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
     if not found:
         raise RecipeError(
@@ -165,7 +165,7 @@ def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], 
         if (row := rows.get(key)) is None:
             row = rows[key] = Row(run, step, shown, kind, to, protection)
         row.parties.add(party)
-        row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a line of a cohort is of many parties
+        row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
         row.bytes += int(line["bytes"])
         row.shapes.add(tuple(line["shape"]))
         row.dtypes.add(str(line["dtype"]))
@@ -284,11 +284,11 @@ def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
 def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Of rounds that count, those with fewer receipts than parties whose replies arrived.
 
-    A cohort has no receipts, and posted work has those of the round that posted it: such runs are not looked at, nor
-    rounds before the first receipt, which a version without receipts may have begun.
+    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at,
+    nor rounds before the first receipt, which a version without receipts may have begun.
     """
     posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
-    if posted or (run / f"{COHORTS}.jsonl").exists():
+    if posted or (run / f"{CLIENT_BATCHES}.jsonl").exists():
         return
     listed: dict[tuple[Any, Any], set[str]] = {}
     for line in accepted:

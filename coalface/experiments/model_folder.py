@@ -38,7 +38,7 @@ def write(
         (fresh / "parties").mkdir()
         for party, tensors in server.own_models(models):
             save(tensors, fresh / "parties" / f"{party}.safetensors")
-    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.tallies), readable))
+    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.party_stats), readable))
     beside = []
     if recipe.data.side == "public":
         for _, tensors in server.classifiers(models):
@@ -84,7 +84,7 @@ def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: 
     if source.kind == OWN:
         dealt = "each its own images"
     if (two := recipe.data.domains) is not None:
-        known = "with" if METHODS[recipe.method].told else "without"
+        known = "with" if METHODS[recipe.method].uses_target_labels else "without"
         dealt = f"source {two.source}, target {two.target} {known} its identities"
     parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if pooled and two is None else f"{dealt}, {parties}"

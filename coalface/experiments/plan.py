@@ -217,11 +217,11 @@ class _Paper(Federation):
         to: Iterable[str] | None = None,
         common: Any = None,
         each: Mapping[str, Any] | None = None,
-        folds: Sequence[Mean] = (),
+        aggregate: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
         name, declaration, names = check_call(
-            self.method, step, self.parties, to=to, common=common, each=each, folds=folds
+            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
         )
         one = each[names[0]] if each is not None else None
         self.asked[name] = len(names)
@@ -232,12 +232,12 @@ class _Paper(Federation):
                 self._note(name, role, "down", message, codec.encode(message), how, frozenset())
         reply_class: Any = declaration.reply
         reply = self._blank(reply_class, sent := [m for m in (one, common) if m is not None])
-        folded = {mean.field for mean in folds}
+        aggregated = {mean.field for mean in aggregate}
         encoded = compression.encode(reply, sent, self.updates)
-        self._note(name, role, "up", reply, encoded, "the server", folded)
+        self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
-        single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in folded}
-        return Answer({mean.key: values[mean.field] for mean in folds}, single, {}, names)
+        single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in aggregated}
+        return Answer({mean.key: values[mean.field] for mean in aggregate}, single, {}, names)
 
     def post(
         self,
@@ -248,14 +248,14 @@ class _Paper(Federation):
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
         ticket = Ticket("plan", 1, len(self._posted))
-        self._posted[ticket] = lambda folds: self.ask(step, to=to, common=common, each=each, folds=folds)
+        self._posted[ticket] = lambda aggregate: self.ask(step, to=to, common=common, each=each, aggregate=aggregate)
         self._posted[ticket](())
         return ticket
 
     def collect(
-        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+        self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
     ) -> Answer:
-        return self._posted.pop(ticket)(folds)
+        return self._posted.pop(ticket)(aggregate)
 
     def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:
         values: dict[str, Any] = {}
@@ -272,7 +272,7 @@ class _Paper(Federation):
         message: Any,
         encoded: codec.Encoded,
         to: str,
-        folded: frozenset[str] | set[str],
+        aggregated: frozenset[str] | set[str],
     ) -> None:
         entries = {e.name: e for e in encoded.entries}
         for name in codec.hints(message.__class__):
@@ -295,7 +295,7 @@ class _Paper(Federation):
                 e.dtype for e in mine
             }
             kind += f" as {self.updates}" if direction == "up" and narrow else ""
-            kind += ", folded" if name in folded else ""
+            kind += ", folded" if name in aggregated else ""
             size = None if unknown else sum(e.bytes for e in (*mine, *scales))
             numbers = 0 if unknown else sum(math.prod(e.shape) for e in mine)
             self.sent[step, direction, name] = Sent(

@@ -8,7 +8,7 @@ from coalface.core.checks import nearest
 from coalface.core.method import Method, plays
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.memory import footprint
@@ -32,7 +32,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 
 
 def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
-    """(the trainers of a run, a round's messages among all of its parties, images of a cohort), checked as a run is."""
+    """(a run's trainers, a round's messages among all parties, images of a client batch), checked as a run is."""
     world.check_device(recipe)
     tensorboard.check(recipe)
     if recipe.pretrain is not None:
@@ -47,12 +47,12 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     pair_lists.judged(recipe, train, held, sources.unseen, here.public)
     messages = planned(recipe, recipe.build_method(), here)
     training = [name for name, member in here.members().items() if plays(member.role, "trainer")]
-    return {name: here.data[name] for name in sorted(training)}, messages, world.cohorts(recipe, here)
+    return {name: here.data[name] for name in sorted(training)}, messages, world.client_batch(recipe, here)
 
 
-def planned(recipe: Recipe, method: Method, here: World) -> Plan:
+def planned(recipe: Recipe, method: Method, here: FederatedData) -> Plan:
     """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
-    trouble = recipe.build_trouble()
+    trouble = recipe.build_faults()
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)
@@ -194,7 +194,7 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
 
 
 def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[str]]:
-    """Means that are asked for of each folded field, and what Federated Validation keeps in memory besides."""
+    """Means that are asked for of each field, and what Federated Validation keeps in memory besides."""
     found = [part for part in vars(recipe.build_method()).values() if isinstance(part, FederatedValidation)]
     if not found:
         return 1, []

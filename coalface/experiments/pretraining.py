@@ -16,17 +16,17 @@ from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, us
 from coalface.evaluation import membership
 from coalface.evaluation.membership import Members
 from coalface.experiments import model_folder, preflight, provenance
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import splits, world
 from coalface.models.folder import read_about, read_tensors
 
-Make = Callable[[Recipe, Path, View], None]
+Make = Callable[[Recipe, Path, Callback], None]
 """Runs a recipe in a folder, or goes on where it was begun there."""
 
 
-def pretrained(recipe: Recipe, view: View, make: Make) -> tuple[Tensors, torch.Tensor | None, Members | None]:
+def pretrained(recipe: Recipe, view: Callback, make: Make) -> tuple[Tensors, torch.Tensor | None, Members | None]:
     """The shared tensors of the pre-training's model, from the cache where its recipe has been run by the same code.
 
     And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
@@ -60,7 +60,7 @@ def pretrained(recipe: Recipe, view: View, make: Make) -> tuple[Tensors, torch.T
     return tensors, _classifier(recipe, inner, place, view, make), membership.read(place)
 
 
-def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View, make: Make) -> torch.Tensor | None:
+def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: Callback, make: Make) -> torch.Tensor | None:
     """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
     public = splits.public_faces(recipe, view.packing)
     if public is None:
@@ -79,7 +79,7 @@ def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: View, make: Ma
 
 
 @contextlib.contextmanager
-def _turn(lock: Path, place: Path, view: View) -> Iterator[None]:
+def _turn(lock: Path, place: Path, view: Callback) -> Iterator[None]:
     """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
     lock.parent.mkdir(mode=0o700, exist_ok=True)
     with open(lock, "a") as file:

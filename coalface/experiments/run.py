@@ -20,8 +20,8 @@ from coalface.core.method import plays
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint, processes
 from coalface.engine.local import InProcess, Workers
-from coalface.engine.party.setup import Setup, World
-from coalface.engine.rounds import Rules
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.server import Server
 from coalface.engine.transport import RunFailed, Transport
 from coalface.evaluation import clustering, enrolled, membership, personalised, verification
@@ -29,7 +29,7 @@ from coalface.evaluation.verification import Judge, write_json, write_text
 from coalface.experiments import image_counts, model_folder, plan, preflight, pretraining, provenance, status
 from coalface.experiments import summary as summing
 from coalface.experiments.callbacks import tensorboard
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
@@ -37,7 +37,7 @@ from coalface.experiments.report import page, runs
 from coalface.experiments.setup import pair_lists, party_world, splits, world
 
 RULES = ("max_update_norm", "oversized", "max_share", "retries")
-"""Keys of `engine` that are as `Rules` has them where they are not set, and then are no part of a recipe's digest."""
+"""Keys of `engine` that are as in `RoundPolicy` where they are not set, and then are no part of a recipe's digest."""
 
 RETRIES = 1
 """Where three in ten of eight parties drop out each time, half of them answer in all but one round of 3,800."""
@@ -56,10 +56,10 @@ class Carrier(Protocol):
     def asked(self) -> Mapping[str, Any]:
         """How the run was asked for: its run-config, by which it can be gone on with."""
 
-    def __call__(self, setup: Setup, here: World) -> Transport: ...
+    def __call__(self, setup: Setup, here: FederatedData) -> Transport: ...
 
 
-def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: Carrier | None = None) -> Path:
+def run(recipe: Recipe, out: Path, callback: Callback, *, report: bool = True, carrier: Carrier | None = None) -> Path:
     """Run a recipe into a new folder. Raises RecipeError where the folder already holds a run, or anything else.
 
     Without a `carrier` the parties are played here.
@@ -71,13 +71,13 @@ def run(recipe: Recipe, out: Path, view: View, *, report: bool = True, carrier: 
         )
     if out.exists() and (not out.is_dir() or any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*"))):
         raise RecipeError(f"{out} holds something that is no run, and is left alone: give another --out")
-    with telling_passed_over(lambda said: view.warn(f"{recipe.name}: {said}")) as passed:
-        return _execute(recipe, recipe.resolved(), out, view, passed, report=report, carrier=carrier)
+    with telling_passed_over(lambda said: callback.warn(f"{recipe.name}: {said}")) as passed:
+        return _execute(recipe, recipe.resolved(), out, callback, passed, report=report, carrier=carrier)
 
 
 def resume(
     out: Path,
-    view: View,
+    callback: Callback,
     changes: tuple[str, ...] = (),
     *,
     carrier: Carrier | None = None,
@@ -116,8 +116,8 @@ def resume(
             "them back from a copy, or leave the run as it is"
         )
     provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
-    with telling_passed_over(lambda said: view.warn(f"{recipe.name}: {said}")) as passed:
-        return _execute(recipe, recipe.resolved(), out, view, passed, adjusted=tuple(differ), carrier=carrier)
+    with telling_passed_over(lambda said: callback.warn(f"{recipe.name}: {said}")) as passed:
+        return _execute(recipe, recipe.resolved(), out, callback, passed, adjusted=tuple(differ), carrier=carrier)
 
 
 def go_back(out: Path, after: int) -> None:
@@ -161,7 +161,7 @@ def _execute(
     recipe: Recipe,
     resolved: dict[str, Any],
     out: Path,
-    view: View,
+    callback: Callback,
     passed: list[str],
     *,
     report: bool = True,
@@ -174,18 +174,18 @@ def _execute(
     tensorboard.check(recipe)
     party_world.check_here(recipe) if carrier is None else party_world.check_elsewhere(recipe)
     initial, classifier, trained_before = (
-        pretraining.pretrained(recipe, view, _make) if recipe.pretrain is not None else (None, None, None)
+        pretraining.pretrained(recipe, callback, _make) if recipe.pretrain is not None else (None, None, None)
     )
-    view.doing("reading the images")
-    train, held = splits.training_faces(recipe, view.packing)
-    test = splits.testing(recipe, view.packing)
+    callback.doing("reading the images")
+    train, held = splits.training_faces(recipe, callback.packing)
+    test = splits.testing(recipe, callback.packing)
     nobody = () if carrier is not None and recipe.data.source.kind == OWN else None
     build = functools.partial(world.build_world, resolved, initial, played=nobody)
     here = build()
-    numerics = world.numerics(recipe, world.cohorts(recipe, here))
+    numerics = world.numerics(recipe, world.client_batch(recipe, here))
     setup = Setup(method, build, numerics, recipe.seed, out, recipe.engine.save_replies)
     judge = Judge(
-        pair_lists.judged(recipe, train, held, view.packing, here.public),
+        pair_lists.judged(recipe, train, held, callback.packing, here.public),
         here.backbone,
         recipe.judge.flip,
         recipe.engine.device,
@@ -193,15 +193,15 @@ def _execute(
         fars=recipe.judge.fars,
     )
     if not judge.lists:
-        view.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
+        callback.note(f"{recipe.name}: judge.lists is empty, so nothing will be judged")
     first = {**here.backbone.shared(), **here.backbone.kept()}
     if recipe.pretrain is None and (wrong := method.untrained()):
-        view.note(f"{recipe.name}: {wrong}")
+        callback.note(f"{recipe.name}: {wrong}")
     if test is not None and recipe.judge.personalised is not None:
         _check_served(personalised.tested(world.clients(recipe, train), test))
     planned = preflight.planned(recipe, method, here)  # what cannot be run is found before anything is written
     if recipe.engine.tensorboard:
-        view = tensorboard.Tracked(view, out)
+        callback = tensorboard.Tracked(callback, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
         provenance.keep(out, resolved, provenance.code_behind(recipe))
@@ -212,18 +212,18 @@ def _execute(
         trainers = [one for one in transport.members.values() if plays(one.role, "trainer")]
         readable = plan.what_can_be_read(method, planned, [(one.images, one.identities) for one in trainers])
         if readable:
-            view.note(f"{recipe.name}: {readable}")
+            callback.note(f"{recipe.name}: {readable}")
         if recipe.data.source.kind == OWN:
-            for line in image_counts.lines(transport.members, rules(recipe).max_share):
-                view.note(f"{recipe.name}: {line}")
+            for line in image_counts.lines(transport.members, round_policy(recipe).max_share):
+                callback.note(f"{recipe.name}: {line}")
         if adjusted:
             _adjust(out, recipe, adjusted)
         if judge.lists:
-            view.doing("judging the model that the run starts from")
+            callback.doing("judging the model that the run starts from")
         untrained = judge.models([first])
         server = Server(
             method,
-            rules(recipe),
+            round_policy(recipe),
             numerics,
             transport,
             out,
@@ -231,22 +231,22 @@ def _execute(
             public=here.public,
             classifier=classifier,
             observers=[judge],
-            report=view.round,
+            report=callback.round,
         )
         already, sent, passed_over = server.resumes_after()
         for why in passed_over:
-            view.warn(f"{recipe.name}: {why}: it goes on from the one before")
+            callback.warn(f"{recipe.name}: {why}: it goes on from the one before")
         whole, before = sum(s.rounds for s in method.stages()), runs.read_metrics(out)[:already] if already else ()
         for line in runs.read_events(out)[1]:
-            view.warn(f"{recipe.name}: {line}: it is left out")
-        view.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
+            callback.warn(f"{recipe.name}: {line}: it is left out")
+        callback.start(recipe.name, whole, already, (sent["down"], sent["up"]), before)
         if carrier is None and recipe.engine.workers > 1:
-            view.doing(f"starting {recipe.engine.workers} worker processes, then training")
+            callback.doing(f"starting {recipe.engine.workers} worker processes, then training")
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()
-        view.doing("judging the model that the run leaves, and checking the ledgers")
-        if not any(tally.rounds for tally in server.at.tallies.values()):
+        callback.doing("judging the model that the run leaves, and checking the ledgers")
+        if not any(stats.rounds for stats in server.at.party_stats.values()):
             raise RunFailed(
                 f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "
                 "is as it was at the start"
@@ -280,12 +280,12 @@ def _execute(
     if own:
         summary["enrolled"] = own
     elif recipe.data.test is not None and test is None:
-        view.note(f"{recipe.name}: data.test: the test images are the parties' own, so nobody is verified on them")
+        callback.note(f"{recipe.name}: data.test: the test images are the parties' own, so nobody is verified on them")
     elif test is not None and "personalised" not in summary:
-        view.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
-    summary["ledger"] = summing.ledgers(out, list(server.at.tallies), faults)
+        callback.note(f"{recipe.name}: data.test: without a shared model nobody is verified on test images")
+    summary["ledger"] = summing.ledgers(out, list(server.at.party_stats), faults)
     for fault in faults.values():
-        view.warn(fault)
+        callback.warn(fault)
     rounds = sum(server.at.seconds.values())  # of the rounds before a resume as well
     beside = entered - begun + time.perf_counter() - left
     summary["seconds"] = {"total": beside + rounds, **server.at.seconds}
@@ -294,16 +294,16 @@ def _execute(
     if report:
         page.build(out)
     if share := server.checkpoint_share():
-        view.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
+        callback.note(f"{recipe.name}: checkpoints took {100 * share:.1f} % of the rounds' time")
     said = {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(own).items()}
     said |= {f"personalised {k}": each for k, each in personalised.by_kind(summary.get("personalised", {})).items()}
-    view.finish(figures | said, out)
+    callback.finish(figures | said, out)
     return out
 
 
-def _make(recipe: Recipe, out: Path, view: View) -> None:
+def _make(recipe: Recipe, out: Path, callback: Callback) -> None:
     """Run a recipe in a folder of which it is known that it holds nothing else, or go on where it was begun there."""
-    resume(out, view) if (out / "config.yaml").exists() else run(recipe, out, view)
+    resume(out, callback) if (out / "config.yaml").exists() else run(recipe, out, callback)
 
 
 def _check_served(clients: list[str]) -> None:
@@ -326,7 +326,7 @@ def alone(out: Path) -> Iterator[None]:
         yield
 
 
-def rules(recipe: Recipe) -> Rules:
+def round_policy(recipe: Recipe) -> RoundPolicy:
     """How the run is conducted."""
     engine = recipe.engine
     given: dict[str, Any] = {"retries": RETRIES}
@@ -334,7 +334,7 @@ def rules(recipe: Recipe) -> Rules:
     if recipe.data.source.kind == OWN:
         given.setdefault("max_share", MAX_SHARE)
         given.setdefault("max_update_norm", MAX_UPDATE_NORM)
-    return Rules(
+    return RoundPolicy(
         run=recipe.name,
         seed=recipe.seed,
         quorum=engine.quorum,
@@ -344,13 +344,13 @@ def rules(recipe: Recipe) -> Rules:
         judge=recipe.judge.every,
         on_error=engine.on_error,
         equal_steps=recipe.build_local().iterations is not None,
-        trouble=recipe.build_trouble(),
+        trouble=recipe.build_faults(),
         **given,
     )
 
 
 @contextlib.contextmanager
-def _transport(recipe: Recipe, setup: Setup, here: World, elsewhere: Carrier | None) -> Iterator[Transport]:
+def _transport(recipe: Recipe, setup: Setup, here: FederatedData, elsewhere: Carrier | None) -> Iterator[Transport]:
     """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
     threads = torch.get_num_threads()
     engine = recipe.engine

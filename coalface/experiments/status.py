@@ -12,7 +12,7 @@ from typing import Any
 
 from coalface.core.marks import KITS
 from coalface.engine.rounds import FEW
-from coalface.engine.run_state import Tally
+from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
 from coalface.experiments import provenance
 from coalface.experiments.recipe import loader
@@ -130,11 +130,11 @@ def status(out: Path) -> Status:
     begins = mapping(next((e for e in reversed(run.events) if e.get("event") == "begins"), None))
     last = run.metrics[-1] if run.metrics else {}
     record, counted = _checkpoint(out, stages)
-    tallies = {name: Tally(*values) for name, values in mapping(record.get("tallies")).items()}
+    party_stats = {name: PartyStats(*values) for name, values in mapping(record.get("tallies")).items()}
     parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
     for each in run.summary.get("parties", ()):
         parties[each["name"]] = each["role"]
-        tallies[each["name"]] = Tally(*(each[key] for key in vars(Tally())))
+        party_stats[each["name"]] = PartyStats(*(each[key] for key in vars(PartyStats())))
     totals = mapping(run.summary.get("bytes")) or mapping(record.get("totals"))
     held = _held(out / "run.lock")
     doing, since = _doing(run.events, last) if held else ("", None)
@@ -154,13 +154,13 @@ def status(out: Path) -> Status:
         bytes_up=int(totals.get("up", 0)),
         elsewhere=bool(begins.get("elsewhere")),
         kits=str(begins.get("kits", "")),
-        parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, tallies, counts),
+        parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, party_stats, counts),
         judged=_judged(run),
     )
 
 
 def _parties(
-    run: runs.Run, roles: Mapping[str, str], tallies: Mapping[str, Tally], counts: Mapping[str, Any]
+    run: runs.Run, roles: Mapping[str, str], party_stats: Mapping[str, PartyStats], counts: Mapping[str, Any]
 ) -> tuple[PartyStatus, ...]:
     reasons: dict[str, str] = {}
     failed: dict[str, int] = {}
@@ -180,15 +180,15 @@ def _parties(
             name=name,
             role=roles.get(name, ""),
             **dict(zip(("images", "identities"), counts.get(name, ()), strict=False)),
-            rounds=(tally := tallies.get(name, Tally())).rounds,
-            failed=max(tally.failed, failed.get(name, 0)),
+            rounds=(stats := party_stats.get(name, PartyStats())).rounds,
+            failed=max(stats.failed, failed.get(name, 0)),
             reason=reasons.get(name, ""),
             seen=seen.get(name),
             late=late.get(name, 0),
-            bytes_down=tally.bytes_down,
-            bytes_up=tally.bytes_up,
+            bytes_down=stats.bytes_down,
+            bytes_up=stats.bytes_up,
         )
-        for name in sorted(roles.keys() | tallies.keys())
+        for name in sorted(roles.keys() | party_stats.keys())
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from coalface.core.method import Method
-from coalface.engine.client_batch import COHORTS
+from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.evaluation import verification
 from coalface.evaluation.verification import Judge
@@ -31,8 +31,8 @@ def of_run(
     """What a run was, who took part, what was sent, and its figures."""
     members = server.transport.members
     parties = [
-        {"name": n, **vars(members[n]), **vars(tally), "judged": judge.last_parties.get(n)}
-        for n, tally in server.at.tallies.items()
+        {"name": n, **vars(members[n]), **vars(stats), "judged": judge.last_parties.get(n)}
+        for n, stats in server.at.party_stats.items()
     ]
     return {
         "name": recipe.name,
@@ -68,8 +68,8 @@ def ledgers(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, 
     """
     lines, heads, total = 0, {}, 0
     distinct: dict[tuple[Any, ...], int] = {}
-    for place, party in enumerate([COHORTS, *parties]):
-        path = out / f"{COHORTS}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"
+    for place, party in enumerate([CLIENT_BATCHES, *parties]):
+        path = out / f"{CLIENT_BATCHES}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"
         if party in faults:
             continue
         head = ledger.read_head(path)

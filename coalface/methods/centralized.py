@@ -64,12 +64,12 @@ class Centralized(Method):
         loss, kept = learn(party, common.backbone, own, local, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def classifier(self, party: Party, own: Learner | None) -> Tensors:
         classes = len(party.data.names)
         return {"class_embeddings": own.head} if own and self.loss.rows(classes) == classes else {}

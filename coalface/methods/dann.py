@@ -79,7 +79,7 @@ class DANN(Method):
         mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -69,10 +69,10 @@ class FedAvg(Method):
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         answer = fed.ask(
-            self.train, to=chosen, common=Global(backbone=state.backbone), folds=[Mean("backbone", by="images")]
+            self.train, to=chosen, common=Global(backbone=state.backbone), aggregate=[Mean("backbone", by="images")]
         )
         fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.folded["backbone"])
+        return State(backbone=answer.aggregated["backbone"])
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
@@ -81,7 +81,7 @@ class FedAvg(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

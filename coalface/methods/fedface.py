@@ -21,10 +21,10 @@ from coalface.core.method import (
     Models,
     Party,
     Tensors,
+    batched,
     message,
     state,
     step,
-    together,
 )
 from coalface.training.local_work import LocalWork
 from coalface.training.losses.base import unit
@@ -124,7 +124,7 @@ class FedFace(Method):
         none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
         each = {client: Centre(centre=state.centres.get(client, none)) for client in chosen}  # line 4
         answer = fed.ask(
-            self.train, common=Global(backbone=state.backbone), each=each, folds=[Mean("backbone", by="images")]
+            self.train, common=Global(backbone=state.backbone), each=each, aggregate=[Mean("backbone", by="images")]
         )  # lines 5 to 9
         centres = state.centres | {client: w for client, w in answer.each["centre"].items() if w.any()}
         names = sorted(centres)
@@ -133,7 +133,7 @@ class FedFace(Method):
             centres = dict(zip(names, matrix.split(1), strict=True))
             fed.log(**({"cosine": mean_cosine(matrix)} if len(names) > 1 else {}))
         fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.folded["backbone"], centres=centres)
+        return State(backbone=answer.aggregated["backbone"], centres=centres)
 
     def spread(self, centres: Tensor) -> Tensor:
         """(C, d) class embeddings after the server's step (9), at length one."""
@@ -146,8 +146,8 @@ class FedFace(Method):
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
         centres = first_centres(parties, common.backbone, [e.centre for e in each])
         found = train_many(parties, common.backbone, centres, self.local, PositiveHinge(self.wanted), fixed=self.fixed)
         return [
@@ -155,7 +155,7 @@ class FedFace(Method):
             for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
         ]
 
-    def why_not_together(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
         return why_not(self.local, images, backbone)
 
     def models(self, fed: Federation, state: State) -> Models:

@@ -78,7 +78,7 @@ class FedFaceMulti(FedFace):
             self.train,
             common=Global(backbone=state.backbone),
             each={client: Centre(centre=centre) for client, centre in before.items()},
-            folds=[Mean("backbone", by="images")],
+            aggregate=[Mean("backbone", by="images")],
         )
         came = {client: w for client, w in answer.each["centre"].items() if _fits(w, before[client])}
         centres = state.centres | came
@@ -88,7 +88,7 @@ class FedFaceMulti(FedFace):
             centres = dict(zip(names, matrix.split([len(centres[client]) for client in names]), strict=True))
             fed.log(**({"cosine": mean_cosine(matrix)} if len(matrix) > 1 else {}))
         fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.folded["backbone"], centres=centres)
+        return State(backbone=answer.aggregated["backbone"], centres=centres)
 
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
@@ -111,7 +111,7 @@ class FedFaceMulti(FedFace):
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 
-    def why_not_together(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
         return "clients of several identities have a softmax of their own each"
 
 

@@ -202,12 +202,12 @@ class FedFRJoint(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
-        folds = [Mean("backbone", by="images"), Mean("classifier", by="images")]
+        aggregate = [Mean("backbone", by="images"), Mean("classifier", by="images")]
         common = Global(backbone=state.backbone, classifier=state.classifier)
-        answer = fed.ask(self.train, to=chosen, common=common, folds=folds)
+        answer = fed.ask(self.train, to=chosen, common=common, aggregate=aggregate)
         fed.log(loss=answer.mean("loss", by="images"))
-        fresh = answer.folded["classifier"] if self.detail("phi_update") == "average" else state.classifier
-        return State(backbone=answer.folded["backbone"], classifier=fresh)
+        fresh = answer.aggregated["classifier"] if self.detail("phi_update") == "average" else state.classifier
+        return State(backbone=answer.aggregated["backbone"], classifier=fresh)
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
@@ -337,7 +337,7 @@ class FedFRJoint(Method):
         full = [one[:size] for one in batches if len(one) >= size]
         return full or batches  # a client with fewer images than a batch trains on what it has
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def personal(self, party: Party, own: Own | None, common: Global | None) -> Tensors:
         """[Θ_l, Π]."""
         if own is None:
@@ -345,12 +345,12 @@ class FedFRJoint(Method):
         names = {"turn": "branch.weight", "shift": "branch.bias"}
         return {**own.model, **own.kept, **{names[n]: t for n, t in own.branch.items() if n in names}}
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def generic(self, party: Party, own: Own | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, (own.federated or own.kept) if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def near_images(self, party: Party, own: Own | None) -> Tensors:
         """How many public images the party trained on in each of its rounds."""
         return {} if own is None else {"images": torch.tensor(own.used, dtype=torch.int64)}

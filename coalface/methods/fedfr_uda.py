@@ -170,9 +170,9 @@ class FedFRUDA(Method):
 
     def alone(self, fed: Federation, state: State) -> State:
         """Stage 1: the source's own training."""
-        answer = fed.ask(self.train_alone, common=Global(backbone=state.backbone), folds=[Mean("backbone")])
+        answer = fed.ask(self.train_alone, common=Global(backbone=state.backbone), aggregate=[Mean("backbone")])
         fed.log(loss=answer.mean("loss"))
-        return replace(state, backbone=answer.folded["backbone"])
+        return replace(state, backbone=answer.aggregated["backbone"])
 
     def clusters(self, fed: Federation, state: State) -> State:
         """Stage 2: τ from the source if it is not given, then the labels of the targets that have none."""
@@ -204,10 +204,10 @@ class FedFRUDA(Method):
             raise Abandoned("no target client has labelled its images yet, and the source trains no more")
         by = "images" if self.weights == "images" else None
         answer = fed.ask(
-            self.train, to=clients, common=Global(backbone=state.backbone), folds=[Mean("backbone", by=by)]
+            self.train, to=clients, common=Global(backbone=state.backbone), aggregate=[Mean("backbone", by=by)]
         )
         fed.log(loss=answer.mean("loss", by="images"))
-        return replace(state, backbone=answer.folded["backbone"])
+        return replace(state, backbone=answer.aggregated["backbone"])
 
     @step(role="trainer/source")
     def train_alone(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
@@ -218,7 +218,7 @@ class FedFRUDA(Method):
 
     @step(role="trainer/source")
     def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
-        faces = party.aside if party.aside is not None else party.data
+        faces = party.calibration_data if party.calibration_data is not None else party.data
         features = unit_features(party, faces, common.backbone, _kept(own))
         return Threshold(threshold=self.labelling.choose(features, faces.labels))
 
@@ -278,11 +278,11 @@ class FedFRUDA(Method):
         extra = self.loss.extra(classes)
         return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=cursor)
 
-    @step(role="trainer/target", stays=True)
+    @step(role="trainer/target", local=True)
     def labels(self, party: Party, own: Own | None) -> Tensors:
         return {"labels": own.labels.labels} if own and own.labels else {}
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, _kept(own))
         return {**party.backbone.shared(), **party.backbone.kept()}

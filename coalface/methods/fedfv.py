@@ -21,10 +21,10 @@ from coalface.core.method import (
     Models,
     Party,
     Tensors,
+    batched,
     message,
     state,
     step,
-    together,
 )
 from coalface.training.fedfv import AgainstOthers, equivalent_embeddings
 from coalface.training.local_work import LocalWork
@@ -123,11 +123,11 @@ class FedFV(Method):
             self.train,
             common=Global(backbone=state.backbone, others=others),
             each={client: Centre(centre=state.centres[client]) for client in chosen},
-            folds=[Mean("backbone", by="images")],
+            aggregate=[Mean("backbone", by="images")],
         )
         centres = state.centres | {client: unit(w) for client, w in answer.each["centre"].items() if w.any()}
         fed.log(loss=answer.mean("loss", by="images"), cosine=mean_cosine(torch.cat(list(centres.values()))))
-        return State(backbone=answer.folded["backbone"], centres=centres)
+        return State(backbone=answer.aggregated["backbone"], centres=centres)
 
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
@@ -136,8 +136,8 @@ class FedFV(Method):
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
         loss = AgainstOthers(common.others, self.scale)
         found = train_many(parties, common.backbone, [e.centre for e in each], self.local, loss)
         return [
@@ -145,7 +145,7 @@ class FedFV(Method):
             for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
         ]
 
-    def why_not_together(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
         return why_not(self.local, images, backbone)
 
     def models(self, fed: Federation, state: State) -> Models:

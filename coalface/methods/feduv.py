@@ -24,11 +24,11 @@ from coalface.core.method import (  # fmt: skip
     Probes,
     Stage,
     Tensors,
+    batched,
     message,
     private,
     state,
     step,
-    together,
 )
 from coalface.training.bch_codes import BCH, Codebook, code_scores, warm_up_threshold
 from coalface.training.local_work import LocalWork
@@ -166,10 +166,12 @@ class FedUV(Method):
             self.train,
             to=[client for client in chosen if client in enrolled],
             common=Global(backbone=state.backbone, projection=state.projection),
-            folds=[Mean("backbone", by="images"), Mean("projection", by="images")],
+            aggregate=[Mean("backbone", by="images"), Mean("projection", by="images")],
         )
         fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.folded["backbone"], projection=answer.folded["projection"], enrolled=enrolled)
+        return State(
+            backbone=answer.aggregated["backbone"], projection=answer.aggregated["projection"], enrolled=enrolled
+        )
 
     @step(role="trainer")
     def enrol(self, party: Party, each: Number) -> tuple[Done, Code]:
@@ -185,8 +187,8 @@ class FedUV(Method):
         found, images = trained.extra["projection"], len(party.data)
         return Update(backbone=party.backbone.shared(), projection=found, images=images, loss=trained.loss)
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], own: Sequence[Code | None], common: Global) -> list[Update]:
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], own: Sequence[Code | None], common: Global) -> list[Update]:
         extra, codes = {"projection": common.projection}, [_drawn(one) for one in own]
         found = train_many(parties, common.backbone, codes, self.local, OnCodes(self.scaled), extra=extra, fixed=True)
         projection = found.extra["projection"]
@@ -195,7 +197,7 @@ class FedUV(Method):
             for party, loss in zip(parties, found.losses, strict=True)
         ]
 
-    def why_not_together(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
         return why_not(self.local, images, backbone)
 
     def warm_up(self, fed: Federation, state: State) -> State:
@@ -215,7 +217,7 @@ class FedUV(Method):
         train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
         return train, Stage("warm-up", 1, begin=lambda fed, state: state, round=self.warm_up)
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def verify(self, party: Party, own: Code | None, common: Projection, each: Probes) -> Tensors:
         """The scores vᵀ z / c of embeddings g(x), and the threshold; nothing without a codeword."""
         if own is None:

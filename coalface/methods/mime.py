@@ -112,13 +112,13 @@ class Mime(Method):
         parameters = {n: w for n, w in state.backbone.items() if n in state.momentum}
         others = {n: w for n, w in state.backbone.items() if n not in state.momentum}
         point = Point(parameters=parameters, others=others)
-        slopes = fed.ask(self.slope, to=chosen, common=point, folds=[Mean("gradient", by="images")])
-        c, beta = slopes.folded["gradient"], self.local.momentum
+        slopes = fed.ask(self.slope, to=chosen, common=point, aggregate=[Mean("gradient", by="images")])
+        c, beta = slopes.aggregated["gradient"], self.local.momentum
         momentum = {n: c[n] + beta * m for n, m in state.momentum.items()}
         sent = Global(backbone=state.backbone, momentum=momentum)
-        answer = fed.ask(self.train, to=chosen, common=sent, folds=[Mean("backbone", by="images")])
+        answer = fed.ask(self.train, to=chosen, common=sent, aggregate=[Mean("backbone", by="images")])
         fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.folded["backbone"], momentum=momentum)
+        return State(backbone=answer.aggregated["backbone"], momentum=momentum)
 
     @step(role="trainer")
     def slope(self, party: Party, own: Learner | None, common: Point) -> Slope:
@@ -150,7 +150,7 @@ class Mime(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

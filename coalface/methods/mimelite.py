@@ -86,12 +86,12 @@ class MimeLite(Method):
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         sent = Global(backbone=state.backbone, momentum=state.momentum)
-        folds = [Mean("backbone", by="images"), Mean("gradient", by="images")]
-        answer = fed.ask(self.train, to=chosen, common=sent, folds=folds)
+        aggregate = [Mean("backbone", by="images"), Mean("gradient", by="images")]
+        answer = fed.ask(self.train, to=chosen, common=sent, aggregate=aggregate)
         fed.log(loss=answer.mean("loss", by="images"))
-        c, beta = answer.folded["gradient"], self.local.momentum
+        c, beta = answer.aggregated["gradient"], self.local.momentum
         return State(
-            backbone=answer.folded["backbone"],
+            backbone=answer.aggregated["backbone"],
             momentum={n: c[n] + beta * m for n, m in state.momentum.items()},
         )
 
@@ -117,7 +117,7 @@ class MimeLite(Method):
         update = Update(backbone=party.backbone.shared(), gradient=gradient, images=len(party.data), loss=loss)
         return update, kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -73,9 +73,9 @@ class PFM(Method):
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         sent = Global(backbone=state.backbone, momentum=state.momentum)
-        answer = fed.ask(self.train, to=chosen, common=sent, folds=[Mean("backbone", by="images")])
+        answer = fed.ask(self.train, to=chosen, common=sent, aggregate=[Mean("backbone", by="images")])
         fed.log(loss=answer.mean("loss", by="images"))
-        backbone = answer.folded["backbone"]  # (4)
+        backbone = answer.aggregated["backbone"]  # (4)
         lr = self.local.lr_at(fed.round, self.rounds)
         return State(
             backbone=backbone,
@@ -95,7 +95,7 @@ class PFM(Method):
         )  # (1), (2) for the class embeddings
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -100,9 +100,9 @@ class Scaffold(Method):
         mean = Mean("backbone", by=weight)
         drift = Mean("backbone", by=slowed, over="all", of="differences", name="drift")
         sent = Global(backbone=state.backbone, control=state.control)
-        answer = fed.ask(self.train, to=chosen, common=sent, folds=[mean, drift])
+        answer = fed.ask(self.train, to=chosen, common=sent, aggregate=[mean, drift])
         fed.log(loss=answer.mean("loss", by="images"))
-        x, y, moved, c = state.backbone, answer.folded["backbone"], answer.folded["drift"], state.control
+        x, y, moved, c = state.backbone, answer.aggregated["backbone"], answer.aggregated["drift"], state.control
         there = sum(weight[party] for party in answer.arrived) / sum(weight.values())  # Σ w_i of those that arrived
         rate = sum(slowed.values()) / (sum(weight.values()) * self.local.lr_at(fed.round, self.rounds))
         return State(
@@ -135,7 +135,7 @@ class Scaffold(Method):
         control = {n: excess[n] + rate * (x[n] - y[n]) for n in c}  # line 12 (ii)
         return Update(backbone=y, images=len(party.data), loss=loss), Controlled(learner=learner, control=control)
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Controlled | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -85,10 +85,10 @@ class SlowMo(Method):
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         answer = fed.ask(
-            self.train, to=chosen, common=Global(backbone=state.backbone), folds=[Mean("backbone", by="images")]
+            self.train, to=chosen, common=Global(backbone=state.backbone), aggregate=[Mean("backbone", by="images")]
         )
         fed.log(loss=answer.mean("loss", by="images"))
-        x, mean, beta = state.backbone, answer.folded["backbone"], self.slow_momentum  # x_{t,0}, x_{t,τ}
+        x, mean, beta = state.backbone, answer.aggregated["backbone"], self.slow_momentum  # x_{t,0}, x_{t,τ}
         lr = self.local.lr_at(fed.round, self.rounds)  # γ_t
         u = {n: beta * old + (x[n] - mean[n]) / lr for n, old in state.momentum.items()}
         return State(
@@ -103,7 +103,7 @@ class SlowMo(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -58,7 +58,7 @@ class Solo(Method):
         loss, kept = learn(party, begin, learner, self.local, self.loss, momentum="keep")
         return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=kept)
 
-    @step(role="trainer", stays=True)
+    @step(role="trainer", local=True)
     def own_model(self, party: Party, own: Own | None) -> Tensors:
         party.backbone.load(own.backbone if own else party.initial, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}

@@ -16,4 +16,4 @@ class TargetOnly(Centralized):
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
     domains: ClassVar[frozenset[str]] = frozenset({"target"})
-    told: ClassVar[bool] = True
+    uses_target_labels: ClassVar[bool] = True

@@ -235,29 +235,29 @@ class Validated(Federation):
         to: Iterable[str] | None = None,
         common: Any = None,
         each: Mapping[str, Any] | None = None,
-        folds: Sequence[Mean] = (),
+        aggregate: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
         """As asked, but the mean of the backbones is weighted by w; the candidates' means are kept to be scored."""
         backbones = Mean("backbone", by="images")
-        if backbones not in folds:
-            return self.fed.ask(step, to=to, common=common, each=each, folds=folds, at_least=at_least)
-        rest = [mean for mean in folds if mean != backbones]
+        if backbones not in aggregate:
+            return self.fed.ask(step, to=to, common=common, each=each, aggregate=aggregate, at_least=at_least)
+        rest = [mean for mean in aggregate if mean != backbones]
         if self.validation.fv == "folded" and any(mean.field == "backbone" for mean in rest):
             raise ValueError(
                 "validation.fv=folded: the method asks for other means of the backbones beside the candidates', by "
                 "which single ones could be solved for; set validation.fv=kept, or take that mean out of the method"
             )
         if self.validation.fv == "kept":
-            answer = self.fed.ask(step, to=to, common=common, each=each, folds=rest, at_least=at_least)
+            answer = self.fed.ask(step, to=to, common=common, each=each, aggregate=rest, at_least=at_least)
             models = answer.each.pop("backbone")
             self._means = [weighted_mean(models, weights) for weights in self.candidates]
         else:
             many = [Mean("backbone", by=w, name=f"candidate {t}", once=True) for t, w in enumerate(self.candidates)]
             most = max(at_least or 0, len(many) + 1)  # of fewer, each could be solved for
-            answer = self.fed.ask(step, to=to, common=common, each=each, folds=[*rest, *many], at_least=most)
-            self._means = [answer.folded.pop(mean.key) for mean in many]
-        answer.folded["backbone"] = self._means[0]  # (4)
+            answer = self.fed.ask(step, to=to, common=common, each=each, aggregate=[*rest, *many], at_least=most)
+            self._means = [answer.aggregated.pop(mean.key) for mean in many]
+        answer.aggregated["backbone"] = self._means[0]  # (4)
         return answer
 
     def post(
@@ -271,15 +271,15 @@ class Validated(Federation):
         return self.fed.post(step, to=to, common=common, each=each)
 
     def collect(
-        self, ticket: Ticket, *, folds: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
+        self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
     ) -> Answer:
-        return self.fed.collect(ticket, folds=folds, at_least=at_least, optional=optional)
+        return self.fed.collect(ticket, aggregate=aggregate, at_least=at_least, optional=optional)
 
     def validate(self) -> Weighting:
         """Collect the validations that are due, and post that of this round; call it once the round has trained."""
         if not self._means:
             raise ValueError(
-                "Federated Validation weighs what a method folds as Mean('backbone', by='images'), and this one asked "
+                "Federated Validation weighs a method's Mean('backbone', by='images'), and this one asked "
                 "for no such mean; write its aggregation so, or leave validation out"
             )
         now = self._collected(self.weighting)

@@ -26,7 +26,7 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
     """
     if party.public is None or not len(party.public):
         raise ValueError(f"{party.name} holds no public images: give the recipe `data.private`; all others are public")
-    return party.once(
+    return party.memo(
         "public features",
         digest({**backbone, **(kept or {})}),
         lambda: unit_features(party, party.public, backbone, kept),

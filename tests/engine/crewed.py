@@ -17,7 +17,7 @@ from worlds import LOSS, WORK, Tiny, recipe, run
 
 from coalface.core.method import Federation, Method, Models, Party, message, state, step
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
 from coalface.training.local_training import Learner, learn
 
@@ -36,11 +36,11 @@ class Trap(Tiny):
     marker: str = ""
     """A file that says that it happened."""
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         made = super().__call__()
         trapped = Trapped(**vars(made.data["silo-1"]))
         object.__setattr__(trapped, "trap", self)
-        return World({**made.data, "silo-1": trapped}, made.backbone, made.compute)
+        return FederatedData({**made.data, "silo-1": trapped}, made.backbone, made.compute)
 
 
 class Trapped(FaceSet):

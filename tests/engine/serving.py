@@ -24,7 +24,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def controls(ran: Ran) -> dict[str, Control]:
     """The private control variate of every party, as it lies on the disk after the run."""
     found = {}
-    for party in ran.server.at.tallies:
+    for party in ran.server.at.party_stats:
         (path,) = (ran.folder / "parties" / party).glob("*.commit")
         stored = Commit.open(path).read("Control")
         assert stored is not None

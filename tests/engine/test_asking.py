@@ -15,7 +15,7 @@ from worlds import Stop, run, stopping
 from coalface.core import codec
 from coalface.core.json_text import parse_json
 from coalface.core.method import Federation, Mean
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party import commits
 from coalface.engine.party.executor import Request
@@ -41,27 +41,27 @@ NUDGE = Nudge(amount=torch.zeros(1))
         (lambda m, f, s: f.ask(m.move), TypeError, "the step needs `common`, a Values; give it"),
         (lambda m, f, s: f.ask(m.remember, common=DOWN), TypeError, "`common` is a Values, but the step declares None"),
         (
-            lambda m, f, s: f.ask(m.move, common=DOWN, folds=[Mean("w")]),
+            lambda m, f, s: f.ask(m.move, common=DOWN, aggregate=[Mean("w")]),
             ValueError,
             r"Mean\('w'\): no tensors of Moved",
         ),
         (
-            lambda m, f, s: f.ask(m.move, common=DOWN, folds=[Mean("values"), Mean("values", by="images")]),
+            lambda m, f, s: f.ask(m.move, common=DOWN, aggregate=[Mean("values"), Mean("values", by="images")]),
             ValueError,
-            "two folds are called 'values', so one would be lost: give each Mean a `name`",
+            "two means are called 'values', so one would be lost: give each Mean a `name`",
         ),
         (
-            lambda m, f, s: f.ask(m.move, common=DOWN, folds=[Mean("values"), Mean("delta", name="values")]),
+            lambda m, f, s: f.ask(m.move, common=DOWN, aggregate=[Mean("values"), Mean("delta", name="values")]),
             ValueError,
-            "two folds are called 'values'",
+            "two means are called 'values'",
         ),
         (
-            lambda m, f, s: f.ask(m.move, common=DOWN, folds=[Mean("values", by={"silo-0": 1, "silo-O1": 1})]),
+            lambda m, f, s: f.ask(m.move, common=DOWN, aggregate=[Mean("values", by={"silo-0": 1, "silo-O1": 1})]),
             ValueError,
             r"gives weights to \['silo-O1'\], .*The parties are silo-0, silo-1, silo-2",
         ),
         (
-            lambda m, f, s: f.ask(m.remember, each={"silo-0": NUDGE}, folds=[Mean("drawn")]),
+            lambda m, f, s: f.ask(m.remember, each={"silo-0": NUDGE}, aggregate=[Mean("drawn")]),
             ValueError,
             r"Note.drawn is free\(\)",
         ),
@@ -80,18 +80,18 @@ def test_an_answer_tells_who_arrived_even_when_all_fields_were_folded(tmp_path: 
     seen: list[Any] = []
 
     def ask(method: Moves, fed: Federation, state: State) -> None:
-        common, folds = Values(values=state.values), [Mean("values"), Mean("delta")]
+        common, aggregate = Values(values=state.values), [Mean("values"), Mean("delta")]
         seen.append(fed.ask(method.remember, each={"silo-1": NUDGE, "silo-0": NUDGE}))
-        seen.append(fed.ask(method.move, common=common, folds=folds))
+        seen.append(fed.ask(method.move, common=common, aggregate=aggregate))
 
-    run(Asks(rounds=1, asks=ask), tmp_path, trouble=Trouble(corrupt={"silo-2": "nan"}))
+    run(Asks(rounds=1, asks=ask), tmp_path, trouble=SimulatedFaults(corrupt={"silo-2": "nan"}))
     notes, moves = seen
     assert (notes.arrived, list(notes.each), notes.each["remembered"]) == (
         ("silo-0", "silo-1"),
         ["drawn", "remembered"],
         {"silo-0": 1, "silo-1": 1},
     )
-    assert (notes.folded, set(moves.folded), set(moves.each)) == ({}, {"values", "delta"}, {"images", "loss"})
+    assert (notes.aggregated, set(moves.aggregated), set(moves.each)) == ({}, {"values", "delta"}, {"images", "loss"})
     assert (moves.arrived, set(moves.failed)) == (("silo-0", "silo-1"), {"silo-2"})
 
 

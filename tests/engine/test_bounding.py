@@ -18,10 +18,10 @@ from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Ticket
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Member, Reply
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -36,10 +36,10 @@ def times(factor: float) -> Change:
 
 def hostile(
     change: Change, carrier: type[InProcess] = InProcess, liars: Mapping[str, Change] | None = None, only: str = ""
-) -> Callable[[Setup, World], Any]:
+) -> Callable[[Setup, FederatedData], Any]:
     """A transport on whose way silo-1's replies are changed, and those of `liars` where they are asked again."""
 
-    def made(setup: Setup, world: World) -> Any:
+    def made(setup: Setup, world: FederatedData) -> Any:
         asked: set[tuple[str, str]] = set()
 
         class Rewriting(carrier):  # type: ignore[misc, valid-type]
@@ -88,7 +88,7 @@ def test_a_reply_that_is_too_large_counts_no_more_than_one_that_never_came(
     tmp_path: Path, factor: float, carrier: type[InProcess]
 ) -> None:
     attacked = run(Moves(), tmp_path / "attacked", FIVE, transport=hostile(times(factor), carrier=carrier))
-    absent = run(Moves(), tmp_path / "absent", FIVE, trouble=Trouble(corrupt={"silo-1": "nan"}))
+    absent = run(Moves(), tmp_path / "absent", FIVE, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert without(attacked) == without(absent)
     assert {"silo-1"} == set().union(*(r["failed"] for r in metrics(tmp_path / "attacked")))
 
@@ -162,7 +162,7 @@ class Posts(Moves):
 
     def round(self, fed: Federation, state: State) -> State:
         ticket = fed.post(self.move, common=Values(values=state.values))
-        return State(values=fed.collect(ticket, folds=[Mean("values")]).folded["values"], control=state.control)
+        return State(values=fed.collect(ticket, aggregate=[Mean("values")]).aggregated["values"], control=state.control)
 
 
 @pytest.mark.parametrize("carrier", [InProcess, Workers])
@@ -186,7 +186,7 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
     """It sends the zeros that it was sent, so the mean falls by its share of the weights."""
 
     class Lying(InProcess):
-        def __init__(self, setup: Setup, world: World) -> None:
+        def __init__(self, setup: Setup, world: FederatedData) -> None:
             super().__init__(setup, world)
             self.members["silo-1"] = Member("trainer", 1 << 40, 1)
 
@@ -204,10 +204,10 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
 @pytest.mark.parametrize("absent", [0, 1, 2])
 def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
     """Of silo-1's 11 images and the others' 12 + 10 + 12 + 11, half of what arrives is the most that one can count."""
-    trouble = Trouble(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
+    trouble = SimulatedFaults(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
 
     class Large(InProcess):
-        def __init__(self, setup: Setup, world: World) -> None:
+        def __init__(self, setup: Setup, world: FederatedData) -> None:
             super().__init__(setup, world)
             self.members["silo-1"] = Member("trainer", 1000, 1)
 
@@ -225,7 +225,7 @@ def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
 
 def test_a_number_of_images_that_a_server_weighs_by_is_held_down_too(tmp_path: Path) -> None:
     class Lying(InProcess):
-        def __init__(self, setup: Setup, world: World) -> None:
+        def __init__(self, setup: Setup, world: FederatedData) -> None:
             super().__init__(setup, world)
             self.members["silo-1"] = Member("trainer", 1 << 40, 1)
 
@@ -246,7 +246,7 @@ def test_who_takes_more_steps_may_go_further(tmp_path: Path, equal: bool, refuse
     """Of 100 times the images an update of six times the median is half the median by its root."""
 
     class Large(InProcess):
-        def __init__(self, setup: Setup, world: World) -> None:
+        def __init__(self, setup: Setup, world: FederatedData) -> None:
             super().__init__(setup, world)
             self.members["silo-1"] = Member("trainer", 1100, 1)
 
@@ -260,7 +260,7 @@ def test_a_bound_that_does_not_bind_moves_no_number(tmp_path: Path) -> None:
 
 
 def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
-    def attacked(setup: Setup, world: World) -> Any:
+    def attacked(setup: Setup, world: FederatedData) -> Any:
         link: Any = over_flower()(setup, world)
         asked = link.exchange
 

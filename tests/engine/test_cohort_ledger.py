@@ -1,4 +1,4 @@
-"""The ledger of a run's cohorts: what its lines say, and that nobody changes them unseen."""
+"""The ledger of a run's client batches: what its lines say, and that nobody changes them unseen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_cohorts import ELEVEN, EXACT, WORK, fedface, lines
 from worlds import Stop, run, stopping
 
 from coalface.core import codec
-from coalface.core.method import Party, step, together
+from coalface.core.method import Party, batched, step
 from coalface.engine.transport import RunFailed
 from coalface.methods.fedface import Centre, FedFace, Global, Update
 
@@ -26,9 +26,9 @@ class Watched(FedFace):
     def train(self, party: Party, common: Global, each: Centre) -> Update:
         raise AssertionError("nobody is asked singly here")
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
-        NOTED.append(FedFace.train_together(self, parties, common, each))
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+        NOTED.append(FedFace.train_batched(self, parties, common, each))
         return NOTED[-1]
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from worlds import Ran, Tiny, run
 
 from coalface.core.method import Backbone as AnyBackbone
-from coalface.core.method import Federation, Mean, Party, message, step, together
+from coalface.core.method import Federation, Mean, Party, batched, message, step
 from coalface.data.faceset import FaceSet
-from coalface.engine.client_batch import Cohort, can_fold, cut
+from coalface.engine.client_batch import ClientBatch, can_batch, cut
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import RunFailed
 from coalface.methods.fedface import Centre, FedFace, Global, State, Update
 from coalface.methods.feduv import FedUV
@@ -40,7 +40,7 @@ def fedface(rounds: int = 2, **settings: Any) -> FedFace:
 
 
 def lines(ran: Ran) -> list[dict[str, Any]]:
-    """What the ledger of the cohorts says; nothing where there is none."""
+    """What the ledger of the client batches says; nothing where there is none."""
     path = ran.folder / "cohorts.jsonl"
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
@@ -116,14 +116,14 @@ def test_the_size_of_cohorts_is_a_matter_of_rounding(tmp_path: Path, images: int
 
 @dataclass(frozen=True, kw_only=True)
 class Spoiled(FedFace):
-    """A batched form with a defect, in the cohort that a party is in (`*`: in all)."""
+    """A batched form with a defect, in the client batch that a party is in (`*`: in all)."""
 
     defect: str
     where: str = "*"
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> Any:
-        good = FedFace.train_together(self, parties, common, each)
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> Any:
+        good = FedFace.train_batched(self, parties, common, each)
         place = next((i for i, party in enumerate(parties) if self.where in ("*", party.name)), None)
         if place is None:
             return good
@@ -153,7 +153,8 @@ DEFECTS = [
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_cohort_that_cannot_be_taken_is_asked_party_by_party(tmp_path: Path, defect: str) -> None:
-    """The same bytes as without cohorts: nothing of what was computed together is left, in sums, counts or ledgers."""
+    """The same bytes as without client batches: nothing of what was computed together is left, in sums, counts or
+    ledgers."""
     alone = run(fedface(), tmp_path / "alone", EXACT).bytes()
     many = run(Spoiled(rounds=2, local=WORK, defect=defect), tmp_path / "many", EXACT, numerics=ELEVEN)
     assert many.bytes() == alone
@@ -170,7 +171,7 @@ def test_the_cohorts_beside_it_are_taken_as_they_are(tmp_path: Path, defect: str
     heads = [line for line in lines(many) if line["kind"] == "header"]
     assert [line["first"] for line in heads] == 2 * ["silo-0", "silo-4", "silo-6"]
     assert sorted(p.stem for p in (many.folder / "ledger").iterdir()) == ["silo-2", "silo-3"]
-    assert {p: t.rounds for p, t in many.server.at.tallies.items()} == dict.fromkeys(EXACT().data, 2)
+    assert {p: t.rounds for p, t in many.server.at.party_stats.items()} == dict.fromkeys(EXACT().data, 2)
     listed = lines(many) + [
         json.loads(t) for p in (many.folder / "ledger").iterdir() for t in p.read_text().splitlines()
     ]
@@ -200,7 +201,7 @@ class OneBlack(Tiny):
         pixels[found["silo-3"].rows] = 0
         return {name: replace(faces, pixels=pixels) for name, faces in found.items()}
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         made = super().__call__()
         return replace(made, backbone=Backbone(Fragile(made.backbone.module).double(), self.policy))
 
@@ -237,9 +238,9 @@ class Boasting(FedFace):
         reply: Update = FedFace.train(self, party, common, each)
         return replace(reply, images=100) if party.name == "silo-2" else reply
 
-    @together("train")
-    def train_together(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
-        replies = FedFace.train_together(self, parties, common, each)
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
+        replies = FedFace.train_batched(self, parties, common, each)
         return [
             replace(reply, images=100) if party.name == "silo-2" else reply
             for party, reply in zip(parties, replies, strict=True)
@@ -282,7 +283,7 @@ class Asking(FedFace):
         none = torch.zeros(1, 8, dtype=torch.float64)
         each = {client: Centre(centre=none) for client in fed.parties("trainer")}
         weights = {client: 1.0 + place for place, client in enumerate(each)}
-        folds = {
+        aggregate = {
             "singly": [],
             "equal": [Mean("backbone")],
             "chosen": [Mean("backbone", by=weights)],
@@ -291,8 +292,8 @@ class Asking(FedFace):
             "once": [Mean("backbone", by="images", once=True)],
             "twice": [Mean("backbone", by="images"), Mean("backbone", name="equal")],
         }[self.how]
-        answer = fed.ask(self.train, common=Global(backbone=state.backbone), each=each, folds=folds)
-        got = answer.folded["backbone"] if folds else answer.each["backbone"]["silo-0"]
+        answer = fed.ask(self.train, common=Global(backbone=state.backbone), each=each, aggregate=aggregate)
+        got = answer.aggregated["backbone"] if aggregate else answer.each["backbone"]["silo-0"]
         return State(backbone=got, centres=answer.each["centre"])
 
 
@@ -325,13 +326,13 @@ def test_a_step_that_takes_the_place_of_another_does_not_inherit_its_batched_for
 
 def test_only_means_by_images_of_those_that_answered_can_come_together() -> None:
     declaration = FedFace.own_steps["train"]
-    assert can_fold(declaration, [Mean("backbone", by="images")])
-    assert not can_fold(declaration, [])
-    assert not can_fold(declaration, [Mean("centre", by="images")])  # and the backbone, which all are sent, singly
+    assert can_batch(declaration, [Mean("backbone", by="images")])
+    assert not can_batch(declaration, [])
+    assert not can_batch(declaration, [Mean("centre", by="images")])  # and the backbone, which all are sent, singly
     both = [Mean("backbone", by="images"), Mean("projection", by="images")]
-    assert can_fold(FedUV.own_steps["train"], both)
-    assert not can_fold(FedUV.own_steps["train"], both[:1])
-    assert not can_fold(FedUV.own_steps["enrol"], [])
+    assert can_batch(FedUV.own_steps["train"], both)
+    assert not can_batch(FedUV.own_steps["train"], both[:1])
+    assert not can_batch(FedUV.own_steps["enrol"], [])
     for other in (
         Mean("backbone"),
         Mean("backbone", by={"a": 1.0}),
@@ -339,8 +340,8 @@ def test_only_means_by_images_of_those_that_answered_can_come_together() -> None
         Mean("backbone", by="images", of="differences"),
         Mean("backbone", by="images", once=True),
     ):
-        assert not can_fold(declaration, [other])
-        assert not can_fold(declaration, [Mean("backbone", by="images", name="plain"), other])
+        assert not can_batch(declaration, [other])
+        assert not can_batch(declaration, [Mean("backbone", by="images", name="plain"), other])
 
 
 @message
@@ -354,10 +355,10 @@ def test_what_is_shared_is_the_same_object_in_every_reply() -> None:
     mean, some = torch.zeros(2), {"a": torch.ones(1)}
     replies = [Reply(w=mean, more=some, images=1), Reply(w=mean, more=dict(some), images=1)]
     two = [request("a"), request("b")]
-    assert Cohort(two, replies).shared == {"w"}  # equal values are each party's own
-    assert Cohort(two[:1], replies[:1]).shared == frozenset()  # of a single party nothing is a mean
+    assert ClientBatch(two, replies).shared == {"w"}  # equal values are each party's own
+    assert ClientBatch(two[:1], replies[:1]).shared == frozenset()  # of a single party nothing is a mean
 
 
 def test_a_method_without_a_batched_form_says_so() -> None:
     backbone: AnyBackbone = Tiny()().backbone
-    assert worlds.recipe("fedavg")[0].why_not_together(4, backbone) == "the method has no batched form"
+    assert worlds.recipe("fedavg")[0].unbatchable_reason(4, backbone) == "the method has no batched form"

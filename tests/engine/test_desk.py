@@ -17,16 +17,16 @@ from coalface.core.method import Party
 from coalface.engine.party import commits as committing
 from coalface.engine.party import executor
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit
-from coalface.engine.party.executor import Desk, Request, StepFailed
+from coalface.engine.party.executor import PartyExecutor, Request, StepFailed
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 PARTY = "silo-1"
 
 
-def site(folder: Path, method: Any = None, **changes: Any) -> executor.Site:
+def executor_context(folder: Path, method: Any = None, **changes: Any) -> executor.ExecutorContext:
     build = worlds.Tiny(roles=(("silo-2", "validator"),))
-    made = worlds.setup(method or Moves(note=True), folder, build).site(build())
+    made = worlds.setup(method or Moves(note=True), folder, build).context(build())
     return replace(made, **changes)
 
 
@@ -50,28 +50,28 @@ def request(ordinal: int = 1, base: str | None = None, step: str = "move", **cha
     return replace(made, **changes)
 
 
-def at(folder: Path, **changes: Any) -> Desk:
-    return Desk(site(folder, **changes), PARTY)
+def at(folder: Path, **changes: Any) -> PartyExecutor:
+    return PartyExecutor(executor_context(folder, **changes), PARTY)
 
 
 def data(reply: Any) -> bytes:
     return bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
 
 
-def kept(here: Desk, name: str, cls: Any) -> Any:
+def kept(here: PartyExecutor, name: str, cls: Any) -> Any:
     stored = Commit.open(here.folder / f"{name}.commit").read(cls.__name__)
     return None if stored is None else codec.unpack(stored, cls)
 
 
-def commits(here: Desk) -> list[str]:
+def commits(here: PartyExecutor) -> list[str]:
     return sorted(path.stem for path in here.folder.glob("*.commit"))
 
 
-def ledger_bytes(here: Desk) -> bytes:
+def ledger_bytes(here: PartyExecutor) -> bytes:
     return here.ledger.read_bytes() if here.ledger.exists() else b""
 
 
-def chain(here: Desk, requests: list[Request]) -> list[Request]:
+def chain(here: PartyExecutor, requests: list[Request]) -> list[Request]:
     """Answer requests one after the other, each on top of the one before."""
     done: list[Request] = []
     for made in requests:
@@ -195,19 +195,19 @@ def test_settling_keeps_the_accepted_state_alone(tmp_path: Path) -> None:
     done = chain(here, [request(1), request(2)])
     (here.folder / "0000002.001-x.new").write_bytes(b"cut off")
     before = ledger_bytes(here)
-    here.settle(done[0].id, 2)
+    here.finalize(done[0].id, 2)
     assert [p.name for p in here.folder.iterdir()] == [f"{done[0].id}.commit"]
-    here.settle(done[0].id, 2)
+    here.finalize(done[0].id, 2)
     assert kept(here, done[0].id, Control).rounds == 1
     assert ledger_bytes(here) == before
-    here.settle(None, 2)
+    here.finalize(None, 2)
     assert commits(here) == []
 
 
 def test_settling_a_stage_leaves_the_work_of_the_next(tmp_path: Path) -> None:
     here = at(tmp_path)
     done = chain(here, [request(1), request(2), request(3)])
-    here.settle(done[1].id, 2)
+    here.finalize(done[1].id, 2)
     assert commits(here) == [done[1].id, done[2].id]
 
 
@@ -336,8 +336,8 @@ def test_a_crash_while_settling_loses_no_ledger_line(
         patched.setattr(ledger, "append", lambda *a, **k: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             here.answer(replace(request(2), base=done[0].id))
-    crashes(monkeypatch, lambda: here.settle(done[1].id, 2), torn=True, after=after)
-    here.settle(done[1].id, 2)
+    crashes(monkeypatch, lambda: here.finalize(done[1].id, 2), torn=True, after=after)
+    here.finalize(done[1].id, 2)
     assert ledger_bytes(here) == ledger_bytes(unbroken)
     assert commits(here) == [done[1].id]
 
@@ -418,12 +418,12 @@ WRONG: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("returned", WRONG, ids=range(len(WRONG)))
 def test_what_a_step_does_not_declare_never_leaves(tmp_path: Path, returned: Callable[..., Any]) -> None:
     here = at(tmp_path)
-    owner, declaration = here.site.method.steps["move"]
+    owner, declaration = here.context.method.steps["move"]
 
     class Lying(Moves):
         own_steps = {"move": replace(declaration, function=returned)}
 
-    lying = Desk(replace(here.site, method=Lying()), PARTY)
+    lying = PartyExecutor(replace(here.context, method=Lying()), PARTY)
     with pytest.raises(StepFailed, match=r"silo-1, step move, train round 1: .*only what is declared"):
         lying.answer(request())
     assert (ledger_bytes(lying), commits(lying)) == (b"", [])

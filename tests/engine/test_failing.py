@@ -12,34 +12,34 @@ from toys import CALLS, HOOKS, Moves, Staged, State, Values
 from worlds import Stop, Tiny, run, stopping
 
 from coalface.core.method import Federation, Mean, Party
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.transport import RunFailed
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
 
 def test_a_refused_reply_is_named_and_leaves_its_party_where_it_was(tmp_path: Path) -> None:
-    ran = run(Moves(rounds=2), tmp_path, trouble=Trouble(corrupt={"silo-1": "nan"}))
+    ran = run(Moves(rounds=2), tmp_path, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert ran.state.values["a"].tolist() == pytest.approx([2 * (12 * 1 + 10 * 3) / 22] * 3)
     assert ran.state.control["a"].tolist() == pytest.approx([2.0 * (1 + 3)] * 3)
     assert metrics(tmp_path)[0]["failed"] == {"silo-1": "values/a holds values that are not finite"}
-    assert ran.server.at.tallies["silo-1"].failed == 2
+    assert ran.server.at.party_stats["silo-1"].failed == 2
     assert list((tmp_path / "parties" / "silo-1").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["lost", "dropout"])
 def test_control_variates_add_up_whatever_is_lost(tmp_path: Path, kind: str) -> None:
     """SCAFFOLD's invariant: the server's c is the mean of the c_i, through lost replies and abandoned rounds."""
-    trouble = Trouble(**{kind: 0.4})
+    trouble = SimulatedFaults(**{kind: 0.4})
     ran = run(Moves(rounds=12), tmp_path, trouble=trouble, quorum=0.6, patience=12)
     records = metrics(tmp_path)
     assert {r["abandoned"] for r in records} == {True, False}
     total = sum(c.total["a"][0].item() for c in controls(ran).values())
     assert ran.state.control["a"][0].item() == pytest.approx(total)
     done = [r for r in records if not r["abandoned"]]
-    accepted = {p: sum(p not in r["failed"] for r in done) for p in ran.server.at.tallies}
+    accepted = {p: sum(p not in r["failed"] for r in done) for p in ran.server.at.party_stats}
     assert {p: c.rounds for p, c in controls(ran).items()} == accepted
-    trained = {p: sum(call[0] == p for call in CALLS) for p in ran.server.at.tallies}
+    trained = {p: sum(call[0] == p for call in CALLS) for p in ran.server.at.party_stats}
     reached = 12 if kind == "lost" else None  # a lost reply was trained for, a dropped party was not
     assert kind == "dropout" or set(trained.values()) == {reached}
     assert kind == "lost" or sum(trained.values()) == sum(r["arrived"] for r in records)
@@ -78,7 +78,7 @@ def test_what_a_round_accepted_before_it_was_abandoned_does_not_count(tmp_path: 
 @pytest.mark.parametrize(("quorum", "parties", "need"), [(0.5, 3, 2), (0.0, 3, 1), (1.0, 3, 3), (0.34, 3, 2)])
 def test_a_quorum_is_rounded_up(tmp_path: Path, quorum: float, parties: int, need: int) -> None:
     for bad in range(parties):
-        trouble = Trouble(corrupt={f"silo-{i}": "nan" for i in range(bad)})
+        trouble = SimulatedFaults(corrupt={f"silo-{i}": "nan" for i in range(bad)})
         run(Moves(rounds=1), tmp_path / str(bad), trouble=trouble, quorum=quorum)
         assert metrics(tmp_path / str(bad))[0]["abandoned"] == (parties - bad < need)
 
@@ -87,7 +87,7 @@ def test_a_quorum_that_is_met_exactly_is_met(tmp_path: Path) -> None:
     parties = 25
     missing = {f"silo-{i}": "nan" for i in range(25 - 7)}  # 0.28 · 25 is a little more than 7 in floating point
     assert 0.28 * 25 > 7
-    run(Moves(rounds=1), tmp_path, Tiny(parties=parties), trouble=Trouble(corrupt=missing), quorum=0.28)
+    run(Moves(rounds=1), tmp_path, Tiny(parties=parties), trouble=SimulatedFaults(corrupt=missing), quorum=0.28)
     assert not metrics(tmp_path)[0]["abandoned"]
 
 
@@ -109,13 +109,13 @@ class Weighted(Moves):
     """Only one party has a weight."""
 
     def round(self, fed: Federation, state: State) -> State:
-        folds = [Mean("values", by={"silo-1": 1.0})]
-        answer = fed.ask(self.move, common=Values(values=state.values), folds=folds)
-        return State(values=answer.folded["values"], control=state.control)
+        aggregate = [Mean("values", by={"silo-1": 1.0})]
+        answer = fed.ask(self.move, common=Values(values=state.values), aggregate=aggregate)
+        return State(values=answer.aggregated["values"], control=state.control)
 
 
 def test_a_round_without_any_weight_is_abandoned(tmp_path: Path) -> None:
-    run(Weighted(rounds=1), tmp_path, trouble=Trouble(corrupt={"silo-1": "nan"}))
+    run(Weighted(rounds=1), tmp_path, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert "give a party that answers a weight" in metrics(tmp_path)[0]["reason"]
 
 
@@ -131,20 +131,20 @@ def listed(folder: Path) -> dict[str, int]:
 
 
 TROUBLES = [
-    Trouble(),
-    Trouble(corrupt={"silo-1": "nan"}),
-    Trouble(corrupt={"silo-1": "absurd"}),
-    Trouble(lost=0.4),
-    Trouble(slow={"silo-2": 3.0}, deadline=1.0),
-    Trouble(dropout=0.3, lost=0.3, corrupt={"silo-0": "shape"}),
+    SimulatedFaults(),
+    SimulatedFaults(corrupt={"silo-1": "nan"}),
+    SimulatedFaults(corrupt={"silo-1": "absurd"}),
+    SimulatedFaults(lost=0.4),
+    SimulatedFaults(slow={"silo-2": 3.0}, deadline=1.0),
+    SimulatedFaults(dropout=0.3, lost=0.3, corrupt={"silo-0": "shape"}),
 ]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=range(len(TROUBLES)))
-def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, trouble: Trouble) -> None:
+def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, trouble: SimulatedFaults) -> None:
     ran = run(Moves(rounds=8, note=True), tmp_path, trouble=trouble, patience=9, quorum=0.4)
     at, mine, records = ran.server.at, listed(tmp_path), metrics(tmp_path)
-    assert {name: tally.bytes_up for name, tally in at.tallies.items()} == mine
+    assert {name: stats.bytes_up for name, stats in at.party_stats.items()} == mine
     assert at.totals["up"] == sum(mine.values()) == sum(record["bytes_up"] for record in records)
     lines = [json.loads(text) for text in (tmp_path / "ledger" / "silo-0.jsonl").read_text().splitlines()]
     moved = sum(line["bytes"] for line in lines if (line["round"], line["step"]) == (lines[0]["round"], "move"))
@@ -154,7 +154,7 @@ def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Pa
         assert bool(at.totals.get(what, 0)) == bool(hit)
         if what == "refused":  # it is `move` that is refused, and then `remember` is not asked
             assert at.totals.get(what, 0) == len(hit) * moved
-    if trouble == Trouble():
+    if trouble == SimulatedFaults():
         assert "bytes_lost" not in records[0] and "bytes_refused" not in records[0]
 
 

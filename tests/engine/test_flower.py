@@ -18,11 +18,11 @@ from toys import HOOKS, Moves
 from worlds import ONE_OF_A_KIND, Stop, recipe, run
 
 from coalface.core.method import Party, step
-from coalface.engine.party.service import Seat, answer
+from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import Member, RunFailed
 from coalface.flower.app import records
 from coalface.flower.app.client_app import client_app
-from coalface.flower.app.transport import Link, Patience
+from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, Update
 
@@ -120,9 +120,9 @@ def test_the_bytes_in_messages_are_those_that_the_run_and_the_ledgers_count(name
 def test_the_run_does_not_begin_without_a_party_and_says_who_is_missing(tmp_path: Path) -> None:
     method, build = recipe("fedavg")
 
-    def transport(made: Any, world: Any) -> Link:
-        grid = InProcessGrid([seated(Seat("silo-1", world.members()["silo-1"], made.site(world)))])
-        return Link(grid, roles(world), Patience(join=0.05, poll=0.01))
+    def transport(made: Any, world: Any) -> FlowerTransport:
+        grid = InProcessGrid([seated(PartyService("silo-1", world.members()["silo-1"], made.context(world)))])
+        return FlowerTransport(grid, roles(world), Patience(join=0.05, poll=0.01))
 
     with pytest.raises(RunFailed, match=r"silo-0, silo-2 did not join within 0.05 s: start their SuperNodes"):
         run(method, tmp_path, build, transport=transport)
@@ -136,10 +136,10 @@ def test_a_party_that_goes_is_left_out_and_takes_part_again_when_it_is_back(tmp_
         (grids[0].away.add if record["round"] == 1 else grids[0].away.discard)(1000)
 
     ran = run(method, tmp_path, build, transport=over_flower(grids=grids), report=report, on_error="exclude")
-    tallies = ran.server.at.tallies
-    assert (tallies["silo-0"].rounds, tallies["silo-0"].failed) == (3, 1) and tallies["silo-1"].rounds == 4
+    party_stats = ran.server.at.party_stats
+    assert (party_stats["silo-0"].rounds, party_stats["silo-0"].failed) == (3, 1) and party_stats["silo-1"].rounds == 4
     assert '"silo-0 is not there"' in (tmp_path / "metrics.jsonl").read_text()
-    down = {name: tally.bytes_down for name, tally in tallies.items()}
+    down = {name: stats.bytes_down for name, stats in party_stats.items()}
     assert down["silo-0"] * 4 == down["silo-1"] * 3 > 0 and sum(down.values()) == ran.server.at.totals["down"]
 
 
@@ -152,9 +152,9 @@ def test_what_a_dead_node_is_sent_is_not_counted(tmp_path: Path) -> None:
         (grids[0].dead.add if record["round"] == 1 else grids[0].dead.discard)(1000)
 
     ran = run(method, tmp_path, build, transport=over_flower(grids=grids), report=report, on_error="exclude")
-    tallies = ran.server.at.tallies
+    party_stats = ran.server.at.party_stats
     assert "silo-0, step train, train round 2: no reply will come" in (tmp_path / "metrics.jsonl").read_text()
-    assert tallies["silo-0"].bytes_down * 4 == tallies["silo-1"].bytes_down * 3 > 0
+    assert party_stats["silo-0"].bytes_down * 4 == party_stats["silo-1"].bytes_down * 3 > 0
 
 
 def test_a_step_that_fails_is_counted_as_it_is_here(tmp_path: Path, toy_steps: None) -> None:
@@ -167,16 +167,18 @@ def test_a_step_that_fails_is_counted_as_it_is_here(tmp_path: Path, toy_steps: N
     HOOKS.append(broken)
     here = run(Moves(rounds=3), tmp_path / "here", on_error="exclude")
     there = run(Moves(rounds=3), tmp_path / "there", transport=over_flower(), on_error="exclude")
-    assert there.server.at.tallies == here.server.at.tallies and here.server.at.tallies["silo-1"].failed == 1
+    assert (
+        there.server.at.party_stats == here.server.at.party_stats and here.server.at.party_stats["silo-1"].failed == 1
+    )
     assert there.server.at.totals == here.server.at.totals
 
 
 def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp_path: Path) -> None:
-    grids, links = list[InProcessGrid](), list[Link]()
+    grids, links = list[InProcessGrid](), list[FlowerTransport]()
     method, build = recipe("fedavg", rounds=3)
     make = over_flower(SHORT, grids)
 
-    def transport(made: Any, world: Any) -> Link:
+    def transport(made: Any, world: Any) -> FlowerTransport:
         links.append(make(made, world))
         grids[0].held.add(1000)
         return links[0]
@@ -189,8 +191,8 @@ def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp
     assert links[0].late == {"silo-0": 1}
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["late"] for event in events if "late" in event] == [{"silo-0": 1}]
-    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (2, 1)
-    assert ran.server.at.tallies["silo-0"].bytes_down * 3 == ran.server.at.tallies["silo-1"].bytes_down * 2
+    assert (ran.server.at.party_stats["silo-0"].rounds, ran.server.at.party_stats["silo-0"].failed) == (2, 1)
+    assert ran.server.at.party_stats["silo-0"].bytes_down * 3 == ran.server.at.party_stats["silo-1"].bytes_down * 2
     assert "silo-0, step train, train round 1: no reply within 0.05 s" in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -198,7 +200,7 @@ def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureF
     method, build = recipe("fedavg")
     here = run(method, tmp_path / "local", build).bytes()
 
-    def transport(made: Any, world: Any) -> Link:
+    def transport(made: Any, world: Any) -> FlowerTransport:
         link = over_flower()(made, world)
         grid: Any = link._grid
         grid.apps[2000] = grid.apps[1000]
@@ -225,10 +227,10 @@ def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
     keys = {f"silo-{i}": f"key {i}".encode() for i in range(3)}
 
     def transport(right: bytes) -> Any:
-        def make(made: Any, world: Any) -> Link:
+        def make(made: Any, world: Any) -> FlowerTransport:
             grid: Any = over_flower()(made, world)._grid
             grid.keys = {1000: right, 1001: b"key 1", 1002: b"key 2"}
-            return Link(grid, roles(world), Patience(join=0.05, step=60, poll=0.01), keys=keys)
+            return FlowerTransport(grid, roles(world), Patience(join=0.05, step=60, poll=0.01), keys=keys)
 
         return make
 
@@ -266,12 +268,12 @@ def test_what_an_error_says_stays_at_the_party(caplog: pytest.LogCaptureFixture,
 
 
 def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    def nobody() -> Seat:
+    def nobody() -> PartyService:
         raise ValueError("no party is configured here")
 
     grid = InProcessGrid([client_app(lambda context: functools.partial(answer, nobody))])
     with pytest.raises(RunFailed, match="silo-0 did not join"):
-        Link(grid, {"silo-0": "trainer"}, Patience(join=0.2, poll=0.01))
+        FlowerTransport(grid, {"silo-0": "trainer"}, Patience(join=0.2, poll=0.01))
     assert len(grid.sent) == 1 and "does not say which party it plays (ValueError), its own log says why" in caplog.text
 
 
@@ -289,26 +291,26 @@ def test_a_node_that_cannot_say_who_it_is_is_not_asked_again_at_once(caplog: pyt
 def test_a_node_that_says_a_number_of_images_that_cannot_be_is_left_alone(
     images: int, identities: int, known: dict[str, tuple[int, int]], says: str
 ) -> None:
-    site: Any = None  # nothing is asked of it
-    grid = InProcessGrid([seated(Seat("silo-0", Member("trainer", images, identities), site))])
+    executor_context: Any = None  # nothing is asked of it
+    grid = InProcessGrid([seated(PartyService("silo-0", Member("trainer", images, identities), executor_context))])
     with pytest.raises(RunFailed, match=says):
-        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), counts=known)
+        FlowerTransport(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), counts=known)
 
 
 def test_a_node_may_take_its_time_to_say_who_it_is(tmp_path: Path) -> None:
     """A process begins for every message, and on a busy machine that takes a while; the node is asked once."""
     method, build = recipe("fedavg")
 
-    def transport(made: Any, world: Any) -> Link:
+    def transport(made: Any, world: Any) -> FlowerTransport:
         grid: Any = over_flower()(made, world)._grid
         grid.sent.clear()
         grid.held.add(1000)
         threading.Timer(0.3, grid.held.clear).start()
-        link = Link(grid, roles(world), Patience(join=20, step=60, poll=0.01))
+        link = FlowerTransport(grid, roles(world), Patience(join=20, step=60, poll=0.01))
         assert [m.metadata.message_type for m in grid.sent] == [records.JOIN] * 3
         return link
 
-    assert len(run(method, tmp_path, build, transport=transport).server.at.tallies) == 3
+    assert len(run(method, tmp_path, build, transport=transport).server.at.party_stats) == 3
 
 
 @pytest.mark.parametrize("failing", ["get_nodes", "push_messages", "pull_messages"])
@@ -371,7 +373,7 @@ def test_a_node_that_says_anything_else_is_left_alone(
 ) -> None:
     grid = InProcessGrid([lambda message, context: Message(content, reply_to=message)])
     with pytest.raises(RunFailed, match="silo-0 did not join"):
-        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01))
+        FlowerTransport(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01))
     assert why in caplog.text
 
 
@@ -379,14 +381,14 @@ def test_a_node_whose_key_is_no_partys_is_asked_nothing(caplog: pytest.LogCaptur
     grid = InProcessGrid([lambda message, context: Message(saying("[" * 200_000), reply_to=message)])
     grid.keys = {1000: b"of somebody else"}
     with pytest.raises(RunFailed, match="silo-0 did not join.*node 1000 has the key of no party of this run"):
-        Link(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), keys={"silo-0": b"key 0"})
+        FlowerTransport(grid, {"silo-0": "trainer"}, Patience(join=0.05, poll=0.01), keys={"silo-0": b"key 0"})
     assert not grid.sent
 
 
 def answering(number: int, changed: Any, grids: list[InProcessGrid], about: str = records.STEP) -> Any:
     """A transport one of whose nodes gives what `changed` makes of its replies to steps, or to others."""
 
-    def transport(made: Any, world: Any) -> Link:
+    def transport(made: Any, world: Any) -> FlowerTransport:
         link = over_flower(grids=grids)(made, world)
         right = grids[0].apps[1000 + number]
 
@@ -404,8 +406,8 @@ def answering(number: int, changed: Any, grids: list[InProcessGrid], about: str 
 def test_a_reply_that_is_hostile_is_its_partys_failure_and_no_others(text: str, tmp_path: Path) -> None:
     method, build = recipe("fedavg")
     hostile = answering(0, lambda asked, reply: Message(saying(text), reply_to=asked), [])
-    tallies = run(method, tmp_path, build, transport=hostile, on_error="exclude").server.at.tallies
-    assert tallies["silo-0"].rounds == 0 and tallies["silo-0"].failed == tallies["silo-1"].rounds == 3
+    party_stats = run(method, tmp_path, build, transport=hostile, on_error="exclude").server.at.party_stats
+    assert party_stats["silo-0"].rounds == 0 and party_stats["silo-0"].failed == party_stats["silo-1"].rounds == 3
     assert "a reply that is none (" in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -425,8 +427,8 @@ def test_a_message_that_flower_cannot_read_takes_no_other_along(
     monkeypatch.setattr(InProcessGrid, "pull_messages", pull)
     method, build = recipe("fedavg")
     ran = run(method, tmp_path, build, transport=over_flower(grids=grids), on_error="exclude")
-    tallies = ran.server.at.tallies
-    assert tallies["silo-0"].failed == tallies["silo-1"].rounds == tallies["silo-2"].rounds == 3
+    party_stats = ran.server.at.party_stats
+    assert party_stats["silo-0"].failed == party_stats["silo-1"].rounds == party_stats["silo-2"].rounds == 3
     assert "a reply that is none (KeyError)" in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -440,7 +442,7 @@ def test_what_a_party_says_is_cut_and_shown_in_the_metrics(tmp_path: Path) -> No
         transport=answering(0, lambda asked, reply: Message(records.write(long), reply_to=asked), []),
         on_error="exclude",
     )
-    assert ran.server.at.tallies["silo-0"].failed == 3
+    assert ran.server.at.party_stats["silo-0"].failed == 3
     (reason,) = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["failed"].values()
     assert "\\x1b[31mxxx" in reason and len(reason) < 400
 
@@ -457,7 +459,7 @@ def test_a_reply_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
 
     method, build = recipe("fedavg")
     ran = run(method, tmp_path, build, transport=answering(0, again, []), on_error="exclude")
-    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (1, 2)
+    assert (ran.server.at.party_stats["silo-0"].rounds, ran.server.at.party_stats["silo-0"].failed) == (1, 2)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [list(line["failed"].values()) for line in lines] == [
         [],
@@ -472,7 +474,7 @@ def test_a_reply_with_other_bytes_than_it_says_is_refused(tmp_path: Path) -> Non
 
     method, build = recipe("fedavg")
     ran = run(method, tmp_path, build, transport=answering(0, other, []), on_error="exclude")
-    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (0, 3)
+    assert (ran.server.at.party_stats["silo-0"].rounds, ran.server.at.party_stats["silo-0"].failed) == (0, 3)
     assert "another SHA-256 than it says" in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -484,7 +486,7 @@ def test_a_reply_without_a_head_of_the_ledger_is_refused(head: Any, tmp_path: Pa
 
     method, build = recipe("fedavg")
     ran = run(method, tmp_path, build, transport=answering(0, other, []), on_error="exclude")
-    assert (ran.server.at.tallies["silo-0"].rounds, ran.server.at.tallies["silo-0"].failed) == (0, 3)
+    assert (ran.server.at.party_stats["silo-0"].rounds, ran.server.at.party_stats["silo-0"].failed) == (0, 3)
     assert "without the head of the party's ledger" in (tmp_path / "metrics.jsonl").read_text()
 
 

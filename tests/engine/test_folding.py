@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coalface.core.codec import Refused
 from coalface.core.method import Mean, Tensors, free, like, message
-from coalface.engine.running_sums import Fold, heaviest
+from coalface.engine.running_sums import RunningMean, heaviest
 
 
 @message
@@ -58,8 +58,8 @@ def replies(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Repl
     }
 
 
-def fold(mean: Mean, given: dict[str, Reply], sent: Any = None, block: int = 3) -> Any:
-    made = Fold(mean, block=block, everyone=PARTIES, reply=Reply, sent=(Sent,))
+def aggregate(mean: Mean, given: dict[str, Reply], sent: Any = None, block: int = 3) -> Any:
+    made = RunningMean(mean, block=block, everyone=PARTIES, reply=Reply, sent=(Sent,))
     for place, party in enumerate(PARTIES):
         if party in given:
             before = sent[party] if isinstance(sent, dict) and party in sent else sent
@@ -101,8 +101,8 @@ def test_a_fold_is_the_weighted_mean_that_a_loop_gives(mean: Mean) -> None:
     sent = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
     if mean.of == "differences":
         sent["count"] = torch.tensor(0)
-    result = fold(mean, given, sent)
-    assert set(result) == {"a", "b"}  # the counter is not folded
+    result = aggregate(mean, given, sent)
+    assert set(result) == {"a", "b"}  # the counter is not aggregated
     for name in ("a", "b"):
         expected = torch.tensor(naive(mean, given, name, sent), dtype=torch.float64).float()
         assert result[name].dtype == torch.float32
@@ -118,7 +118,7 @@ def test_differences_may_be_to_what_each_party_was_sent() -> None:
         )
         for i, p in enumerate(PARTIES)
     }
-    result = fold(mean, given, sent)
+    result = aggregate(mean, given, sent)
     assert result["a"].tolist() == [2.0, 2.0, 2.0]
     assert result["b"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
@@ -129,40 +129,42 @@ def simple(value: float, images: int = 1) -> Reply:
 
 def test_numbers_worked_by_hand() -> None:
     given = {"p0": simple(1.0, 1), "p1": simple(3.0, 3)}
-    assert fold(Mean("w", by="images"), given)["a"].item() == 2.5  # (1·1 + 3·3) / 4
-    assert fold(Mean("w"), given)["a"].item() == 2.0
-    assert fold(Mean("w", over="all"), given)["a"].item() == pytest.approx(
+    assert aggregate(Mean("w", by="images"), given)["a"].item() == 2.5  # (1·1 + 3·3) / 4
+    assert aggregate(Mean("w"), given)["a"].item() == 2.0
+    assert aggregate(Mean("w", over="all"), given)["a"].item() == pytest.approx(
         4 / 7
     )  # the five that are missing count as 0
-    assert fold(Mean("w", by={"p0": 1.0, "p1": 1.0, "p2": 2.0}, over="all"), given)["a"].item() == 1.0  # (1 + 3) / 4
-    assert fold(Mean("point", by="images"), given).tolist() == [2.5]
-    assert fold(Mean("w", of="differences"), given, {"a": torch.tensor([0.5])})["a"].item() == 1.5
+    assert (
+        aggregate(Mean("w", by={"p0": 1.0, "p1": 1.0, "p2": 2.0}, over="all"), given)["a"].item() == 1.0
+    )  # (1 + 3) / 4
+    assert aggregate(Mean("point", by="images"), given).tolist() == [2.5]
+    assert aggregate(Mean("w", of="differences"), given, {"a": torch.tensor([0.5])})["a"].item() == 1.5
 
 
 def test_sums_are_kept_in_float64() -> None:
     given = {p: simple(1.0) for p in PARTIES}
     given["p0"] = simple(2.0**30)
-    assert fold(Mean("point"), given).item() == torch.tensor((2.0**30 + 6) / 7).item()
+    assert aggregate(Mean("point"), given).item() == torch.tensor((2.0**30 + 6) / 7).item()
     half = {
         p: Reply(w={"a": torch.tensor([400.0 + i], dtype=torch.float16)}, point=torch.zeros(1), maybe=None, drawn=None)
         for i, p in enumerate(PARTIES)
     }
-    result = fold(Mean("w"), half)["a"]
+    result = aggregate(Mean("w"), half)["a"]
     assert (result.dtype, result.item()) == (torch.float16, 403.0)
 
 
 def test_a_fold_leaves_the_replies_and_what_was_sent_as_they_were() -> None:
     given, sent = replies(), {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
     before = {p: {n: t.clone() for n, t in r.w.items()} for p, r in given.items()}
-    result = fold(Mean("w", by="images"), given)
+    result = aggregate(Mean("w", by="images"), given)
     result["a"].fill_(0)
-    fold(Mean("w", of="differences"), given, sent | {"count": torch.tensor(0)})
+    aggregate(Mean("w", of="differences"), given, sent | {"count": torch.tensor(0)})
     assert all(torch.equal(before[p][n], t) for p, r in given.items() for n, t in r.w.items())
     assert torch.equal(sent["a"], torch.arange(3.0))
 
 
 def sums(given: dict[str, Reply], block: int) -> bytes:
-    return fold(Mean("w", by="share"), given, block=block)["b"].double().numpy().tobytes()
+    return aggregate(Mean("w", by="share"), given, block=block)["b"].double().numpy().tobytes()
 
 
 def test_bits_follow_the_block_size_and_nothing_else() -> None:
@@ -192,7 +194,7 @@ def test_a_party_that_is_missing_keeps_its_place_in_the_blocks() -> None:
     given = replies(seed=4, dtype=torch.float64)
     del given["p1"]
     one_block = {p: r for p, r in given.items() if p in ("p0", "p2")}
-    made = Fold(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
+    made = RunningMean(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
     for place, party in enumerate(PARTIES):
         if party in one_block:
             made.add(party, place, one_block[party].w, None, one_block[party])
@@ -204,7 +206,7 @@ def test_a_party_that_is_missing_keeps_its_place_in_the_blocks() -> None:
 
 @pytest.mark.parametrize("claimed", [0, -1000, 51, 10**12])
 def test_a_weight_out_of_range_is_refused_by_name(claimed: int) -> None:
-    made = Fold(Mean("w", by="images"), block=3, everyone=PARTIES, reply=Reply)
+    made = RunningMean(Mean("w", by="images"), block=3, everyone=PARTIES, reply=Reply)
     with pytest.raises(Refused, match=f"images is {claimed}; this party can have 1 to 50"):
         made.check(simple(1.0, claimed), 50)
     made.check(simple(1.0, 50), 50)
@@ -212,13 +214,13 @@ def test_a_weight_out_of_range_is_refused_by_name(claimed: int) -> None:
 
 
 def test_a_weight_that_is_not_a_number_is_refused() -> None:
-    made = Fold(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
+    made = RunningMean(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
     with pytest.raises(Refused, match="share is nan"):
         made.check(Reply(w={}, point=torch.zeros(1), maybe=None, drawn=None, share=math.nan), 50)
 
 
 def test_an_empty_field_is_refused() -> None:
-    made = Fold(Mean("maybe"), block=3, everyone=PARTIES, reply=Reply)
+    made = RunningMean(Mean("maybe"), block=3, everyone=PARTIES, reply=Reply)
     with pytest.raises(Refused, match="maybe is empty"):
         made.check(simple(1.0), 50)
 
@@ -226,13 +228,16 @@ def test_an_empty_field_is_refused() -> None:
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_weights_of_the_server_must_be_finite_and_not_negative(bad: float) -> None:
     with pytest.raises(ValueError, match=r"Mean\('w'\): weights must be finite and not negative; got .*p1"):
-        Fold(Mean("w", by={"p0": 1.0, "p1": bad}), block=3, everyone=PARTIES, reply=Reply)
+        RunningMean(Mean("w", by={"p0": 1.0, "p1": bad}), block=3, everyone=PARTIES, reply=Reply)
 
 
 @pytest.mark.parametrize(
     ("mean", "says"),
     [
-        (Mean("v"), r"Mean\('v'\): no tensors of Reply; those that can be folded: \['w', 'point', 'maybe', 'drawn'\]"),
+        (
+            Mean("v"),
+            r"Mean\('v'\): no tensors of Reply; those that can be aggregated: \['w', 'point', 'maybe', 'drawn'\]",
+        ),
         (Mean("images"), r"Mean\('images'\): no tensors of Reply"),
         (Mean("w", by="imgs"), r"by='imgs'\): no number of Reply; it has \['images', 'share'\]"),
         (Mean("w", by="text"), r"by='text'\): no number of Reply"),
@@ -246,7 +251,7 @@ def test_weights_of_the_server_must_be_finite_and_not_negative(bad: float) -> No
 )
 def test_a_mean_of_something_that_is_not_there_is_refused_at_the_ask(mean: Mean, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Fold(mean, block=3, everyone=PARTIES, reply=Reply, sent=(Sent,))
+        RunningMean(mean, block=3, everyone=PARTIES, reply=Reply, sent=(Sent,))
 
 
 OTHERS = [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.float64)}, {}]
@@ -256,7 +261,7 @@ OTHERS = [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(2)}, {"a": 
 @pytest.mark.parametrize("first", [True, False])
 def test_tensors_that_differ_from_party_to_party_have_no_sum(other: Tensors, first: bool) -> None:
     """Each party may be sent a message of its own, and what comes back looks like that."""
-    made = Fold(Mean("w"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
+    made = RunningMean(Mean("w"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
     pair: list[Tensors] = [other, {"a": torch.ones(2)}]
     one, two = pair if first else pair[::-1]
     made.add("p0", 0, one, None, simple(1.0))
@@ -265,14 +270,14 @@ def test_tensors_that_differ_from_party_to_party_have_no_sum(other: Tensors, fir
 
 
 def test_differences_to_nothing_are_refused() -> None:
-    made = Fold(Mean("w", of="differences"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
+    made = RunningMean(Mean("w", of="differences"), block=3, everyone=PARTIES, reply=Reply, sent=(SentEach,))
     with pytest.raises(ValueError, match="p3 was sent no w"):
         made.add("p3", 3, simple(1.0).w, None, simple(1.0))
 
 
 def test_a_mean_without_weight_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Mean\('w'\) has a total weight of 0.0: give a party that answers a weight"):
-        fold(Mean("w", by={"p6": 1.0}), {"p0": simple(1.0)})
+        aggregate(Mean("w", by={"p6": 1.0}), {"p0": simple(1.0)})
 
 
 # --- one party's share ------------------------------------------------------------------------------------------------
@@ -306,7 +311,7 @@ def test_a_weight_that_a_reply_says_counts_up_to_the_bound() -> None:
         x: Tensors
         images: int
 
-    fold = Fold(
+    aggregate = RunningMean(
         Mean("x", by="images"),
         block=4,
         everyone=["a", "b", "c"],
@@ -316,6 +321,6 @@ def test_a_weight_that_a_reply_says_counts_up_to_the_bound() -> None:
     )
     for place, (name, value, images) in enumerate([("a", 1.0, 1), ("b", 2.0, 2), ("c", 0.0, 10**15)]):
         reply = Reply(x={"w": torch.tensor([value])}, images=images)
-        fold.add(name, place, reply.x, None, reply)
-    result = fold.result()
+        aggregate.add(name, place, reply.x, None, reply)
+    result = aggregate.result()
     assert isinstance(result, dict) and result["w"].item() == pytest.approx((1 * 1 + 2 * 2 + 3 * 0) / 6)

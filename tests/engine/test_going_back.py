@@ -15,11 +15,11 @@ from worlds import run
 
 from coalface.core.method import Federation
 from coalface.engine import checkpoint
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.transport import RunFailed
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
-NOBODY = Trouble(lost=1.0)
+NOBODY = SimulatedFaults(lost=1.0)
 
 
 def kept(folder: Path) -> list[int]:
@@ -51,7 +51,7 @@ def test_abandoned_rounds_push_out_no_accepted_checkpoint(tmp_path: Path, keep: 
 
 def test_a_checkpoint_that_holds_an_accepted_round_is_kept_though_its_last_was_abandoned(tmp_path: Path) -> None:
     ended(tmp_path, 20, report=stop_after(2), checkpoint=3)
-    ended(tmp_path, 20, trouble=Trouble(lost=0.5), checkpoint=3, report=stop_after(9))
+    ended(tmp_path, 20, trouble=SimulatedFaults(lost=0.5), checkpoint=3, report=stop_after(9))
     fresh = [not r["abandoned"] for r in metrics(tmp_path)]
     assert any(fresh[2:5]) and any(fresh[5:8]) and not all(fresh)
     assert kept(tmp_path) == [5, 8]

@@ -17,10 +17,10 @@ import worlds
 from toys import Deadly, Lagged, Moves
 from worlds import Stop, Tiny, run, stopping, workers
 
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import Workers
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Reply, RunFailed
 from coalface.privacy import ledger
 
@@ -35,7 +35,7 @@ ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator"))
 def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
     made = Tiny()()
     with pytest.raises(ValueError, match="is no plain name"):
-        World({"good-1": worlds.faces(2, 4), name: worlds.faces(2, 4)}, made.backbone, made.compute)
+        FederatedData({"good-1": worlds.faces(2, 4), name: worlds.faces(2, 4)}, made.backbone, made.compute)
 
 
 def test_a_party_says_its_role_and_what_it_has() -> None:
@@ -55,7 +55,7 @@ def test_the_order_in_which_parties_join_does_not_matter(tmp_path: Path, name: s
 
 
 class Counting(Workers):
-    """Counts the requests that are under way or whose reply was not folded yet."""
+    """Counts the requests that are under way or whose reply was not aggregated yet."""
 
     most = 0
     under_way = 0
@@ -79,11 +79,11 @@ def counting(n: int, window: int) -> Any:
 @pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(("n", "window"), [(1, 1), (2, 2), (3, 4)])
 def test_any_number_of_workers_gives_the_same_bits_within_the_window(tmp_path: Path, n: int, window: int) -> None:
-    rules: dict[str, Any] = {"trouble": Trouble(lost=0.2, dropout=0.1), "quorum": 0.2}
+    rules: dict[str, Any] = {"trouble": SimulatedFaults(lost=0.2, dropout=0.1), "quorum": 0.2}
     alone = run(Moves(rounds=4, note=True), tmp_path / "alone", ROLES, **rules)
     many = run(Moves(rounds=4, note=True), tmp_path / "many", ROLES, transport=counting(n, window), **rules)
     assert many.bytes() == alone.bytes()
-    assert many.server.at.tallies == alone.server.at.tallies
+    assert many.server.at.party_stats == alone.server.at.party_stats
     assert Counting.most == window
 
 
@@ -157,7 +157,7 @@ def test_a_worker_that_died_before_the_next_request_gives_the_same_advice(tmp_pa
 def test_a_step_that_fails_in_a_worker_is_named(tmp_path: Path, quick_workers: None) -> None:
     method = Moves(rounds=1)
 
-    def unreadable(made: Setup, world: World) -> Workers:
+    def unreadable(made: Setup, world: FederatedData) -> Workers:
         return Workers(Setup(made.method, Unreadable(), made.numerics, made.seed, made.folder), world, 1, 4)
 
     with pytest.raises(RunFailed, match=r"silo-0, step move, train round 1: TypeError"):
@@ -167,10 +167,10 @@ def test_a_step_that_fails_in_a_worker_is_named(tmp_path: Path, quick_workers: N
 class Unreadable(Tiny):
     """A world whose first party's data cannot be counted."""
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         made = super().__call__()
         broken = Broken(**vars(made.data["silo-0"]))
-        return World({**made.data, "silo-0": broken}, made.backbone, made.compute)
+        return FederatedData({**made.data, "silo-0": broken}, made.backbone, made.compute)
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -202,7 +202,7 @@ class Unbuildable(Tiny):
 
     greedy: bool = False
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         if multiprocessing.parent_process() is not None:
             if self.greedy:
                 raise MemoryError("20 GiB")
@@ -228,10 +228,10 @@ def test_a_run_that_is_broken_off_does_not_wait_for_its_workers(tmp_path: Path, 
 class Endless(Tiny):
     """A world whose second party's data are counted for ever in a worker."""
 
-    def __call__(self) -> World:
+    def __call__(self) -> FederatedData:
         made = super().__call__()
         endless = Uncounted(**vars(made.data["silo-1"]))
-        return World({**made.data, "silo-1": endless}, made.backbone, made.compute)
+        return FederatedData({**made.data, "silo-1": endless}, made.backbone, made.compute)
 
 
 class Uncounted(worlds.FaceSet):

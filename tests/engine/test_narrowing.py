@@ -25,7 +25,7 @@ from coalface.core.compression import TYPES, Updates
 from coalface.core.method import Tensors, free, like, message
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Desk, Request
+from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.transport import Reply
 from coalface.methods import METHODS
 
@@ -307,7 +307,7 @@ def test_every_method_runs_with_int8_updates(name: str, tmp_path: Path) -> None:
     method, build = recipe(name, **{field: 1 for field in ("rounds", "pretrain", "finetune") if field in known})
     ran = run(method, tmp_path, build, numerics=INT8)
     left = lines(tmp_path)
-    assert not any(tally.failed for tally in ran.server.at.tallies.values())
+    assert not any(stats.failed for stats in ran.server.at.party_stats.values())
     assert sum(line["bytes"] for line in left) == ran.server.at.totals["up"]
     dtypes = {line["name"]: line["dtype"] for line in left}
     assert {dtypes[n] for n in dtypes if n in ("backbone/up.weight", "gradient/up.weight", "classifier")} <= {"I8"}
@@ -341,14 +341,14 @@ class Mixed(InProcess):
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request in requests:
-            site = replace(self._site, updates="float16") if request.party == "silo-0" else self._site
-            yield request, Desk(site, request.party).answer(request)
+            context = replace(self._context, updates="float16") if request.party == "silo-0" else self._context
+            yield request, PartyExecutor(context, request.party).answer(request)
 
 
 def test_a_party_that_narrows_otherwise_is_refused_by_name_and_the_others_count(tmp_path: Path) -> None:
     method, build = recipe("fedavg", rounds=1)
-    tallies = run(method, tmp_path, build, numerics=INT8, transport=Mixed).server.at.tallies
-    assert {party: tally.failed for party, tally in tallies.items()} == {"silo-0": 1, "silo-1": 0, "silo-2": 0}
+    party_stats = run(method, tmp_path, build, numerics=INT8, transport=Mixed).server.at.party_stats
+    assert {party: stats.failed for party, stats in party_stats.items()} == {"silo-0": 1, "silo-1": 0, "silo-2": 0}
     assert re.search(r"backbone/down.weight is F16 .*, not F32", (tmp_path / "metrics.jsonl").read_text())
 
 
@@ -364,4 +364,4 @@ def test_worker_processes_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_party_over_several_processes_sends_the_same_narrow_update_from_each(tmp_path: Path) -> None:
     method, _ = recipe("fedavg", rounds=2)
     ran = run(method, tmp_path, Tiny(), numerics=replace(INT8, shards={"silo-1": 2}))
-    assert ran.server.at.tallies["silo-1"].rounds == 2
+    assert ran.server.at.party_stats["silo-1"].rounds == 2

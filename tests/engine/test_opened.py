@@ -19,7 +19,7 @@ from coalface.core.method import Abandoned, Mean, Tensors, Ticket
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.run_state import Call
-from coalface.engine.running_sums import Fold
+from coalface.engine.running_sums import RunningMean
 from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply
 from coalface.methods import METHODS
@@ -30,7 +30,7 @@ FIVE = Tiny(parties=5, validators=1)
 WORK = LocalWork(iterations=2, batch=4, lr=0.1, momentum=0.9)
 
 
-def folded(rounds: int = 4, **settings: Any) -> Any:
+def aggregated(rounds: int = 4, **settings: Any) -> Any:
     validation = FederatedValidation(fv="folded", smoothing=0.5, **settings)
     return METHODS["pfm-fv"](rounds=rounds, local=WORK, loss=LOSS, validation=validation)
 
@@ -64,19 +64,19 @@ class DeafInRound3(InProcess):
 
 def opened_sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sums: list[str] = []
-    result = Fold.result
-    monkeypatch.setattr(Fold, "result", lambda self: sums.append(self.mean.key) or result(self))
+    result = RunningMean.result
+    monkeypatch.setattr(RunningMean, "result", lambda self: sums.append(self.mean.key) or result(self))
     return sums
 
 
 def killed_and_resumed(folder: Path, transport: Any = InProcess, *, every: int = 1) -> Ran:
     with pytest.raises(Dies):
-        run(folded(), folder, FIVE, transport=DiesInRound3, checkpoint=every)
-    return run(folded(), folder, FIVE, transport=transport, checkpoint=every, on_error="exclude")
+        run(aggregated(), folder, FIVE, transport=DiesInRound3, checkpoint=every)
+    return run(aggregated(), folder, FIVE, transport=transport, checkpoint=every, on_error="exclude")
 
 
 def test_a_repeated_round_in_which_the_same_parties_answer_is_the_same_round(tmp_path: Path) -> None:
-    whole = run(folded(), tmp_path / "whole", FIVE)
+    whole = run(aggregated(), tmp_path / "whole", FIVE)
     ran = killed_and_resumed(tmp_path / "killed")
     assert ran.bytes() == whole.bytes() and not any(r["abandoned"] for r in metrics(ran.folder))
     assert len((ran.folder / "opened.jsonl").read_text().splitlines()) == 4  # one for a round, though 3 ran twice
@@ -88,9 +88,9 @@ def test_a_repeated_round_with_other_parties_or_weights_opens_no_sum(
     transport: Any, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Dies):
-        run(folded(), tmp_path, FIVE, transport=DiesInRound3, checkpoint=every)
+        run(aggregated(), tmp_path, FIVE, transport=DiesInRound3, checkpoint=every)
     sums = opened_sums(monkeypatch)
-    ran = run(folded(), tmp_path, FIVE, transport=transport, checkpoint=every, on_error="exclude")
+    ran = run(aggregated(), tmp_path, FIVE, transport=transport, checkpoint=every, on_error="exclude")
     lines = metrics(ran.folder)
     assert [r["abandoned"] for r in lines] == [False, False, True, False]
     assert "opened over other parties or by other weights" in lines[2]["reason"]
@@ -102,10 +102,10 @@ def test_without_it_the_difference_of_two_sums_is_a_single_backbone(
 ) -> None:
     """What is prevented: the sum over five less the sum over four, over a weight, is what the fifth had sent."""
     taken: list[tuple[Mean, Tensors]] = []
-    result = Fold.result
+    result = RunningMean.result
     heard: dict[str, Tensors] = {}
 
-    def keeping(self: Fold) -> Any:
+    def keeping(self: RunningMean) -> Any:
         taken.append((self.mean, result(self)))  # type: ignore[arg-type]
         return taken[-1][1]
 
@@ -117,9 +117,9 @@ def test_without_it_the_difference_of_two_sums_is_a_single_backbone(
                     heard[request.party] = codec.copied(codec.decode(bytearray(data), update).backbone)
                 yield request, reply
 
-    method = folded()
+    method = aggregated()
     update = method.steps["train"][1].reply
-    monkeypatch.setattr(Fold, "result", keeping)
+    monkeypatch.setattr(RunningMean, "result", keeping)
     with pytest.raises(Dies):
         run(method, tmp_path, FIVE, transport=Hearing)
     before = taken[-3:]
@@ -150,13 +150,13 @@ def test_what_was_opened_is_known_to_the_next_process_also_after_a_torn_line(tmp
     assert path.read_bytes() == whole
     again.record(CALL, SUMS, ["a", "b"])  # in another order: the same sum
     assert path.read_bytes() == whole
-    for folds, arrived in (
+    for aggregate, arrived in (
         (SUMS, ["a", "b", "c"]),
         ((replace(SUMS[0], by={"a": 0.5, "b": 0.3, "c": 0.2}),), ["a", "b"]),
         ((*SUMS, replace(SUMS[0], name="two")), ["a", "b"]),
     ):
         with pytest.raises(Abandoned, match="step train: before the run was resumed"):
-            again.record(CALL, folds, arrived)
+            again.record(CALL, aggregate, arrived)
     again.record(replace(CALL, round=8), SUMS, ["a", "c"])
     again.record(replace(CALL, call=2), SUMS, ["a", "c"])
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [7, 8, 7]

@@ -13,7 +13,7 @@ from toys import Memory, Moves, Note, State
 from worlds import Stop, run, stopping
 
 from coalface.core.method import Federation, Party, step
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.transport import RunFailed
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -23,7 +23,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-TWO_OF_THREE = Trouble(corrupt={"silo-0": "nan", "silo-1": "nan"})
+TWO_OF_THREE = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "nan"})
 
 
 def test_patience_ends_the_run_and_a_lower_quorum_lets_it_go_on(tmp_path: Path) -> None:

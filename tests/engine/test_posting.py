@@ -118,7 +118,7 @@ def test_every_byte_of_posted_work_is_counted_also_where_nobody_collects_it(fail
     lines = [line for path in (tmp_path / "ledger").glob("*.jsonl") for line in path.read_text().splitlines()]
     again = 2 * 56 if failing else 0
     sent, record = sum(json.loads(line)["bytes"] for line in lines) + again, metrics(tmp_path)
-    tallies, totals = ran.server.at.tallies.values(), ran.server.at.totals
-    assert totals["up"] == sent == sum(r["bytes_up"] for r in record) == sum(t.bytes_up for t in tallies)
-    assert totals["down"] == sum(r["bytes_down"] for r in record) == sum(t.bytes_down for t in tallies)
+    party_stats, totals = ran.server.at.party_stats.values(), ran.server.at.totals
+    assert totals["up"] == sent == sum(r["bytes_up"] for r in record) == sum(t.bytes_up for t in party_stats)
+    assert totals["down"] == sum(r["bytes_down"] for r in record) == sum(t.bytes_down for t in party_stats)
     assert ran.server.resumes_after()[1] == totals  # the checkpoint has them too

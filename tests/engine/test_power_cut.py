@@ -21,7 +21,7 @@ from worlds import Ran, Stop, Tiny, run, stopping
 from coalface.core import codec
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.party.commits import LINES, Commit, DamagedCommit
-from coalface.engine.party.executor import Desk, Request
+from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.transport import RunFailed
 from coalface.privacy import ledger
 
@@ -39,9 +39,9 @@ TORN: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def at(folder: Path, **changes: Any) -> Desk:
+def at(folder: Path, **changes: Any) -> PartyExecutor:
     build = Tiny()
-    return Desk(replace(worlds.setup(Moves(note=True), folder, build).site(build()), **changes), PARTY)
+    return PartyExecutor(replace(worlds.setup(Moves(note=True), folder, build).context(build()), **changes), PARTY)
 
 
 def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | None] = (0, None)) -> Request:
@@ -50,7 +50,7 @@ def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | Non
     return Request("test", PARTY, "train", ordinal, 9, ordinal, 1, "move", common, None, base, horizon)
 
 
-def chain(here: Desk, ordinals: int) -> list[Request]:
+def chain(here: PartyExecutor, ordinals: int) -> list[Request]:
     done: list[Request] = []
     for ordinal in range(1, ordinals + 1):
         done.append(request(ordinal, done[-1].id if done else None))
@@ -58,16 +58,16 @@ def chain(here: Desk, ordinals: int) -> list[Request]:
     return done
 
 
-def place(here: Desk, made: Request) -> Path:
+def place(here: PartyExecutor, made: Request) -> Path:
     return here.folder / f"{made.id}.commit"
 
 
-def shorten(here: Desk, after: Request | None) -> None:
+def shorten(here: PartyExecutor, after: Request | None) -> None:
     """Take from the ledger all lines after those of a reply."""
     os.truncate(here.ledger, Commit.open(place(here, after)).head.size if after else 0)
 
 
-def rounds(here: Desk) -> list[int]:
+def rounds(here: PartyExecutor) -> list[int]:
     return [json.loads(text)["round"] for text in here.ledger.read_text().splitlines()]
 
 
@@ -178,11 +178,11 @@ def test_settling_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) ->
     here = at(tmp_path)
     done = chain(here, 3)
     place(here, done[2]).write_bytes(b"")
-    here.settle(done[1].id, 3)
+    here.finalize(done[1].id, 3)
     assert [path.name for path in here.folder.iterdir()] == [f"{done[1].id}.commit"]
     place(here, done[1]).write_bytes(b"")
     with pytest.raises(DamagedCommit, match="is damaged"):
-        here.settle(done[1].id, 3)
+        here.finalize(done[1].id, 3)
 
 
 # --- the order of what is flushed -------------------------------------------------------------------------------------

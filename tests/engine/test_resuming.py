@@ -11,7 +11,7 @@ from toys import CALLS, Moves, Staged
 from worlds import Stop, run, stopping
 
 from coalface.engine.checkpoint import CheckpointError
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -44,12 +44,15 @@ def test_every_stage_can_be_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, every: int) -> None:
-    method, rules = Moves(rounds=5, note=True), {"checkpoint": every, "trouble": Trouble(lost=0.2), "quorum": 0.3}
+    method, rules = (
+        Moves(rounds=5, note=True),
+        {"checkpoint": every, "trouble": SimulatedFaults(lost=0.2), "quorum": 0.3},
+    )
     unbroken = run(method, tmp_path / "unbroken", **rules)
     for after in range(0, 24, 3):
         resumed = stopped_and_resumed(method, tmp_path / f"{after}", after, **rules)
         assert resumed.bytes() == unbroken.bytes(), after
-        for what in ("tallies", "totals"):
+        for what in ("party_stats", "totals"):
             assert getattr(resumed.server.at, what) == getattr(unbroken.server.at, what)
 
 
@@ -57,8 +60,8 @@ def test_tallies_survive_a_resume_where_nothing_is_sent_down(tmp_path: Path) -> 
     method = worlds.recipe("solo")[0]
     unbroken = run(method, tmp_path / "unbroken")
     resumed = stopped_and_resumed(method, tmp_path / "broken", 7)
-    assert resumed.server.at.tallies == unbroken.server.at.tallies
-    assert [t.rounds for t in resumed.server.at.tallies.values()] == [3, 3, 3]
+    assert resumed.server.at.party_stats == unbroken.server.at.party_stats
+    assert [t.rounds for t in resumed.server.at.party_stats.values()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("name", ["solo", "fedavg"])

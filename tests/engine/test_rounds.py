@@ -13,7 +13,7 @@ from worlds import run
 
 from coalface.core import codec
 from coalface.core.method import Federation
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -39,16 +39,18 @@ def test_bytes_are_those_that_were_encoded(tmp_path: Path) -> None:
     assert ran.server.at.totals["up"] == sum(entry["bytes"] for entry in ledgers)
     assert ran.server.at.totals["up"] == sum(r["bytes_up"] for r in metrics(tmp_path))
     first = codec.size(Values(values={"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}))
-    assert ran.server.at.totals["down"] == 2 * 3 * first == sum(t.bytes_down for t in ran.server.at.tallies.values())
-    assert [t.rounds for t in ran.server.at.tallies.values()] == [2, 2, 2]
-    assert [t.last_loss for t in ran.server.at.tallies.values()] == [1.0, 2.0, 3.0]
+    assert (
+        ran.server.at.totals["down"] == 2 * 3 * first == sum(t.bytes_down for t in ran.server.at.party_stats.values())
+    )
+    assert [t.rounds for t in ran.server.at.party_stats.values()] == [2, 2, 2]
+    assert [t.last_loss for t in ran.server.at.party_stats.values()] == [1.0, 2.0, 3.0]
 
 
 def test_only_a_sample_trains_and_the_rest_stays_as_it_was(tmp_path: Path) -> None:
     ran = run(Moves(rounds=6, sample=2), tmp_path)
-    rounds = {party: sum(call[0] == party for call in CALLS) for party in ran.server.at.tallies}
+    rounds = {party: sum(call[0] == party for call in CALLS) for party in ran.server.at.party_stats}
     assert sum(rounds.values()) == 12
-    assert [t.rounds for t in ran.server.at.tallies.values()] == list(rounds.values())
+    assert [t.rounds for t in ran.server.at.party_stats.values()] == list(rounds.values())
     assert {p: c.rounds for p, c in controls(ran).items()} == {p: n for p, n in rounds.items() if n}
 
 
@@ -85,7 +87,7 @@ def test_the_lab_sees_every_party_whoever_dropped_out_or_is_at_work(tmp_path: Pa
         seen.append(set(dict(server.own_models(models))))
         return {}
 
-    trouble = Trouble(dropout=0.5)
+    trouble = SimulatedFaults(dropout=0.5)
     run(Moves(rounds=4), tmp_path / "dropout", observers=[observe], judge=1, trouble=trouble, quorum=0.0)
     run(Busy(rounds=1), tmp_path / "busy", observers=[observe], judge=1)
     assert seen == [{"silo-0", "silo-1", "silo-2"}] * 5

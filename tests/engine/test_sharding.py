@@ -29,8 +29,8 @@ from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
 from coalface.engine.party import executor, sharding
 from coalface.engine.party.commits import Commit
-from coalface.engine.party.executor import Desk, Request
-from coalface.engine.party.sharding import Crews
+from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import RunFailed
 from coalface.methods import METHODS
 from coalface.methods.fedavg import Global
@@ -80,7 +80,7 @@ def check_same(many: Ran, one: Ran, bound: float = 1e-9) -> None:
             elif isinstance(value, float) or (isinstance(value, dict) and key != "failed"):
                 value = pytest.approx(value, abs=bound)
             assert ours[key] == value
-    for party in many.server.at.tallies:
+    for party in many.server.at.party_stats:
         assert lines(many, party) == lines(one, party)
         assert ledger.verify(many.folder / "ledger" / f"{party}.jsonl").lines > 0
 
@@ -187,7 +187,7 @@ class Looking(InProcess):
     def exchange(self, requests: Any) -> Any:
         for request, reply in super().exchange(requests):
             if request.party == PARTY:
-                folder = self._site.folder / "parties" / PARTY
+                folder = self._context.folder / "parties" / PARTY
                 commits = [Commit.open(path) for path in folder.glob("*.commit")]
                 named = [name for commit in commits for name in commit.shards]
                 assert [len(commit.shards) for commit in commits] == [1] * len(commits)
@@ -279,8 +279,8 @@ def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None
     first, second, third = (
         Request("test", PARTY, "train", n, 3, n, 1, "train", sent, None, None, (0, None)) for n in (1, 2, 3)
     )
-    with contextlib.closing(Crews(setup)) as crews:
-        here = Desk(crews.site(setup.site(EXACT())), PARTY)
+    with contextlib.closing(ProcessGroups(setup)) as groups:
+        here = PartyExecutor(groups.context(setup.context(EXACT())), PARTY)
         here.answer(first)
         fresh = answered(here, second)
         (part,) = here.folder.glob(f"{second.id}*.shard")
@@ -290,16 +290,16 @@ def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None
         assert len(list(here.folder.glob(f"{second.id}*.shard"))) == 2 and part.name not in named(here, second)
         here.answer(dataclasses.replace(third, base=second.id))
         assert not part.exists() and named(here, second)[0] in files(tmp_path)
-        here.settle(third.id, 3)
+        here.finalize(third.id, 3)
         assert files(tmp_path) == sorted([f"{third.id}.commit", *named(here, third)])
 
 
-def answered(here: Desk, request: Request) -> bytes:
+def answered(here: PartyExecutor, request: Request) -> bytes:
     reply = here.answer(request)
     return bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
 
 
-def named(here: Desk, request: Request) -> tuple[str, ...]:
+def named(here: PartyExecutor, request: Request) -> tuple[str, ...]:
     return Commit.open(here.folder / f"{request.id}.commit").shards
 
 
@@ -307,11 +307,11 @@ def named(here: Desk, request: Request) -> tuple[str, ...]:
 def test_a_part_is_flushed_where_the_site_says_so(tmp_path: Path, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", flushed.append)
-    site = worlds.setup(worlds.recipe("fedavg")[0], tmp_path, EXACT, numerics=SHARDS).site(EXACT())
+    context = worlds.setup(worlds.recipe("fedavg")[0], tmp_path, EXACT, numerics=SHARDS).context(EXACT())
     sent = codec.encode(Global(backbone=EXACT().backbone.shared()))
     request = Request("test", PARTY, "train", 1, 3, 1, 1, "train", sent, None, None, (0, None))
     (tmp_path / "parties" / PARTY).mkdir(parents=True)
-    sums, keep = Desk(dataclasses.replace(site, rank=1), PARTY).share(request)
+    sums, keep = PartyExecutor(dataclasses.replace(context, rank=1), PARTY).share(request)
     assert sums and not flushed
     part = Commit.open(tmp_path / "parties" / PARTY / keep(flush))
     assert list(part.spans) == ["Learner"]
@@ -419,12 +419,12 @@ def killed(tmp_path: Path, kills: list[tuple[int, float]], whole: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("whole", [True, False], ids=["group", "desk"])
+@pytest.mark.parametrize("whole", [True, False], ids=["group", "executor"])
 def test_killed_in_a_round_and_resumed_is_the_unbroken_run(tmp_path: Path, whole: bool) -> None:
     killed(tmp_path, [(3, 0.01)], whole)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False], ids=["group", "desk"])
+@pytest.mark.parametrize("whole", [True, False], ids=["group", "executor"])
 def test_killed_at_many_instants_and_resumed_is_the_unbroken_run(tmp_path: Path, whole: bool) -> None:
     killed(tmp_path, [(r, d / 200) for r, d in ((0, 0), (0, 9), (1, 3), (2, 6), (3, 1), (5, 4), (6, 8), (9, 2))], whole)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys import Moved, Note
 
-from coalface.engine.faults import COUNT_TROUBLE, TENSOR_TROUBLE, Trouble
+from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS, SimulatedFaults
 
 WHEN = [("train", round_, 1) for round_ in range(1, 401)]
 
@@ -14,30 +14,30 @@ def moved() -> Moved:
     return Moved(values=values, delta=values, images=7, loss=0.5)
 
 
-def share(trouble: Trouble, method: str, party: str = "silo-0", seed: int = 0) -> float:
+def share(trouble: SimulatedFaults, method: str, party: str = "silo-0", seed: int = 0) -> float:
     return sum(getattr(trouble, method)(seed, party, when) is not None for when in WHEN) / len(WHEN)
 
 
 @pytest.mark.parametrize(("field", "method"), [("dropout", "before"), ("lost", "after")])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_trouble_comes_as_often_as_it_is_set(field: str, method: str, rate: float) -> None:
-    trouble = Trouble(**{field: rate})
+    trouble = SimulatedFaults(**{field: rate})
     assert share(trouble, method) == pytest.approx(rate, abs=0.07)  # three standard deviations of 400 draws
     other = "after" if method == "before" else "before"
     assert share(trouble, other) == 0
 
 
 def test_trouble_depends_on_names_alone() -> None:
-    trouble = Trouble(dropout=0.5)
+    trouble = SimulatedFaults(dropout=0.5)
     first = [trouble.before(1, "silo-0", when) for when in WHEN]
-    assert [Trouble(dropout=0.5).before(1, "silo-0", when) for when in reversed(WHEN)] == first[::-1]
+    assert [SimulatedFaults(dropout=0.5).before(1, "silo-0", when) for when in reversed(WHEN)] == first[::-1]
     assert [trouble.before(1, "silo-1", when) for when in WHEN] != first
     assert [trouble.before(2, "silo-0", when) for when in WHEN] != first
 
 
 def test_slow_parties_come_late_as_an_exponential_says() -> None:
     # P(delay > deadline) = exp(−deadline / mean)
-    trouble = Trouble(slow={"*": 10.0, "silo-1": 40.0, "silo-2": 0.0}, deadline=10.0)
+    trouble = SimulatedFaults(slow={"*": 10.0, "silo-1": 40.0, "silo-2": 0.0}, deadline=10.0)
     assert share(trouble, "after", "silo-0") == pytest.approx(0.368, abs=0.07)
     assert share(trouble, "after", "silo-1") == pytest.approx(0.779, abs=0.07)
     assert share(trouble, "after", "silo-2") == 0
@@ -46,10 +46,10 @@ def test_slow_parties_come_late_as_an_exponential_says() -> None:
     assert late.endswith("s, the deadline is 10 s")
 
 
-@pytest.mark.parametrize("what", list(TENSOR_TROUBLE))
+@pytest.mark.parametrize("what", list(TENSOR_FAULTS))
 def test_a_corrupted_model_is_corrupted_in_its_first_tensors(what: str) -> None:
     original = moved()
-    bad = Trouble(corrupt={"silo-0": what}).reply("silo-0", original)
+    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", original)
     changed = {
         "nan": lambda: bool(bad.values["a"].isnan().all()),
         "shape": lambda: tuple(bad.values["a"].shape) == (3, 2),
@@ -63,14 +63,14 @@ def test_a_corrupted_model_is_corrupted_in_its_first_tensors(what: str) -> None:
 
 @pytest.mark.parametrize(("what", "images"), [("negative", -1000), ("zero", 0), ("absurd", 10**12)])
 def test_a_corrupted_count_is_the_first_whole_number(what: str, images: int) -> None:
-    assert set(COUNT_TROUBLE) == {"negative", "zero", "absurd"}
-    bad = Trouble(corrupt={"silo-0": what}).reply("silo-0", moved())
+    assert set(COUNT_FAULTS) == {"negative", "zero", "absurd"}
+    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", moved())
     assert (bad.images, bad.loss) == (images, 0.5)
 
 
 def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> None:
     note = Note(drawn=torch.zeros(2), remembered=1)
-    trouble = Trouble(corrupt={"silo-0": "nan", "silo-1": "name"})
+    trouble = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "name"})
     assert trouble.reply("silo-0", note).drawn.isnan().all()
     assert trouble.reply("silo-1", note) is note
     assert trouble.reply("silo-2", note) is note
@@ -78,7 +78,7 @@ def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> N
 
 def test_whole_numbers_are_left_alone() -> None:
     codes, real = torch.arange(3), torch.zeros(2)
-    trouble = Trouble(corrupt={"silo-0": "nan"})
+    trouble = SimulatedFaults(corrupt={"silo-0": "nan"})
     mixed = Moved(values={"codes": codes, "real": real}, delta={}, images=1, loss=0.0)
     bad = trouble.reply("silo-0", mixed)
     assert torch.equal(bad.values["codes"], codes)
@@ -89,15 +89,15 @@ def test_whole_numbers_are_left_alone() -> None:
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"trouble.corrupt.silo-1: 'nonsense' is unknown; choose one of nan, shape"):
-        Trouble(corrupt={"silo-1": "nonsense"})
+        SimulatedFaults(corrupt={"silo-1": "nonsense"})
     with pytest.raises(ValueError, match=r"trouble.lost is a probability, 0 to 1; got 1.5"):
-        Trouble(lost=1.5)
+        SimulatedFaults(lost=1.5)
     with pytest.raises(ValueError, match=r"trouble.dropout is a probability"):
-        Trouble(dropout=-0.1)
+        SimulatedFaults(dropout=-0.1)
     with pytest.raises(ValueError, match=r"trouble.slow makes nobody late without a deadline: set trouble.deadline"):
-        Trouble(slow={"*": 5.0})
+        SimulatedFaults(slow={"*": 5.0})
     with pytest.raises(ValueError, match=r"trouble.slow.silo-1 is a mean delay in seconds, 0 or more; got nan"):
-        Trouble(slow={"silo-1": float("nan")}, deadline=1.0)
+        SimulatedFaults(slow={"silo-1": float("nan")}, deadline=1.0)
     with pytest.raises(ValueError, match=r"trouble.deadline is in seconds, more than 0; got -1"):
-        Trouble(slow={"silo-1": 1.0}, deadline=-1.0)
-    assert Trouble(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None
+        SimulatedFaults(slow={"silo-1": 1.0}, deadline=-1.0)
+    assert SimulatedFaults(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None

@@ -22,10 +22,10 @@ from coalface.core.checks import RecipeError
 from coalface.engine.party import commits, encryption
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
 from coalface.engine.party.encryption import Vault
-from coalface.engine.party.executor import Desk, Request
-from coalface.engine.party.service import Seat
-from coalface.engine.party.setup import Setup, World
-from coalface.flower.app.transport import Link, Patience
+from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.service import PartyService
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.flower.party import rekey
 from coalface.flower.provision import certificates
 
@@ -35,10 +35,10 @@ SECRET, OTHER = bytes(range(48)), bytes(range(1, 49))
 OURS = Vault.of(SECRET, "test", PARTY)
 
 
-def at(folder: Path, sealed: Vault | None = OURS, **changes: Any) -> Desk:
+def at(folder: Path, sealed: Vault | None = OURS, **changes: Any) -> PartyExecutor:
     build = Tiny()
-    site = worlds.setup(Moves(note=True), folder, build).site(build())
-    return Desk(replace(site, vault=sealed, flush=True, **changes), PARTY)
+    context = worlds.setup(Moves(note=True), folder, build).context(build())
+    return PartyExecutor(replace(context, vault=sealed, flush=True, **changes), PARTY)
 
 
 def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | None] = (0, None)) -> Request:
@@ -46,7 +46,7 @@ def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | Non
     return Request("test", PARTY, "train", ordinal, 9, ordinal, 1, "move", codec.encode(values), None, base, horizon)
 
 
-def answered(here: Desk, ordinals: int = 2) -> list[Path]:
+def answered(here: PartyExecutor, ordinals: int = 2) -> list[Path]:
     """The commits of some requests, each on top of the one before."""
     base, found = None, []
     for ordinal in range(1, ordinals + 1):
@@ -170,17 +170,17 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, monkeypatch: py
         Commit.open(path, OURS).read(REPLY)
 
 
-def refuses(here: Desk, made: Request, match: str) -> None:
+def refuses(here: PartyExecutor, made: Request, match: str) -> None:
     """The request, the check and the end of a stage raise LockedCommit, and leave every byte as it is."""
-    before = everything(here.site.folder)
+    before = everything(here.context.folder)
     for act in (
         lambda: here.answer(made),
         lambda: here.check(made.base, whole=True),
-        lambda: here.settle(made.base, 9),
+        lambda: here.finalize(made.base, 9),
     ):
         with pytest.raises(LockedCommit, match=match):
             act()
-    assert everything(here.site.folder) == before
+    assert everything(here.context.folder) == before
 
 
 def test_another_key_or_none_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ def test_after_a_power_cut_torn_commits_are_dropped_as_those_in_the_clear_are(tm
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def sealed_grid(secrets: Callable[[str], bytes]) -> Callable[[Setup, World], Link]:
+def sealed_grid(secrets: Callable[[str], bytes]) -> Callable[[Setup, FederatedData], FlowerTransport]:
     """A transport to parties at nodes of their own, each with a key."""
 
-    def transport(made: Setup, world: World) -> Link:
+    def transport(made: Setup, world: FederatedData) -> FlowerTransport:
         def app(name: str) -> Any:
             own = made.build()
-            site = replace(made.site(own), flush=True, vault=Vault.of(secrets(name), "test", name))
-            return seated(Seat(name, own.members()[name], site))
+            context = replace(made.context(own), flush=True, vault=Vault.of(secrets(name), "test", name))
+            return seated(PartyService(name, own.members()[name], context))
 
-        return Link(InProcessGrid([app(n) for n in world.members()]), roles(world), Patience(5, 60, 0.01))
+        return FlowerTransport(InProcessGrid([app(n) for n in world.members()]), roles(world), Patience(5, 60, 0.01))
 
     return transport
 
@@ -275,7 +275,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
-def rekeyed(home: Path, key: Path | None) -> Desk:
+def rekeyed(home: Path, key: Path | None) -> PartyExecutor:
     return at(home / "test", None if key is None else rekey.vault(key, "test", PARTY))
 
 
@@ -288,7 +288,7 @@ def test_private_state_is_written_anew_under_another_key(tmp_path: Path, keys: t
         assert rekey.rekey(home, old, new) == (0 if old == new else 2)
         here = rekeyed(home, new)
         here.check(paths[-1].stem, whole=True)
-        found = [Commit.open(path, here.site.vault) for path in paths]
+        found = [Commit.open(path, here.context.vault) for path in paths]
         assert [bytes(one.read("Control") or b"") for one in found] == states
         assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert everything(home) == clear
@@ -305,7 +305,7 @@ def test_a_wrong_key_changes_nothing_and_what_was_broken_off_goes_on(tmp_path: P
     done = paths[0].read_bytes()
     assert rekey.rekey(home, a, b) == 2
     (half := paths[0]).write_bytes(done)  # as if it had been stopped after the other
-    assert rekey.rekey(home, a, b) == 1 and Commit.open(half, rekeyed(home, b).site.vault)
+    assert rekey.rekey(home, a, b) == 1 and Commit.open(half, rekeyed(home, b).context.vault)
 
 
 def test_a_party_at_work_a_home_without_state_and_what_is_no_key_are_told(

@@ -11,7 +11,7 @@ import worlds
 from worlds import LOSS, Tiny, recipe, run
 
 from coalface.core.method import Tensors
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import Request
 from coalface.methods.fedavg import FedAvg
 from coalface.training.local_training import HEAD, fresh_head
@@ -46,8 +46,8 @@ def test_one_step_each_is_one_step_on_the_weighted_mean_gradient(tmp_path: Path)
 
 
 def fresh(name: str, build: Tiny) -> torch.Tensor:
-    site = worlds.setup(FedAvg(), Path("unused"), build).site(build())
-    return fresh_head(site.party(Request("test", name, "train", 1, 1, 2, 1, "train", None, None, None, (0, None))))
+    context = worlds.setup(FedAvg(), Path("unused"), build).context(build())
+    return fresh_head(context.party(Request("test", name, "train", 1, 1, 2, 1, "train", None, None, None, (0, None))))
 
 
 @pytest.mark.parametrize("work", [LocalWork(iterations=3, batch=5), LocalWork(epochs=2, batch=4, lr=0.05)])
@@ -67,7 +67,7 @@ def test_unequal_parties_count_by_their_images(tmp_path: Path) -> None:
     assert len(set(images.values())) == 3
     mean = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in whole.items()}
     for name, n in images.items():
-        others = Trouble(corrupt={other: "nan" for other in images if other != name})
+        others = SimulatedFaults(corrupt={other: "nan" for other in images if other != name})
         single = run(method, tmp_path / name, trouble=others, quorum=0.0).state.backbone
         for key, tensor in single.items():
             mean[key] += n / sum(images.values()) * tensor.double()
@@ -119,7 +119,7 @@ def test_a_party_that_was_never_asked_has_the_first_batchnorm(tmp_path: Path) ->
 
 def test_a_sample_is_drawn_anew_each_round(tmp_path: Path) -> None:
     ran = run(recipe("fedavg", rounds=6, sample=1)[0], tmp_path)
-    rounds = [tally.rounds for tally in ran.server.at.tallies.values()]
+    rounds = [stats.rounds for stats in ran.server.at.party_stats.values()]
     assert sum(rounds) == 6
     assert sum(r > 0 for r in rounds) > 1
 

@@ -14,11 +14,11 @@ from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, generator, step
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global, Update
 from coalface.training.losses.spreadout import Spreading
 
-TROUBLED = Trouble(dropout=0.2, lost=0.2)
+TROUBLED = SimulatedFaults(dropout=0.2, lost=0.2)
 
 
 def hinge(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:

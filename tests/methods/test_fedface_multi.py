@@ -21,7 +21,7 @@ from coalface.cli.main import app
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, step
 from coalface.data.faceset import FaceSet
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
 from coalface.training.local_work import Cursor, LocalWork
@@ -151,7 +151,7 @@ def spread_over_all(centres: Tensors, settings: Spreading) -> Tensors:
         ({"fixed": True, "spreading": Spreading(margin=1.1, step=0.02)}, EXACT, {}),
         ({"sample": 2, "rounds": 5}, EXACT, {}),
         ({"sample": 1, "rounds": 5, "spreadout": False}, EXACT, {}),
-        ({"rounds": 6}, EXACT, {"trouble": Trouble(dropout=0.5, lost=0.3), "quorum": 0.3}),
+        ({"rounds": 6}, EXACT, {"trouble": SimulatedFaults(dropout=0.5, lost=0.3), "quorum": 0.3}),
     ],
 )
 def test_the_rounds_are_those_of_a_plain_loop(
@@ -281,22 +281,23 @@ def test_every_class_embedding_lies_at_the_server_and_is_left(tmp_path: Path) ->
     assert {name: len(w) for name, w in ran.models.class_embeddings.items()} == KNOWN
 
 
-# --- cohorts, and what cannot be --------------------------------------------------------------------------------------
+# --- client batches, and what cannot be
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [EXACT, clients.EXACT])
 def test_the_batched_form_for_one_identity_a_client_is_never_used(
     build: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a run is given cohorts all the same, each client is asked by itself, to the same bytes."""
+    """Where a run is given client batches all the same, each client is asked by itself, to the same bytes."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("clients of several identities were trained as one batch")
 
-    monkeypatch.setattr(FedFace, "train_together", never)
-    assert {n: d.together for n, d in FedFaceMulti.own_steps.items()} == {"train": None}
+    monkeypatch.setattr(FedFace, "train_batched", never)
+    assert {n: d.batched for n, d in FedFaceMulti.own_steps.items()} == {"train": None}
     method = multi(local=LocalWork(epochs=1, batch=99, lr=0.3))
-    assert "a softmax of their own each" in method.why_not_together(6, build().backbone)
+    assert "a softmax of their own each" in method.unbatchable_reason(6, build().backbone)
     cohorts = run(method, tmp_path / "cohorts", build, numerics=replace(NUMERICS, cohorts=64))
     assert cohorts.bytes() == run(method, tmp_path / "alone", build).bytes()
     assert not (tmp_path / "cohorts" / "cohorts.jsonl").exists()

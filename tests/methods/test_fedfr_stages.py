@@ -20,8 +20,8 @@ from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import DeclarationError, Federation, Models, Tensors
-from coalface.engine.party.executor import Desk, Request
-from coalface.engine.party.setup import World
+from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import StepFailed
 from coalface.experiments.plan import plan
 from coalface.methods import fedfr_uda
@@ -171,10 +171,10 @@ def pairwise_f(known: NDArray[np.int64], found: list[int]) -> float:
     return 2 * len(same & joined) / (len(same) + len(joined)) if same or joined else 1.0
 
 
-def with_aside() -> World:
+def with_aside() -> FederatedData:
     """The source has images of three more people to choose by."""
     others = worlds.faces(9, 6).only([6, 7, 8])
-    return replace(WORLD(), aside={"silo-0": others})
+    return replace(WORLD(), calibration_data={"silo-0": others})
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -182,7 +182,7 @@ def test_the_source_chooses_the_threshold_by_its_own_and_sends_a_number(aside: b
     ran, found = heard(made(labelling=Labelling(), rounds=1), tmp_path, with_aside if aside else WORLD)
     (threshold,) = (reply.threshold for step, reply in found.replies if step == "choose")
     assert [vars(reply) for step, reply in found.replies if step == "choose"] == [{"threshold": threshold}]
-    faces = with_aside().aside["silo-0"] if aside else WORLD().data["silo-0"]
+    faces = with_aside().calibration_data["silo-0"] if aside else WORLD().data["silo-0"]
     client = Client("silo-0", WORLD)
     client.images = worlds.to_tensor(faces.take(np.arange(len(faces)))).double()
     features = client.features(WORLD().backbone.shared()).numpy()
@@ -347,11 +347,11 @@ def test_a_target_cannot_be_asked_for_what_the_source_does(tmp_path: Path) -> No
 def test_a_desk_refuses_a_step_of_another_role_by_itself(tmp_path: Path) -> None:
     """Whatever a server asks."""
     method = made()
-    desk = Desk(worlds.setup(method, tmp_path, WORLD).site(WORLD()), "silo-1")
+    executor = PartyExecutor(worlds.setup(method, tmp_path, WORLD).context(WORLD()), "silo-1")
     common = codec.encode(fedfr_uda.Global(backbone=WORLD().backbone.shared()))
     request = Request("test", "silo-1", "label", 1, 1, 1, 1, "choose", common, None, None, (0, None))
     with pytest.raises(StepFailed, match="the step is for the role 'trainer/source', this party is a 'trainer/target'"):
-        desk.answer(request)
+        executor.answer(request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +367,7 @@ class LabelsBy(FedFRUDA):
 @pytest.mark.parametrize(
     ("by", "said"),
     [
-        ("label", "models: labels names the step label, which sends a reply. Name a step with stays=True that takes"),
+        ("label", "models: labels names the step label, which sends a reply. Name a step with local=True that takes"),
         ("own_model", "own_model: the step needs `common`, a Global"),
         ("clusters", "FedFRUDA.clusters is not a step of LabelsBy"),
     ],

@@ -15,7 +15,7 @@ from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Tensors, generator
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import plan
 from coalface.methods import fedfv
 from coalface.methods.fedfv import FedFV, Update
@@ -58,7 +58,11 @@ def fused(rest: list[Tensor], method: FedFV, round_: int) -> list[Tensor]:
         ({}, EXACT, {}),
         ({"fused": 3, "scale": 5.0, "local": STEPS}, replace(EXACT, norm=True), {}),
         ({"equivalents": 1, "sample": 5}, EXACT, {}),
-        ({"fused": 3, "sample": 4, "rounds": 4}, EXACT, {"trouble": Trouble(dropout=0.2, lost=0.3), "quorum": 0.2}),
+        (
+            {"fused": 3, "sample": 4, "rounds": 4},
+            EXACT,
+            {"trouble": SimulatedFaults(dropout=0.2, lost=0.3), "quorum": 0.2},
+        ),
     ],
 )
 def test_it_is_algorithm_2_by_a_plain_loop(

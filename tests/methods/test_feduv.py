@@ -16,7 +16,7 @@ from worlds import Stop, Tiny, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import Tensors, generator
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.methods import feduv
 from coalface.methods.feduv import Code, Done, FedUV, Global, Update
 from coalface.training.bch_codes import BCH
@@ -64,7 +64,7 @@ def codewords(folder: Path) -> dict[str, Tensor]:
             EXACT,
             {},
         ),  # so far that some images cost nothing
-        ({"sample": 4, "rounds": 4}, EXACT, {"trouble": Trouble(dropout=0.2, lost=0.2), "quorum": 0.2}),
+        ({"sample": 4, "rounds": 4}, EXACT, {"trouble": SimulatedFaults(dropout=0.2, lost=0.2), "quorum": 0.2}),
     ],
 )
 def test_a_round_by_a_plain_loop(
@@ -80,7 +80,7 @@ def test_a_round_by_a_plain_loop(
     for line, state in zip(lines, states, strict=True):
         when = ("train", line["round"])
         asked = [h for h in heard if h.request.step == "train" and (h.request.stage, h.request.round) == when]
-        trouble = rules.get("trouble", Trouble())
+        trouble = rules.get("trouble", SimulatedFaults())
         came = [h.request.party for h in asked if not trouble.after(0, h.request.party, (*when, h.request.call))]
         ends = {
             c: members[c].train(
@@ -186,7 +186,7 @@ def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(feduv, "train_one", noted)
     method = FedUV(rounds=6, local=WHOLE, sample=4, length=127)
-    rules: dict[str, Any] = {"trouble": Trouble(dropout=0.1), "quorum": 0.3, "checkpoint": 2}
+    rules: dict[str, Any] = {"trouble": SimulatedFaults(dropout=0.1), "quorum": 0.3, "checkpoint": 2}
     for after in (3, 9, 11):
         with pytest.raises(Stop):
             run(method, tmp_path, EXACT, transport=stopping(after), save_replies=False, **rules)
@@ -201,7 +201,7 @@ def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pyt
 
 def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And trains only once the server has heard that it has a codeword."""
-    trouble = Trouble(dropout=0.3, lost=0.3)
+    trouble = SimulatedFaults(dropout=0.3, lost=0.3)
     states = naive.watched(FedUV, monkeypatch)
     method = FedUV(rounds=10, local=WHOLE, sample=4, length=127)
     _, heard = heard_run(method, tmp_path, trouble=trouble, quorum=0.01, patience=99)
@@ -244,7 +244,7 @@ def test_a_client_without_a_codeword_does_not_train() -> None:
         with pytest.raises(ValueError, match="has drawn no codeword: it must be asked to enrol before it trains"):
             work(party, None, sent)
     with pytest.raises(ValueError, match="has drawn no codeword"):
-        method.train_together([party], [None], sent)
+        method.train_batched([party], [None], sent)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core.method import Party, Tensors
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.loader import parse
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods import pfm
@@ -180,7 +180,7 @@ def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its
 
 
 def test_a_refused_round_leaves_the_class_embeddings_and_their_momentum_as_they_were(tmp_path: Path) -> None:
-    trouble = Trouble(corrupt={"silo-2": "nan"})
+    trouble = SimulatedFaults(corrupt={"silo-2": "nan"})
     run(recipe("pfm", rounds=3)[0], tmp_path, trouble=trouble, quorum=0.5)
     assert naive.kept(tmp_path, "silo-2", Learner) is None
     assert naive.kept(tmp_path, "silo-1", Learner) is not None

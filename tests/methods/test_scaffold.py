@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.methods.scaffold import Controlled, Scaffold
 from coalface.training.local_work import LocalWork
 
@@ -71,9 +71,9 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     [
         ({"sample": 2}, {}),
         ({"sample": 1}, {}),
-        ({}, {"trouble": Trouble(corrupt={"silo-1": "nan"})}),
-        ({}, {"trouble": Trouble(lost=0.4)}),
-        ({"sample": 3}, {"trouble": Trouble(dropout=0.3, slow={"silo-2": 1.0}, deadline=1.0)}),
+        ({}, {"trouble": SimulatedFaults(corrupt={"silo-1": "nan"})}),
+        ({}, {"trouble": SimulatedFaults(lost=0.4)}),
+        ({"sample": 3}, {"trouble": SimulatedFaults(dropout=0.3, slow={"silo-2": 1.0}, deadline=1.0)}),
     ],
 )
 def test_c_stays_the_mean_of_the_c_i_whoever_comes(

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.training.local_work import LocalWork
 
 
@@ -35,7 +35,7 @@ def test_every_party_has_a_model_of_its_own_that_does_not_depend_on_the_others(t
 
 
 def test_a_party_that_never_trained_has_the_first_weights(tmp_path: Path) -> None:
-    trouble = Trouble(corrupt={"silo-1": "negative"})
+    trouble = SimulatedFaults(corrupt={"silo-1": "negative"})
     models = run(recipe("solo")[0], tmp_path, trouble=trouble).own_models()
     initial = Tiny()().backbone.shared()
     assert all(torch.equal(models["silo-1"][n], t) for n, t in initial.items())

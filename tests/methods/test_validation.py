@@ -21,7 +21,7 @@ from coalface.core.method import Federation, Mean, Tensors, Ticket, generator
 from coalface.data.pairs import PairList
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
-from coalface.engine.running_sums import Fold
+from coalface.engine.running_sums import RunningMean
 from coalface.engine.server import Server
 from coalface.engine.transport import Reply
 from coalface.methods import METHODS, fedavg, fedavg_fv
@@ -414,8 +414,8 @@ def test_a_round_in_which_too_few_arrived_is_abandoned_before_a_sum_is_opened(
 ) -> None:
     """Five trainers, three candidates: with four replies the sums are taken, with three they are not."""
     sums: list[Mean] = []
-    result = Fold.result
-    monkeypatch.setattr(Fold, "result", lambda self: sums.append(self.mean) or result(self))
+    result = RunningMean.result
+    monkeypatch.setattr(RunningMean, "result", lambda self: sums.append(self.mean) or result(self))
     rules: dict[str, Any] = {"quorum": 0.1, "on_error": "exclude"}
     two = fv(fv="folded", rounds=2)
     run(two, tmp_path / "four", FIVE, transport=missing("silo-3"), **rules)
@@ -438,8 +438,8 @@ def test_a_round_that_begins_no_validation_asks_for_the_mean_in_use_alone(
 ) -> None:
     """And so is content with two trainers: one mean of two backbones tells neither."""
     taken: list[str] = []
-    result = Fold.result
-    monkeypatch.setattr(Fold, "result", lambda self: taken.append(self.mean.key) or result(self))
+    result = RunningMean.result
+    monkeypatch.setattr(RunningMean, "result", lambda self: taken.append(self.mean.key) or result(self))
     lost = missing("silo-0", "silo-1", "silo-3")
     ran = run(fv(fv="folded", lag=2, rounds=3), tmp_path, FIVE, transport=lost, quorum=0.1, on_error="exclude")
     each = [f"candidate {t}" for t in range(3)]
@@ -455,19 +455,22 @@ def test_in_folded_mode_no_single_backbone_reaches_the_server(tmp_path: Path, mo
     assert len(answers) == 2
     for answer in answers:
         assert set(answer.each) == {"images", "loss"}
-        assert set(answer.folded) <= {"backbone", *(f"candidate {t}" for t in range(3))}
+        assert set(answer.aggregated) <= {"backbone", *(f"candidate {t}" for t in range(3))}
     answers.clear()
     run(fv(rounds=1), tmp_path / "kept", FIVE)
-    assert answers[0].folded.keys() == {"backbone"} and answers[0].each.keys() == {"images", "loss"}  # taken out again
+    assert answers[0].aggregated.keys() == {"backbone"} and answers[0].each.keys() == {
+        "images",
+        "loss",
+    }  # taken out again
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_folded_keeps_one_sum_for_each_candidate_however_many_train(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Fold] = []
-    init = Fold.__init__
-    monkeypatch.setattr(Fold, "__init__", lambda self, *a, **k: made.append(self) or init(self, *a, **k))
+    made: list[RunningMean] = []
+    init = RunningMean.__init__
+    monkeypatch.setattr(RunningMean, "__init__", lambda self, *a, **k: made.append(self) or init(self, *a, **k))
     for parties in (4, 9):
         made.clear()
         run(fv(fv="folded", rounds=1, candidates=count), tmp_path / f"{parties}", Tiny(parties=parties, validators=1))
@@ -517,7 +520,7 @@ class Peeking(FedAvgFV):
         weighted = self.validation.over(fed, state.weighting)
         peek = Mean("backbone", by={"silo-0": 1.0}, name="peek")
         common = fedavg.Global(backbone=state.training.backbone)
-        weighted.ask(self.train, common=common, folds=[Mean("backbone", by="images"), peek])
+        weighted.ask(self.train, common=common, aggregate=[Mean("backbone", by="images"), peek])
         return fedavg_fv.State(training=state.training, weighting=state.weighting)
 
 
@@ -528,7 +531,7 @@ class Unweighted(FedAvgFV):
     def round(self, fed: Federation, state: Any) -> fedavg_fv.State:
         weighted = self.validation.over(fed, state.weighting)
         common = fedavg.Global(backbone=state.training.backbone)
-        weighted.ask(self.train, common=common, folds=[Mean("backbone")])
+        weighted.ask(self.train, common=common, aggregate=[Mean("backbone")])
         weighted.validate()
         return fedavg_fv.State(training=state.training, weighting=state.weighting)
 

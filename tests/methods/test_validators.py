@@ -20,7 +20,7 @@ from coalface.core import codec
 from coalface.core.method import generator
 from coalface.data.augment import to_tensor
 from coalface.engine import checkpoint
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.transport import Reply, RunFailed
@@ -200,13 +200,15 @@ def test_a_failing_validator_ends_a_run_that_stops_on_errors(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        (Trouble(slow={"judge-1": 1e9}, deadline=1.0), "late: "),
-        (Trouble(corrupt={"judge-1": "nan"}), "scores holds values that are not finite"),
-        (Trouble(corrupt={"judge-1": "shape"}), r"scores is F64 (3, 2), not F64 (3,)"),
-        (Trouble(corrupt={"judge-1": "dtype"}), "scores is F32 (3,), not F64 (3,)"),
+        (SimulatedFaults(slow={"judge-1": 1e9}, deadline=1.0), "late: "),
+        (SimulatedFaults(corrupt={"judge-1": "nan"}), "scores holds values that are not finite"),
+        (SimulatedFaults(corrupt={"judge-1": "shape"}), r"scores is F64 (3, 2), not F64 (3,)"),
+        (SimulatedFaults(corrupt={"judge-1": "dtype"}), "scores is F32 (3,), not F64 (3,)"),
     ],
 )
-def test_scores_that_are_late_or_nonsense_are_left_out_by_name(trouble: Trouble, said: str, tmp_path: Path) -> None:
+def test_scores_that_are_late_or_nonsense_are_left_out_by_name(
+    trouble: SimulatedFaults, said: str, tmp_path: Path
+) -> None:
     ran = run(fv(), tmp_path, Tiny(parties=4, validators=2), trouble=trouble)
     for record in metrics(ran)[1:]:
         assert list(record["failed"]) == ["judge-1"] and said in record["failed"]["judge-1"]
@@ -227,7 +229,7 @@ def test_scores_of_another_number_are_refused_and_not_stretched(tmp_path: Path) 
 
 
 def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tmp_path: Path) -> None:
-    lost = Trouble(slow={f"judge-{i}": 1e9 for i in range(3)}, deadline=1.0)
+    lost = SimulatedFaults(slow={f"judge-{i}": 1e9 for i in range(3)}, deadline=1.0)
     ran = run(fv(smoothing=1.0), tmp_path / "fv", THREE, trouble=lost)
     plain = run(fv(smoothing=0.0), tmp_path / "plain", THREE)
     assert all(set(r["failed"]) == {"judge-0", "judge-1", "judge-2"} for r in metrics(ran)[1:])
@@ -237,7 +239,7 @@ def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tm
 
 
 def test_validators_that_drop_out_now_and_then_are_named_and_a_resume_makes_the_same_of_it(tmp_path: Path) -> None:
-    method, rules = fv(rounds=6), {"trouble": Trouble(dropout=0.4), "patience": 99, "quorum": 0.25}
+    method, rules = fv(rounds=6), {"trouble": SimulatedFaults(dropout=0.4), "patience": 99, "quorum": 0.25}
     unbroken = run(method, tmp_path / "unbroken", THREE, **rules)
     out = [sorted(p for p in r["failed"] if p.startswith("judge")) for r in metrics(unbroken)]
     scored = [sorted(traced(r, "score")) for r in metrics(unbroken)]
@@ -304,7 +306,7 @@ def test_nothing_but_scores_leaves_a_validator(tmp_path: Path) -> None:
         (1, "scores", 24), (2, "scores", 24), (3, "scores", 24)
     ]  # fmt: skip
     assert plan.what_stays(type(fv())) == plan.what_stays(FedAvg)  # a validator keeps no state
-    assert ran.server.at.tallies["judge-0"].rounds == 2
+    assert ran.server.at.party_stats["judge-0"].rounds == 2
 
 
 def secrets(build: Tiny, party: str) -> set[bytes]:

@@ -20,7 +20,7 @@ from coalface.core import codec
 from coalface.core.method import Method, Tensors
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply, StepFailed
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.training.clustering.pseudo_labels import Labelling
@@ -159,7 +159,7 @@ class Heard:
         return [(stage, round_, party) for stage, round_, which, party in self.asked if which == step]
 
 
-def heard(method: Method, folder: Path, build: Callable[[], World] = WORLD, **more: Any) -> tuple[Ran, Heard]:
+def heard(method: Method, folder: Path, build: Callable[[], FederatedData] = WORLD, **more: Any) -> tuple[Ran, Heard]:
     found = Heard(method=method, **{k: more.pop(k) for k in ("failing",) if k in more})
     return run(method, folder, build, transport=found.transport(), **more), found
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from worlds import LOSS, Ran, Tiny, recipe
 
 from coalface.core.method import Method, Party
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.training.distributed.classifier import Shards
 from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
@@ -281,7 +281,7 @@ def test_batchnorm_that_stays_is_that_of_the_party(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["dan", "dann"])
 def test_a_round_whose_reply_is_refused_is_taken_again_from_what_was_accepted(name: str, tmp_path: Path) -> None:
     method = recipe(name, rounds=2, local=WORK)[0]
-    found = worlds.run(method, tmp_path, WORLD, trouble=Trouble(lost=0.5), seed=6)
+    found = worlds.run(method, tmp_path, WORLD, trouble=SimulatedFaults(lost=0.5), seed=6)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [bool(line.get("abandoned")) for line in lines] == [True, False]
     assert naive.kept(tmp_path, "all", Mixed).target.offset == 20  # of one round alone

@@ -15,9 +15,9 @@ import worlds
 from torch import Tensor
 from worlds import Tiny, run
 
-from coalface.core.method import anew
+from coalface.core.method import no_memo
 from coalface.engine.party import setup
-from coalface.engine.party.setup import Remembered, World
+from coalface.engine.party.setup import FederatedData, Remembered
 from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training.features import unit_features
 from coalface.training.public_images import digest, hard_negatives, public_features
@@ -87,10 +87,10 @@ def test_they_change_with_the_model() -> None:
 # --- features once ----------------------------------------------------------------------------------------------------
 
 
-def counting(build: Callable[[], World], passes: list[int]) -> Callable[[], World]:
+def counting(build: Callable[[], FederatedData], passes: list[int]) -> Callable[[], FederatedData]:
     """The world, whose network notes the images of every batch that goes through it while it is not in training."""
 
-    def made() -> World:
+    def made() -> FederatedData:
         world = build()
         world.backbone.module.register_forward_hook(
             lambda module, given, _: None if module.training else passes.append(len(given[0]))
@@ -110,24 +110,24 @@ def of_public(passes: list[int]) -> int:
 def test_parties_of_one_process_share_them_for_one_model() -> None:
     passes: list[int] = []
     world = counting(BUILD, passes)()
-    once = Remembered()
-    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, once=once) for name in world.data]
+    memo = Remembered()
+    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, memo=memo) for name in world.data]
     first = world.backbone.shared()
     second = {name: tensor + 0.01 for name, tensor in first.items()}
     for model, after in ((first, 1), (second, 2), (first, 3)):  # of several models the last is remembered
         each = [public_features(party, model) for party in parties]
         assert of_public(passes) == after and all(one is each[0] for one in each)
-        assert each[0].equal(public_features(replace(parties[0], once=anew), model))
+        assert each[0].equal(public_features(replace(parties[0], memo=no_memo), model))
         passes.remove(len(parties[0].public))
 
 
 def test_what_a_party_keeps_of_the_model_tells_models_apart() -> None:
     build = replace(BUILD, norm=True, policy="local")
-    party = replace(naive.party("silo-0", build), once=Remembered())
+    party = replace(naive.party("silo-0", build), memo=Remembered())
     shared, kept = party.backbone.shared(), party.backbone.kept()
     other = {name: tensor + 1 for name, tensor in kept.items()}
     one, two = public_features(party, shared, kept), public_features(party, shared, other)
-    assert not one.equal(two) and two.equal(public_features(replace(party, once=anew), shared, other))
+    assert not one.equal(two) and two.equal(public_features(replace(party, memo=no_memo), shared, other))
 
 
 def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_order() -> None:
@@ -175,7 +175,7 @@ def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path)
 
 def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = run(method(), tmp_path / "shared", BUILD).bytes()
-    monkeypatch.setattr(setup, "Remembered", lambda: anew)
+    monkeypatch.setattr(setup, "Remembered", lambda: no_memo)
     passes: list[int] = []
     assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
     assert of_public(passes) == 9

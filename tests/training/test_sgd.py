@@ -21,9 +21,9 @@ from coalface.training.losses.registry import LOSSES
 
 def party(build: Tiny = Tiny(), name: str = "silo-1", round_: int = 1) -> Party:  # noqa: B008 - frozen
     world = build()
-    site = worlds.setup(worlds.recipe("fedavg")[0], Path("unused"), build).site(world)
+    context = worlds.setup(worlds.recipe("fedavg")[0], Path("unused"), build).context(world)
     request = Request("test", name, "train", round_, 3, round_, 1, "train", None, None, None, (0, None))
-    return site.party(request)
+    return context.party(request)
 
 
 def problem() -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:

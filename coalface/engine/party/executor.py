@@ -1,4 +1,4 @@
-"""The desk: runs a step at one party, in every engine, and writes one atomic commit of what came of it.
+"""The executor of a party: runs a step at one party, in every engine, and writes one atomic commit of what came of it.
 
 A commit is one file with the private state, the saved reply and the ledger lines, renamed into place. It is *pending*
 until a later message names it as the party's last accepted one; what was refused, late or abandoned is never built on.
@@ -65,8 +65,8 @@ class Unanswered(StepFailed):
     """A party did not answer: nobody knows whether the request ever came to it."""
 
 
-class Crew(Protocol):
-    """The processes that play a party together with this one, which alone has a desk for the server."""
+class ProcessGroup(Protocol):
+    """The processes that play a party together with this one, which alone has an executor for the server."""
 
     def beside(self, request: Request) -> AbstractContextManager[None]:
         """Within, each of them runs the step too."""
@@ -79,7 +79,7 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class ExecutorContext:
     """What a process gives to the steps that it runs."""
 
     method: Method
@@ -94,8 +94,8 @@ class Site:
     shards: Mapping[str, int] = field(default_factory=dict)
     """The parties that several processes play, and how many."""
     rank: int = 0
-    """Which of them this one is; 0 has the desk."""
-    crew: Callable[[str], Crew | None] = lambda party: None
+    """Which of them this one is; 0 has the executor."""
+    group: Callable[[str], ProcessGroup | None] = lambda party: None
     """The others, by party."""
     updates: Updates | None = None
     """The type that updates are sent in."""
@@ -103,14 +103,14 @@ class Site:
     """Of a process that plays one party: its commits are encrypted with it."""
 
 
-class Desk:
-    """One party's desk. It holds nothing in memory between requests, so ten thousand desks cost nothing."""
+class PartyExecutor:
+    """One party's executor. It holds nothing in memory between requests, so ten thousand executors cost nothing."""
 
-    def __init__(self, site: Site, name: str) -> None:
-        self.site = site
+    def __init__(self, context: ExecutorContext, name: str) -> None:
+        self.context = context
         self.name = name
-        self.folder = site.folder / "parties" / name
-        self.ledger = site.folder / "ledger" / f"{name}.jsonl"
+        self.folder = context.folder / "parties" / name
+        self.ledger = context.folder / "ledger" / f"{name}.jsonl"
         self.head: tuple[int, str] | None = None
         """Lines and last hash of the ledger once it had the lines of the reply that was given last."""
 
@@ -135,16 +135,16 @@ class Desk:
             return encoded
         parts = self._parts(base, kept)
         if parts:
-            parts[DATA] = base.read(DATA) or made_from(self.site.party(request))
-        if self.site.save_replies:
+            parts[DATA] = base.read(DATA) or made_from(self.context.party(request))
+        if self.context.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
         over = self._prune(commits, request)
         lines = ledger.lines_for(encoded, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        flush, shards = self.site.flush, self._shards_of(request, over)
-        after, vault = head.after(lines), self.site.vault
+        flush, shards = self.context.flush, self._shards_of(request, over)
+        after, vault = head.after(lines), self.context.vault
         self.head = after.lines, after.chain
         write_commit(
             place,
@@ -157,13 +157,13 @@ class Desk:
             vault=vault,
             receipts=request.receipts,
         )
-        ledger.append(self.ledger, lines, head, flush=self.site.flush)
+        ledger.append(self.ledger, lines, head, flush=self.context.flush)
         if flush and not head.size:
             flush_folder(self.ledger.parent)
         return encoded
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
-        """Beside the desk, in another process of the party: run the step on this process's part of the private state.
+        """In another process of the party: run the step on this process's part of the private state.
 
         Returns the hashes of the reply (none of a model that stays), and what writes the part and names the file; it
         is given whether to flush. Without a commit that names it, the file is rubbish.
@@ -174,20 +174,20 @@ class Desk:
         def keep(flush: bool) -> str:
             # by the base as well: where a commit is replaced by one from another base, both have parts for a while
             began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
-            name = f"{request.id}.{self.site.rank}-{began}.shard"
+            name = f"{request.id}.{self.context.rank}-{began}.shard"
             parts = self._parts(base, kept)
-            vault = self.site.vault
+            vault = self.context.vault
             write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush, vault=vault)
             return name
 
         return reply.sums if isinstance(reply, codec.Encoded) else (), keep
 
     def own_model(self, request: Request) -> Tensors:
-        """Run a step with `stays=True` on the accepted state; the model that it returns stays at the party."""
+        """Run a step with `local=True` on the accepted state; the model that it returns stays at the party."""
         model: Tensors = self._run(request, self._base(request))[0]
         return model
 
-    def settle(self, accepted: str | None, ordinal: int) -> None:
+    def finalize(self, accepted: str | None, ordinal: int) -> None:
         """Forget every commit up to the round `ordinal` but the accepted one: nothing of them is pending after it.
 
         Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
@@ -213,16 +213,16 @@ class Desk:
             return
         self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
         if accepted is not None:
-            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit", self.site.vault).head)
+            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit", self.context.vault).head)
         if whole and self.ledger.exists():
             ledger.verify(self.ledger)
 
     def _open(self, path: Path) -> Commit:
-        return Commit.open(path, self.site.vault)
+        return Commit.open(path, self.context.vault)
 
     def _base(self, request: Request) -> Commit:
         made = self._open(self.folder / f"{request.base}.commit") if request.base else Commit()
-        return made.part(self.site.rank, self.site.shards.get(self.name, 1))
+        return made.part(self.context.rank, self.context.shards.get(self.name, 1))
 
     def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name: those that the step started from, and what it keeps."""
@@ -236,15 +236,15 @@ class Desk:
 
         `over` is a commit that is about to be written over.
         """
-        crew = self.site.crew(self.name)
-        if crew is None:
+        group = self.context.group(self.name)
+        if group is None:
             return ()
         named = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
         for path in self.folder.glob("*.shard"):
             if path.name not in named:
                 path.unlink()
         try:
-            return crew.keep(request, flush=self.site.flush)
+            return group.keep(request, flush=self.context.flush)
         except Exception as error:
             raise StepFailed(f"{self._where(request)}: {error}") from error
 
@@ -253,22 +253,22 @@ class Desk:
 
     def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
         where = self._where(request)
-        if request.step not in self.site.method.steps:
+        if request.step not in self.context.method.steps:
             raise StepFailed(
-                f"{where}: {type(self.site.method).__name__} has no such step; run one version on both sides."
+                f"{where}: {type(self.context.method).__name__} has no such step; run one version on both sides."
             )
-        owner, declaration = self.site.method.steps[request.step]
+        owner, declaration = self.context.method.steps[request.step]
         try:
-            crew = self.site.crew(self.name)
+            group = self.context.group(self.name)
         except (ShardLost, OSError) as error:  # not what is wrong with the run, whichever party is asked
             raise StepFailed(f"{where}: {error}") from error
-        party = self.site.party(request)
+        party = self.context.party(request)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         if (before := base.read(DATA)) is not None and (now := made_from(party)) != before:
             raise StepFailed(f"{where}: {_why_other(json.loads(bytes(before)), json.loads(now))}")
         try:
-            with nullcontext() if crew is None else crew.beside(request):
+            with nullcontext() if group is None else group.beside(request):
                 arguments = self._arguments(declaration, request, base)
                 result = declaration.function(owner, party=party, **arguments)
             reply, kept = result if isinstance(result, tuple) else (result, None)
@@ -278,16 +278,16 @@ class Desk:
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
-            encoded = compression.encode(reply, sent, self.site.updates, hashed=True)
-            if crew is not None:
-                crew.agree(encoded.sums)
+            encoded = compression.encode(reply, sent, self.context.updates, hashed=True)
+            if group is not None:
+                group.agree(encoded.sums)
             return encoded, kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 
     def arguments(self, request: Request) -> dict[str, Any]:
         """What the step is given beside its party."""
-        declaration = self.site.method.steps[request.step][1]
+        declaration = self.context.method.steps[request.step][1]
         return self._arguments(declaration, request, self._base(request))
 
     def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
@@ -320,12 +320,12 @@ class Desk:
         if not names or not self.ledger.exists():  # a kill may have come between these folders
             permissions.make_folder(self.folder)
             permissions.make_folder(self.ledger.parent)
-            for made in (self.folder.parent, self.site.folder) if self.site.flush else ():
+            for made in (self.folder.parent, self.context.folder) if self.context.flush else ():
                 flush_folder(made)
         commits: dict[str, Commit] = {}
         for name in names:
             try:
-                commits[name] = Commit.whole(self.folder / name, self.site.vault)
+                commits[name] = Commit.whole(self.folder / name, self.context.vault)
                 if doubt:
                     commits[name].check()
             except (DamagedCommit, FileNotFoundError):
@@ -342,9 +342,9 @@ class Desk:
             if commits[name].head.lines > head.lines:
                 lines = commits[name].lines()
                 try:
-                    head = ledger.extend(self.ledger, lines, head, flush=self.site.flush)
+                    head = ledger.extend(self.ledger, lines, head, flush=self.context.flush)
                 except ValueError:  # the commits before it are lost, and their lines
-                    if name in needed or self.site.flush:
+                    if name in needed or self.context.flush:
                         raise
                     (self.folder / name).unlink()
                     del commits[name]
@@ -394,14 +394,14 @@ def _why_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def take_together(site: Site, requests: Sequence[Request]) -> list[Any]:
+def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any]:
     """The replies of a step that keeps nothing, at many parties as one batch; the step has a form for that."""
-    owner, declaration = site.method.steps[requests[0].step]
-    assert declaration.together is not None
-    every = [Desk(site, request.party).arguments(request) for request in requests]
+    owner, declaration = context.method.steps[requests[0].step]
+    assert declaration.batched is not None
+    every = [PartyExecutor(context, request.party).arguments(request) for request in requests]
     given = {name: [one[name] for one in every] for name in every[0] if name != "common"}
     common = {"common": every[0]["common"]} if "common" in every[0] else {}
-    replies = declaration.together(owner, parties=[site.party(request) for request in requests], **common, **given)
+    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **common, **given)
     if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
         raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
     return list(replies)

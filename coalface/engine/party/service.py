@@ -15,7 +15,7 @@ from typing import Any
 
 from coalface.core import codec
 from coalface.core.method import Tensors
-from coalface.engine.party.executor import Desk, Request, Site
+from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
 from coalface.engine.transport import Member
 
 log = logging.getLogger(__name__)
@@ -28,65 +28,65 @@ Data = Mapping[str, bytes | bytearray | memoryview]
 
 
 @dataclass(frozen=True)
-class Seat:
+class PartyService:
     """What a node plays: one party."""
 
     name: str
     member: Member
-    site: Site
+    context: ExecutorContext
     keep: Callable[[Tensors], None] = lambda model: None
     """Takes the party's own model when a run ends; it stays at the party."""
     public: str | None = None
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
 
 
-def answer(seat: Callable[[], Seat], about: str, said: Said, data: Data) -> tuple[Said, Data]:
+def answer(service: Callable[[], PartyService], about: str, said: Said, data: Data) -> tuple[Said, Data]:
     """What a party says to a message: plain values and bytes. An error of any kind is logged here and told as `failed`.
 
     `about` is one of `coalface.flower.app.records`: its last word says what is asked.
     """
     try:
-        return _WORK[about.rpartition(".")[2]](seat(), said, data)
+        return _WORK[about.rpartition(".")[2]](service(), said, data)
     except Exception as error:
         log.exception("%s failed", about)
         return {"failed": type(error.__cause__ or error).__name__}, {}
 
 
-def _join(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    return {"name": seat.name, **asdict(seat.member), "public": seat.public}, {}
+def _join(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+    return {"name": service.name, **asdict(service.member), "public": service.public}, {}
 
 
-def _step(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    request, desk = _request(seat, said, data), Desk(seat.site, seat.name)
-    reply = desk.answer(request)
+def _step(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+    request, executor = _request(service, said, data), PartyExecutor(service.context, service.name)
+    reply = executor.answer(request)
     encoded = reply.data if isinstance(reply, codec.Encoded) else reply
     sha256 = hashlib.sha256(encoded).hexdigest()
-    return {"id": request.id, "sha256": sha256, "head": desk.head}, {"reply": encoded}
+    return {"id": request.id, "sha256": sha256, "head": executor.head}, {"reply": encoded}
 
 
-def _keep(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    request = _request(seat, said, data)
-    seat.keep(Desk(seat.site, seat.name).own_model(request))
+def _keep(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+    request = _request(service, said, data)
+    service.keep(PartyExecutor(service.context, service.name).own_model(request))
     return {"id": request.id, "sha256": hashlib.sha256().hexdigest()}, {}
 
 
-def _settle(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
-    Desk(seat.site, seat.name).settle(_commit(said["accepted"]), said["ordinal"])
+def _finalize(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+    PartyExecutor(service.context, service.name).finalize(_commit(said["accepted"]), said["ordinal"])
     return {}, {}
 
 
-def _check(seat: Seat, said: Said, data: Data) -> tuple[Said, Data]:
+def _check(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
     try:
-        Desk(seat.site, seat.name).check(_commit(said["accepted"]), whole=said["whole"])
+        PartyExecutor(service.context, service.name).check(_commit(said["accepted"]), whole=said["whole"])
     except (FileNotFoundError, ValueError) as error:
         log.error("what the party keeps does not hold: %s", error)
         return {"fault": type(error).__name__}, {}
     return {}, {}
 
 
-def _request(seat: Seat, said: Said, data: Data) -> Request:
-    if said["party"] != seat.name:
-        raise ValueError(f"a request for {said['party']} came to {seat.name}: it is left alone")
+def _request(service: PartyService, said: Said, data: Data) -> Request:
+    if said["party"] != service.name:
+        raise ValueError(f"a request for {said['party']} came to {service.name}: it is left alone")
     common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
     ordinal, checkpointed = said["horizon"]
     said = {**said, "base": _commit(said["base"]), "horizon": (ordinal, _commit(checkpointed))}
@@ -100,4 +100,4 @@ def _commit(name: str | None) -> str | None:
     return name
 
 
-_WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _settle, "check": _check}
+_WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _finalize, "check": _check}

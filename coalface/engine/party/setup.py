@@ -14,13 +14,13 @@ import torch
 from coalface.core.method import Backbone, Method, Party, generator
 from coalface.core.names import check_name
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.executor import Request, Site
+from coalface.engine.party.executor import ExecutorContext, Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
 
 
 @dataclass(frozen=True)
-class World:
+class FederatedData:
     """Who takes part, with what data, network and arithmetic. A process builds its own."""
 
     data: Mapping[str, FaceSet]
@@ -36,7 +36,7 @@ class World:
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
-    aside: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    calibration_data: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
     """Images of a party's that nobody trains on, by which it chooses settings of its own."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Remembered:
         self._last: dict[str, tuple[str, Any]] = {}
 
     def __call__(self, name: str, key: str, make: Callable[[], Any]) -> Any:
-        """See `coalface.core.method.Once`."""
+        """See `coalface.core.method.Memo`."""
         if name not in self._last or self._last[name][0] != key:
             self._last.pop(name, None)  # what it replaces takes no memory beside it
             self._last[name] = key, make()
@@ -68,15 +68,15 @@ class Setup:
     """Everything that a process needs to play the parties; it can be sent to a worker."""
 
     method: Method
-    build: Callable[[], World]
+    build: Callable[[], FederatedData]
     """Makes the world anew in each process, so that pixels are mapped and never sent."""
     numerics: Numerics
     seed: int
     folder: Path
     save_replies: bool = True
 
-    def site(self, world: World) -> Site:
-        """The desk's view of this process."""
+    def context(self, world: FederatedData) -> ExecutorContext:
+        """The executor's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
         initial, once = world.backbone.shared(), Remembered()
         computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
@@ -93,16 +93,16 @@ class Setup:
                 rng=generator(self.seed, "party", request.party, *when),
                 data=world.data[request.party],
                 pairs=world.pairs.get(request.party),
-                aside=world.aside.get(request.party),
+                calibration_data=world.calibration_data.get(request.party),
                 public=world.public,
-                once=once,
+                memo=once,
                 device=device,
                 backbone=world.backbone,
                 initial=initial,
                 compute=computes.get(request.party, world.compute),
             )
 
-        return Site(
+        return ExecutorContext(
             self.method,
             party,
             self.folder,

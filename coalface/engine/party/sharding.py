@@ -1,8 +1,8 @@
-"""A party that several processes play: the desk's own process, and helpers that it starts and hands each request to.
+"""A party that several processes play: the executor's own process, and helpers that it starts and gives requests to.
 
 All run the same step with the same messages and the same random stream; `coalface.training` splits the work among them.
-Only the first has a desk: it answers the server, writes the ledger and the commit, which names the helpers' parts of
-the private state. They have written those by then, so that there is one commit or none.
+Only the first has an executor: it answers the server, writes the ledger and the commit, which names the helpers' parts
+of the private state. They have written those by then, so that there is one commit or none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from coalface.core import codec
 from coalface.core.method import Party
 from coalface.engine import processes
-from coalface.engine.party.executor import Desk, Request, Site
+from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
 from coalface.engine.party.setup import Setup
 from coalface.training.distributed.classifier import PATIENCE, ShardLost, Shards
 
@@ -40,37 +40,37 @@ class _ShardDied(ShardLost):
     """A helper is gone without a word."""
 
 
-class Crews:
+class ProcessGroups:
     """The helpers of the parties that this process plays; a party's are started when it is first asked."""
 
     def __init__(self, setup: Setup) -> None:
         """Raises RunFailed where helpers are needed, and what they need cannot be sent to them."""
         self._setup = setup
         self._given = processes.packed(setup) if setup.numerics.shards else b""
-        self._crews: dict[str, Crew] = {}
+        self._groups: dict[str, ProcessGroup] = {}
 
-    def of(self, party: str) -> Crew | None:
+    def of(self, party: str) -> ProcessGroup | None:
         """The party's; None where one process plays it. Raises NotBegun, ShardLost, OSError where they do not start."""
         size = self._setup.numerics.shards.get(party, 1)
         if size == 1:
             return None
-        if party not in self._crews or self._crews[party].gone:
-            self._crews[party] = Crew(self._setup, self._given, party, size)
-        return self._crews[party]
+        if party not in self._groups or self._groups[party].gone:
+            self._groups[party] = ProcessGroup(self._setup, self._given, party, size)
+        return self._groups[party]
 
-    def site(self, site: Site) -> Site:
+    def context(self, executor_context: ExecutorContext) -> ExecutorContext:
         """The site with its parties joined to their helpers."""
 
         def party(request: Request) -> Party:
-            crew = self.of(request.party)
-            return replace(site.party(request), shards=None if crew is None else crew.shards)
+            group = self.of(request.party)
+            return replace(executor_context.party(request), shards=None if group is None else group.shards)
 
-        return replace(site, party=party, crew=self.of)
+        return replace(executor_context, party=party, group=self.of)
 
     def close(self) -> None:
         """End all helpers."""
-        for crew in self._crews.values():
-            crew.close()
+        for group in self._groups.values():
+            group.close()
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Helper:
     pipe: Any
 
 
-class Crew:
+class ProcessGroup:
     """The helpers of one party: processes 1 to S − 1 beside this one, which is 0."""
 
     def __init__(self, setup: Setup, given: bytes, party: str, size: int) -> None:
@@ -217,16 +217,16 @@ def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting:
         setup.prepare()
         if setup.numerics.device == "cuda":
             torch.cuda.set_device(rank)
-        site = setup.site(setup.build())
+        executor_context = setup.context(setup.build())
         pipe.send((True, None))
         begun = True
         pipe.recv()
         shards = Shards.join(meeting, rank, size, device=setup.numerics.device, patience=PATIENCE)
 
         def joined(request: Request) -> Party:
-            return replace(site.party(request), shards=shards)
+            return replace(executor_context.party(request), shards=shards)
 
-        desk = Desk(replace(site, party=joined, rank=rank), party)
+        executor = PartyExecutor(replace(executor_context, party=joined, rank=rank), party)
         keep: Callable[[bool], str] | None = None
         while True:
             task = pipe.recv()
@@ -235,9 +235,9 @@ def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting:
                 keep = None  # with the private state that it would write
             else:
                 keep = None
-                said, keep = desk.share(task)
+                said, keep = executor.share(task)
             pipe.send((True, said))
-    except EOFError:  # the desk's process has closed its end
+    except EOFError:  # the executor's process has closed its end
         return
     except Exception as error:
         if not begun:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class View:
+class Callback:
     """Hears how a run goes, and does nothing: one that shows or keeps something overrides what it wants to hear."""
 
     def start(

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.report.runs import (
     clean,
     duration,
@@ -63,7 +63,7 @@ class _Now:
     judged: dict[str, float] = field(default_factory=dict)
 
 
-class Progress(View):
+class Progress(Callback):
     """A context manager that shows runs as they train, one after another.
 
     ```

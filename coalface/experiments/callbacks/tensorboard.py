@@ -15,7 +15,7 @@ from typing import Any
 
 from coalface.core.checks import RecipeError
 from coalface.core.disk import writing
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import flat_figures, mapping
 
@@ -64,11 +64,11 @@ def _judged(figures: object) -> dict[str, float]:
     return {f"judged/{name}": value for name, value in flat_figures(figures).items()}
 
 
-class Tracked(View):
+class Tracked(Callback):
     """A view of a run that writes events as well."""
 
-    def __init__(self, view: View, out: Path) -> None:
-        self._view, self._out = view, out
+    def __init__(self, callback: Callback, out: Path) -> None:
+        self._callback, self._out = callback, out
         self._step = 0
         self._last: dict[str, float] = {}
         """What was written of the last round."""
@@ -83,7 +83,7 @@ class Tracked(View):
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Write the events of the rounds that a resume does not repeat, in place of all that are there."""
-        self._view.start(name, rounds, already, sent, before)
+        self._callback.start(name, rounds, already, sent, before)
         self._file.parent.mkdir(exist_ok=True)
         others = [path for path in self._file.parent.glob("*tfevents*") if path != self._file]
         fresh = self._file.with_name("new")
@@ -97,21 +97,21 @@ class Tracked(View):
 
     def round(self, record: dict[str, Any]) -> None:
         """Write a round's events."""
-        self._view.round(record)
+        self._callback.round(record)
         self._add(record, time.time(), self._file)
 
     def doing(self, text: str) -> None:
-        self._view.doing(text)
+        self._callback.doing(text)
 
     def note(self, text: str) -> None:
-        self._view.note(text)
+        self._callback.note(text)
 
     def warn(self, text: str) -> None:
-        self._view.warn(text)
+        self._callback.warn(text)
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         """Write the figures of the model that the run leaves, unless its last round was judged."""
-        self._view.finish(figures, where)
+        self._callback.finish(figures, where)
         new = {tag: value for tag, value in _judged(figures).items() if tag not in self._last}
         _write(self._file, [(time.time(), self._step, new)])
 

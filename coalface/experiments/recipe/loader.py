@@ -137,7 +137,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
     recipe.build_method()
-    recipe.build_trouble()
+    recipe.build_faults()
     if (recipe.build_local().sample_rate or 1) < 1 and recipe.build_loss().rows(2) != 2:
         raise RecipeError(
             f"local.sample_rate: the loss {recipe.loss['name']!r} has several class embeddings for a class and cannot "

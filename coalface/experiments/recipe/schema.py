@@ -15,7 +15,7 @@ from pydantic import Field
 from coalface.core.checks import RecipeError as RecipeError
 from coalface.core.checks import build, nearest
 from coalface.core.method import Method
-from coalface.engine.faults import Trouble
+from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.sections import OWN, Data, Engine, Judge, Model, Name, PartyName, Section, Validator
 from coalface.experiments.recipe.sections import PairsFrom as PairsFrom
 from coalface.experiments.recipe.sections import Source as Source
@@ -55,7 +55,7 @@ class Recipe(Section):
     half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
     trouble: dict[str, Any] = {}
-    """`coalface.engine.faults.Trouble`."""
+    """`coalface.engine.faults.SimulatedFaults`."""
     pretrain: dict[str, Any] | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
@@ -96,9 +96,9 @@ class Recipe(Section):
         name = nearest(settings.pop("name", "cosface"), LOSSES, "loss.name")
         return build(LOSSES[name], settings, "loss")
 
-    def build_trouble(self) -> Trouble:
+    def build_faults(self) -> SimulatedFaults:
         """The simulated trouble."""
-        return build(Trouble, self.trouble, "trouble")
+        return build(SimulatedFaults, self.trouble, "trouble")
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as `config.yaml` holds it."""

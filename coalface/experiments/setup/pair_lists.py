@@ -17,7 +17,7 @@ from coalface.data.readers.layouts import read_lists
 from coalface.data.stores import open_store
 from coalface.evaluation.metrics.identification import query_and_gallery
 from coalface.evaluation.metrics.verification import tenths
-from coalface.evaluation.verification import Lists
+from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe import schema
 from coalface.experiments.recipe.schema import PairsFrom, Recipe, RecipeError
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
@@ -29,12 +29,12 @@ SPLIT_SEED = 2048
 
 def judged(
     recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
-) -> list[Lists]:
+) -> list[VerificationPairs]:
     """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on, or public."""
     found = []
     for name, wanted in recipe.judge.lists.items():
         faces, pairs = _list(recipe, name, wanted, held, packing, f"judge.lists.{name}")
-        shown = _shown(Lists(name, faces, pairs))
+        shown = _shown(VerificationPairs(name, faces, pairs))
         try:
             for prefix in _prefixes(recipe, wanted):
                 check_disjoint(train, _called(shown, prefix))
@@ -49,9 +49,11 @@ def judged(
             ) from None
         if any(one.half_of == name for one in recipe.validators.values()):
             fold = _folds(pairs, name)
-            found.append(Lists(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first")))
+            found.append(
+                VerificationPairs(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first"))
+            )
         else:
-            found.append(Lists(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
+            found.append(VerificationPairs(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
     return found
 
 
@@ -101,7 +103,7 @@ def validator(
     name: str,
     aside: FaceSet | None,
     train: FaceSet,
-    lists: Sequence[Lists],
+    lists: Sequence[VerificationPairs],
     packing: Packing | None = None,
 ) -> tuple[FaceSet, PairList]:
     """The images and pairs of a validator; `aside` are the identities that were set aside for it.
@@ -129,7 +131,9 @@ People = set[tuple[str, str]]
 """Identities, each as (where it is from unless it may be of the training source, name)."""
 
 
-def _apart(recipe: Recipe, where: str, held: People, lists: Sequence[Lists], train: FaceSet | None = None) -> None:
+def _apart(
+    recipe: Recipe, where: str, held: People, lists: Sequence[VerificationPairs], train: FaceSet | None = None
+) -> None:
     """Raise RecipeError where a validator holds people of the trainers or of a judged list."""
     others = {f"judge.lists.{one.name}": _people(recipe, recipe.judge.lists[one.name], _shown(one)) for one in lists}
     if train is not None:
@@ -156,7 +160,7 @@ def _people(recipe: Recipe, wanted: PairsFrom, faces: FaceSet) -> People:
     return {(str(origin(recipe, own)), name) for name in faces.names}
 
 
-def _shown(chosen: Lists) -> FaceSet:
+def _shown(chosen: VerificationPairs) -> FaceSet:
     """The identities that a list's pairs show."""
     faces, pairs = chosen.faces, chosen.pairs
     return faces.only(np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])]))

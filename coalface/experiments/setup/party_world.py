@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.setup import World
+from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import own_data, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
@@ -16,7 +16,7 @@ from coalface.experiments.setup.sources import Packing
 from coalface.training.compute import Compute
 
 
-def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Packing | None = None) -> World:
+def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Packing | None = None) -> FederatedData:
     """The world of the party `name` at its own node; `file` is its own file.
 
     Where the trainers bring images of their own, nothing of others is opened, nor in it. A party that is something else
@@ -87,8 +87,8 @@ def check_elsewhere(recipe: Recipe) -> None:
         )
 
 
-def _without_images(recipe: Recipe, name: str, role: str) -> World:
+def _without_images(recipe: Recipe, name: str, role: str) -> FederatedData:
     size, channels = recipe.data.size, 1 if recipe.data.grey else 3
     none = np.empty(0, dtype=np.int64)
     nobody = FaceSet(np.empty((0, size, size, channels), dtype=np.uint8), none, none, ())
-    return World(data={name: nobody}, roles={name: role}, backbone=world.backbone(recipe), compute=Compute())
+    return FederatedData(data={name: nobody}, roles={name: role}, backbone=world.backbone(recipe), compute=Compute())

@@ -15,8 +15,8 @@ from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
-from coalface.engine.faults import Trouble
-from coalface.engine.party.setup import World
+from coalface.engine.faults import SimulatedFaults
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.membership import Members
@@ -34,8 +34,8 @@ from coalface.training.compute import Compute
 VALIDATOR = "validator"
 """The role of the parties that score models."""
 
-COHORT = 256
-"""Images of a cohort where `engine.cohorts` is `auto`."""
+CLIENT_BATCH = 256
+"""Images of a client batch where `engine.cohorts` is `auto`."""
 
 POOLED = "pooled"
 """The name of the one party that holds everybody's data."""
@@ -107,7 +107,7 @@ def truth(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
 
 
-def members(recipe: Recipe, faces: FaceSet, here: World, before: Members | None) -> Members | None:
+def members(recipe: Recipe, faces: FaceSet, here: FederatedData, before: Members | None) -> Members | None:
     """Who a run trains on, those of its pre-training included; None where only the parties know their people.
 
     They are those of all trainers together, also where each keeps a model of its own.
@@ -125,7 +125,7 @@ def members(recipe: Recipe, faces: FaceSet, here: World, before: Members | None)
 def _domains(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The same without the identities that the method is not told."""
     wanted, known = recipe.data.domains, truth(recipe, faces)
-    if METHODS[recipe.method].told or wanted is None:
+    if METHODS[recipe.method].uses_target_labels or wanted is None:
         return known
     return {name: domains.untold(party, wanted.source) for name, party in known.items()}
 
@@ -216,7 +216,7 @@ def build_world(
     initial: Tensors | None = None,
     packing: Packing | None = None,
     played: Collection[str] | None = None,
-) -> World:
+) -> FederatedData:
     """The world of a resolved recipe: what each worker process makes for itself, and a dry run with unseen images.
 
     Parties with images of their own, of which the recipe does not say where they lie, have none in it; where `played`
@@ -245,12 +245,12 @@ def build_world(
     validators = validating(recipe, train, held, packing, played)
     asked = list(recipe.validators) if validates(recipe) else []
     elsewhere = {name: train.only([]) for name in [*sorted(recipe.data.source.parties), *asked]}
-    return World(
+    return FederatedData(
         data=elsewhere | parties | {name: faces for name, (faces, _) in validators.items()},
         public=splits.public_faces(recipe, packing),
         augment=own,
         pairs={name: pairs for name, (_, pairs) in validators.items()},
-        aside=_calibration(recipe, parties, packing),
+        calibration_data=_calibration(recipe, parties, packing),
         roles=dict.fromkeys(asked, VALIDATOR) | domains.roles(recipe, parties),
         backbone=network,
         compute=compute,
@@ -282,7 +282,7 @@ def check_shards(recipe: Recipe, parties: Mapping[str, Any]) -> None:
         if not _plays(recipe, party):
             continue
         method = METHODS[recipe.method]
-        if size > 1 and method.domains and method.pooled and not method.told:
+        if size > 1 and method.domains and method.pooled and not method.uses_target_labels:
             raise RecipeError(
                 f"engine.shards.{party}: a batch of two domains, as {recipe.method} has it, is not split over "
                 f"{size} processes: leave engine.shards out"
@@ -327,19 +327,19 @@ def validates(recipe: Recipe) -> bool:
     return any(declaration.role == VALIDATOR for _, declaration in recipe.build_method().steps.values())
 
 
-def cohorts(recipe: Recipe, here: World) -> int:
-    """Images of a cohort, 0 for none, among the parties of a world.
+def client_batch(recipe: Recipe, here: FederatedData) -> int:
+    """Images of a client batch, 0 for none, among the parties of a world.
 
-    Raises RecipeError where the recipe asks for cohorts that cannot be.
+    Raises RecipeError where the recipe asks for client batches that cannot be.
     """
     wanted = recipe.engine.cohorts or 0
     if not wanted:
         return 0
     most = max(len(faces) for name, faces in here.data.items() if here.roles.get(name) != VALIDATOR)
-    why = recipe.build_method().why_not_together(most, here.backbone)
+    why = recipe.build_method().unbatchable_reason(most, here.backbone)
     if not why and recipe.data.source.kind == OWN and not recipe.data.source.parts:
         why = "the parties' images are their own, each at a node of its own"
-    if not why and recipe.build_trouble() != Trouble():
+    if not why and recipe.build_faults() != SimulatedFaults():
         why = "trouble is simulated party by party"
     if not why and recipe.data.party_augment:
         why = "data.party_augment changes the images of parties in different ways"
@@ -348,14 +348,14 @@ def cohorts(recipe: Recipe, here: World) -> int:
     if not why and recipe.engine.updates is not None:
         why = "engine.updates narrows what each party sends, and of a cohort no single replies are made"
     if wanted == "auto":
-        return 0 if why else COHORT
+        return 0 if why else CLIENT_BATCH
     if why:
         raise RecipeError(f"engine.cohorts: {why}; set engine.cohorts=0, or auto to do without where it cannot be")
     return wanted
 
 
 def numerics(recipe: Recipe, cohorts: int = 0) -> Numerics:
-    """The record of what the bits depend on; `cohorts` as the function of that name gives it."""
+    """The record of what the bits depend on; `cohorts` as `client_batch` gives it."""
     engine = recipe.engine
     return Numerics(
         threads=engine.threads,

@@ -22,7 +22,7 @@ from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists, write_json, write_text
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.base import View
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report.runs import clean
 from coalface.experiments.sweep import page
@@ -34,7 +34,7 @@ def sweep(
     path: Path,
     changes: Sequence[str],
     out: Path,
-    view: View,
+    callback: Callback,
     *,
     baselines: Sequence[str] = (),
     axes: Sequence[str] = (),
@@ -53,7 +53,7 @@ def sweep(
     done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
     if changed := {cell.name or cell.setting: found for cell in cells if (found := _changed_code(cell, done))}:
         modules = ", ".join(sorted({name for found in changed.values() for name in found}))
-        view.note(
+        callback.note(
             f"the code of methods ({modules}) is another now than that which ran these cells: {'; '.join(changed)}. "
             f"They are left as they are: delete their lines in {out / 'cells.jsonl'}, and they are run again"
         )
@@ -62,14 +62,14 @@ def sweep(
         digest = cell.recipe.digest()
         if digest in done:
             continue
-        view.note(f"cell {number} of {len(cells)}: {cell.name}")
+        callback.note(f"cell {number} of {len(cells)}: {cell.name}")
         try:
-            done[digest] = _run(cell, out / "runs" / digest, view, keep_runs)
+            done[digest] = _run(cell, out / "runs" / digest, callback, keep_runs)
         except (RuntimeError, OSError, ValueError) as error:
             if (refused := refusal(error)) is not None:  # no other cell would get further
                 raise refused from None
             failed[digest] = clean(explained(error) if isinstance(error, OSError) else error)
-            view.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
+            callback.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
             write_json(out / "failed.json", failed)
             continue
         with writing(out / "cells.jsonl"), open(out / "cells.jsonl", "a", encoding="utf-8") as file:
@@ -123,13 +123,13 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
     return "\n".join([*lines, f"{left} of {len(cells)} cells are left to run{took}; they go to {out}"])
 
 
-def _run(cell: Cell, place: Path, view: View, keep_runs: bool) -> dict[str, Any]:
+def _run(cell: Cell, place: Path, callback: Callback, keep_runs: bool) -> dict[str, Any]:
     """Run a cell, or go on with it, and return its line."""
     if (place / "config.yaml").exists():
-        experiment.resume(place, view)
+        experiment.resume(place, callback)
     else:
         recipe = cell.recipe.model_copy(update={"name": made_plain(f"{cell.recipe.name} {cell.name}".rstrip())})
-        experiment.run(recipe, place, view, report=keep_runs)
+        experiment.run(recipe, place, callback, report=keep_runs)
     return _line(cell, place)
 
 

@@ -124,7 +124,9 @@ def _said_of_bounds(cells: Sequence[Cell]) -> list[str]:
     """Which methods for two domains are no federation."""
     used = [name for name in dict.fromkeys(cell.recipe.method for cell in cells) if METHODS[name].domains]
     pooled = [
-        n + (", told who is in the target's images" if METHODS[n].told else "") for n in used if METHODS[n].pooled
+        n + (", told who is in the target's images" if METHODS[n].uses_target_labels else "")
+        for n in used
+        if METHODS[n].pooled
     ]
     return [f"Pooled at one party, and no federation: {'; '.join(pooled)}."] if pooled else []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from coalface.engine.party.setup import Setup, World
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
@@ -63,12 +63,14 @@ class Nodes:
     patience: transport.Patience
     asked: Mapping[str, Any]
 
-    def __call__(self, setup: Setup, here: World) -> transport.Link:
+    def __call__(self, setup: Setup, here: FederatedData) -> transport.FlowerTransport:
         members = here.members()  # none of those with images of their own
         roles = {name: member.role for name, member in members.items()}
         counts = {name: (one.images, one.identities) for name, one in members.items() if one.images}
         public = None if here.public is None else here.public.who()
-        return transport.Link(self.grid, roles, self.patience, keys=keys(list(roles)), public=public, counts=counts)
+        return transport.FlowerTransport(
+            self.grid, roles, self.patience, keys=keys(list(roles)), public=public, counts=counts
+        )
 
 
 def keys(parties: Sequence[str]) -> dict[str, bytes] | None:

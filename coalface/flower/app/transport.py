@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from coalface.core.json_text import LARGEST
 from coalface.core.method import Tensors, Ticket
 from coalface.core.text import told
-from coalface.engine.client_batch import Cohort
+from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.transport import Member, Reply, RunFailed
 from coalface.flower.app.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
@@ -57,7 +57,7 @@ class Patience:
     """Between two looks for replies."""
 
 
-class Link:
+class FlowerTransport:
     """A transport whose parties are nodes of a Flower grid."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Link:
         while ahead:
             yield self._reply(*ahead.pop(0))
 
-    def together(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | Cohort]:
+    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
         """Parties at nodes of their own share no batch."""
         return self.exchange(requests)
 
@@ -146,7 +146,7 @@ class Link:
                 log.warning("%s", reply)
         return iter(())
 
-    def settle(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+    def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
         """Tell every party which commit was accepted last; one that does not hear it keeps more files than it needs."""
         told = {party: {"accepted": commit, "ordinal": ordinal} for party, commit in accepted.items()}
         self._tell(SETTLE, told)

@@ -19,7 +19,7 @@ from typing import Any
 from coalface.core import permissions
 from coalface.data.stores import telling_passed_over
 from coalface.engine.party import service
-from coalface.engine.party.service import Data, Said, Seat
+from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_world, world
@@ -31,12 +31,12 @@ from coalface.flower.party.client import home
 def answers(
     recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]
 ) -> Callable[[str, Said, Data], tuple[Said, Data]]:
-    """Who answers for the party. It takes its seat at the first message, and again as long as that fails."""
+    """Who answers for the party. It builds its service at the first message, and again as long as that fails."""
     return functools.partial(service.answer, functools.cache(lambda: take(recipe, node_config, run_config)))
 
 
-def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Seat:
-    """The seat of the party that a node's configuration names.
+def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> PartyService:
+    """The service of the party that a node's configuration names.
 
     Raises ValueError where it names none, RecipeError where the recipe has no such party or the key cannot be used,
     PermissionError where others can get at what is the party's.
@@ -56,7 +56,9 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
     setup.prepare()
     public = None if here.public is None else here.public.who()
-    return Seat(name, here.members()[name], replace(setup.site(here), flush=True, vault=vault), public=public)
+    return PartyService(
+        name, here.members()[name], replace(setup.context(here), flush=True, vault=vault), public=public
+    )
 
 
 def main() -> None:

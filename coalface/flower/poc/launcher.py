@@ -30,7 +30,7 @@ from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config as runconfig
 from coalface.flower.poc import flwr_cli, processes
 from coalface.flower.provision import project, templates
-from coalface.flower.provision.project import PARTS, Federation
+from coalface.flower.provision.project import PARTS, ProvisionConfig
 
 SUPERLINK, RUN = PARTS
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -54,7 +54,7 @@ class Loopback:
     """Says to a person what is being done."""
     within: float = 300.0
     """Seconds that the SuperLink has to answer, and the nodes to be there."""
-    made: Federation = field(init=False)
+    made: ProvisionConfig = field(init=False)
     _from: dict[str, int] = field(default_factory=dict)
     """Part -> length of its log before it was started here."""
 
@@ -330,7 +330,7 @@ class Loopback:
         return "".join([f"\n{log(self.kits, part)} says:", *(f"\n    {line.strip()}" for line in reason)])
 
 
-def kept(kits: Path) -> Federation:
+def kept(kits: Path) -> ProvisionConfig:
     """The federation of a folder of kits. Raises RecipeError for what is none."""
     if not (kits / "federation.yaml").is_file():
         raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")

@@ -23,7 +23,7 @@ from coalface.experiments.setup import domains
 from coalface.experiments.setup.world import POOLED
 from coalface.flower.app import project as flowerproject
 from coalface.flower.provision import certificates, project, templates
-from coalface.flower.provision.project import Federation
+from coalface.flower.provision.project import ProvisionConfig
 from coalface.methods import METHODS
 
 
@@ -63,7 +63,7 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
     return out
 
 
-def _check(made: Federation, recipe: Path, file: Path) -> None:
+def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
     """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
     if not recipe.is_file():
         raise RecipeError(
@@ -94,7 +94,7 @@ def _check(made: Federation, recipe: Path, file: Path) -> None:
     _check_dealt(made, read, file)
 
 
-def _check_dealt(made: Federation, recipe: Recipe, file: Path) -> None:
+def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     """Raise RecipeError unless the trainers are those to whom the recipe deals images.
 
     `pooled` may be there, and the silos of a pooled method: one federation runs a recipe by several methods. Where the
@@ -136,7 +136,7 @@ def _write_key(path: Path, key: bytes) -> None:
 
 
 def _fill(
-    folder: Path, made: Federation, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
+    folder: Path, made: ProvisionConfig, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
 ) -> None:
     """Write all of it; `out` is where it will lie."""
     link = certificates.server(ca, made.name, made.superlink.names, now, made.days)

@@ -90,7 +90,7 @@ def _address(host: str, port: int) -> str:
     return f"{bracketed(host)}:{port}"
 
 
-class Party(Section):
+class PartyConfig(Section):
     """A party: what it does, and where its data lies on its own machine."""
 
     role: Literal["trainer", "validator"]
@@ -119,7 +119,7 @@ class Party(Section):
         return said
 
 
-class Federation(Section):
+class ProvisionConfig(Section):
     """Who takes part, and over which SuperLink."""
 
     name: str
@@ -130,7 +130,7 @@ class Federation(Section):
     """The recipe that is run, from where this file lies."""
     encrypt: bool = False
     """Whether parties encrypt their private state, where they do not say it themselves."""
-    parties: dict[str, Party] = Field(min_length=1)
+    parties: dict[str, PartyConfig] = Field(min_length=1)
 
     def encrypts(self, party: str) -> bool:
         """Whether a party's private state is encrypted on its disk."""
@@ -138,7 +138,7 @@ class Federation(Section):
         return self.encrypt if own is None else own
 
 
-def read(path: Path) -> Federation:
+def read(path: Path) -> ProvisionConfig:
     """The federation of a file. Raises RecipeError for what is wrong, for an unknown key with the nearest known one."""
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def read(path: Path) -> Federation:
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: name, superlink, recipe and parties are needed")
     try:
-        made = Federation.model_validate(tree)
+        made = ProvisionConfig.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(f"{path}: {_fault(error)}") from None
     for name in (made.name, *made.parties):
@@ -183,8 +183,8 @@ def _section(path: Sequence[str]) -> type[Section]:
     """The section of the file that lies at a path of keys."""
     below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
     if path[:1] == ["parties"] and len(path) > 1:
-        return below.get(path[2], Party) if len(path) > 2 else Party
-    return SuperLink if path[:1] == ["superlink"] else Federation
+        return below.get(path[2], PartyConfig) if len(path) > 2 else PartyConfig
+    return SuperLink if path[:1] == ["superlink"] else ProvisionConfig
 
 
 def _fault(error: ValidationError) -> str:

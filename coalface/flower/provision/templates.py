@@ -7,7 +7,7 @@ import shlex
 
 import yaml
 
-from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, Federation, bracketed
+from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, ProvisionConfig, bracketed
 
 ANY, ANY_6 = "0.0.0.0", "::"
 """All addresses of a machine."""
@@ -207,14 +207,14 @@ The SuperLink's certificate holds until {until}.
 """
 
 
-def superlink(made: Federation) -> str:
+def superlink(made: ProvisionConfig) -> str:
     bind, port = _bind(made), made.superlink.own[1]
     near = LOOPBACK_6 if ":" in bind else "127.0.0.1"
     superexec = SUPEREXEC.format(address=f"{bracketed(near)}:{port}", trust='--root-certificates "$here/ca.crt"')
     return HEAD + SUPERLINK.format(bind=bind, port=port, superexec=superexec)
 
 
-def proxy(made: Federation) -> dict[str, str]:
+def proxy(made: ProvisionConfig) -> dict[str, str]:
     """Name -> text of the files of a reverse proxy, in the SuperLink's kit; none where there is to be none."""
     link = made.superlink
     if link.loopback_port is None:
@@ -225,7 +225,7 @@ def proxy(made: Federation) -> dict[str, str]:
     return {"nginx.conf": text, "proxy.sh": HEAD + PROXY}
 
 
-def party(made: Federation, name: str) -> str:
+def party(made: ProvisionConfig, name: str) -> str:
     at = made.parties[name].data
     data = f"export COALFACE_DATA={shlex.quote(at)}\n" if at is not None else ""
     address = shlex.quote(made.superlink.address)
@@ -236,27 +236,27 @@ def party(made: Federation, name: str) -> str:
     )
 
 
-def party_file(made: Federation, name: str) -> str:
+def party_file(made: ProvisionConfig, name: str) -> str:
     """The party's `party.yaml`."""
     said = made.parties[name].file(name)
     text = PARTY_FILE.format(name=name, said=yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
     return text if "data" in said else text + NO_FACES
 
 
-def config(made: Federation, root: str) -> str:
+def config(made: ProvisionConfig, root: str) -> str:
     """Flower's configuration; `root` is where the CA's certificate lies."""
     return CONFIG.format(name=made.name, address=made.superlink.own_address, root=root)
 
 
-def register(made: Federation) -> str:
+def register(made: ProvisionConfig) -> str:
     return _operator(made) + REGISTER.format(parties=" ".join(made.parties), name=made.name)
 
 
-def run(made: Federation) -> str:
+def run(made: ProvisionConfig) -> str:
     return _operator(made) + RUN.format(name=made.name)
 
 
-def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
+def papers(made: ProvisionConfig, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
     """Path -> text of the checklist and of each kit's README."""
     until = f"{now + datetime.timedelta(days=made.days):%Y-%m-%d}"
     link = made.superlink
@@ -291,16 +291,16 @@ def papers(made: Federation, now: datetime.datetime, fingerprint: str) -> dict[s
     return found
 
 
-def _operator(made: Federation) -> str:
+def _operator(made: ProvisionConfig) -> str:
     return HEAD + OPERATOR.format(config=config(made, "$here/ca.crt"))
 
 
-def _bind(made: Federation) -> str:
+def _bind(made: ProvisionConfig) -> str:
     """Where the SuperLink listens."""
     return _outside(made) if made.superlink.loopback_port is None else "127.0.0.1"
 
 
-def _outside(made: Federation) -> str:
+def _outside(made: ProvisionConfig) -> str:
     """Where parties are answered: at all addresses, unless only this machine can dial it; of the kind that they dial,
     as a socket for all of IPv6 takes no IPv4 in Flower's server.
     """
@@ -310,7 +310,7 @@ def _outside(made: Federation) -> str:
     return ANY_6 if link.over_6 else ANY
 
 
-def _port(made: Federation, name: str) -> int:
+def _port(made: ProvisionConfig, name: str) -> int:
     """Where a SuperNode speaks with its own processes: one of its own, so that several can run on a machine."""
     place = 9100 + list(made.parties).index(name) % 50000
     return place + 50000 if place in (made.superlink.port, made.superlink.loopback_port) else place

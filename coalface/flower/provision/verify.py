@@ -14,7 +14,7 @@ from typing import TypeVar
 from coalface.experiments.recipe import party_file
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.provision import certificates, project, templates
-from coalface.flower.provision.project import Federation
+from coalface.flower.provision.project import ProvisionConfig
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def check(kits: Path, now: datetime.datetime) -> list[str]:
     ]
 
 
-def _certificates(kits: Path, made: Federation, now: datetime.datetime) -> Iterator[str]:
+def _certificates(kits: Path, made: ProvisionConfig, now: datetime.datetime) -> Iterator[str]:
     faults: list[str] = []
     root = _read(kits, "ca/ca.crt", bytes, faults)
     link = _read(kits, "superlink/superlink.crt", bytes, faults)
@@ -81,7 +81,7 @@ def _time(name: str, begins: datetime.datetime, ends: datetime.datetime, now: da
         yield f"{name} expires on {ends:%Y-%m-%d}, in {(ends - now).days} days: {AGAIN}"
 
 
-def _members(kits: Path, made: Federation) -> Iterator[str]:
+def _members(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """Kits without a party, and parties without a kit."""
     for kit in ("superlink", "operator"):
         if not (kits / kit).is_dir():
@@ -95,7 +95,7 @@ def _members(kits: Path, made: Federation) -> Iterator[str]:
         yield f"parties/{name} is the kit of no party: delete it, or name {name} in federation.yaml"
 
 
-def _keys(kits: Path, made: Federation) -> Iterator[str]:
+def _keys(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """A party's key, its public half at the operator's, and what the server is told must be the same."""
     faults: list[str] = []
     told = {place: _read(kits, place, _names, faults) for place in ("superlink/names.json", "operator/names.json")}
@@ -122,7 +122,7 @@ def _keys(kits: Path, made: Federation) -> Iterator[str]:
     yield from dict.fromkeys(faults)
 
 
-def _party_files(kits: Path, made: Federation) -> Iterator[str]:
+def _party_files(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """What each party's node would read of itself must be of that party, and of its role."""
     for name, party in made.parties.items():
         if not (kits / "parties" / name).is_dir():
@@ -138,7 +138,7 @@ def _party_files(kits: Path, made: Federation) -> Iterator[str]:
             yield f"parties/{name}/party.yaml says {said.role}, and federation.yaml {party.role}: mend one of them"
 
 
-def _scripts(kits: Path, made: Federation) -> Iterator[str]:
+def _scripts(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """Start scripts must ask for TLS and for the parties' keys: without, a run goes on and protects nobody."""
     wanted = {"superlink": LINK_OPTIONS} | {f"parties/{name}": NODE_OPTIONS for name in made.parties}
     for kit, options in wanted.items():
@@ -152,7 +152,7 @@ def _scripts(kits: Path, made: Federation) -> Iterator[str]:
             yield f"{kit}/start.sh has --insecure, which switches TLS off: take it out"
 
 
-def _encryption(kits: Path, made: Federation) -> Iterator[str]:
+def _encryption(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """A party that encrypts must be given its key, and no other: state begun the other way is refused."""
     for name in made.parties:
         script = kits / "parties" / name / "start.sh"
@@ -167,7 +167,7 @@ def _encryption(kits: Path, made: Federation) -> Iterator[str]:
             )
 
 
-def _strays(kits: Path, made: Federation) -> Iterator[str]:
+def _strays(kits: Path, made: ProvisionConfig) -> Iterator[str]:
     """Private keys where none belongs, or another's."""
     own = {"superlink/superlink.key": "the SuperLink"}
     own |= {f"parties/{name}/node.key": name for name in made.parties}
