@@ -80,7 +80,7 @@ def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> No
 def test_commas_separate_values_except_in_brackets_and_quotes(
     text: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gridding.schema, "parse", lambda tree: FakeRecipe(tree))
+    monkeypatch.setattr(gridding.loader, "parse", lambda tree: FakeRecipe(tree))
     assert [cell.recipe.tree["key"] for cell in grid(recipe(tmp_path), [f"key={text}"])] == values  # type: ignore[attr-defined]
 
 
