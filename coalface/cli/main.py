@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -432,13 +433,22 @@ _RUNS = ("run", "resume", "up", "demo")
 """Commands whose run goes on by another; a sweep goes on by the same."""
 
 
+def _end_stopped() -> NoReturn:
+    """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
+    sys.exit(130)
+
+
 def main() -> None:
     """Run the command; what a person can mend is said in one line, without a traceback."""
     try:
         app()
+    except KeyboardInterrupt:  # a second Ctrl-C while typer answers the first
+        _end_stopped()
     except SystemExit as ended:
         if ended.code == 130:  # typer makes it of Ctrl-C
-            typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
+            _end_stopped()
         raise
     except MemoryError as error:
         what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
