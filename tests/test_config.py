@@ -133,7 +133,7 @@ def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
     changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.source.domains=[studio, night]", "data.grey=false"]
     recipe = loader.load(path, [*changes, "judge.lists.a.pairs=7", "data.max_identities="])
     assert (recipe.name, recipe.rounds) == ("mine", 5)
-    assert (recipe.build_local().lr, recipe.build_local().batch) == (0.001, 8)
+    assert (recipe.local.lr, recipe.local.batch) == (0.001, 8)
     assert recipe.build_method().sample == 4  # type: ignore[attr-defined]
     assert recipe.data.source.domains == ("studio", "night")
     assert recipe.data.grey is False
@@ -304,11 +304,11 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
     assert inner.data.model_copy(update={"partition": recipe.data.partition}) == recipe.data
     assert (inner.seed, inner.model, inner.judge.lists) == (recipe.seed, recipe.model, recipe.judge.lists)
     assert inner.resolved()["loss"] == {"name": "softmax", "scale": 64.0}
-    assert inner.build_local() == loader.parse({}).build_local() != recipe.build_local()
+    assert inner.local == loader.parse({}).local != recipe.local
     own = loader.pretraining(
         tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}})
     )
-    assert (own.build_local().lr, own.data.hold_out, own.data.partition.parties, own.data.size) == (0.3, 5, 3, 32)
+    assert (own.local.lr, own.data.hold_out, own.data.partition.parties, own.data.size) == (0.3, 5, 3, 32)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Pa
     out = str(tmp_path / "run")
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
     made = loader.load(tmp_path / "run" / "config.yaml")
-    assert (made.rounds, made.build_local().lr, made.engine.on_error) == (1, 0.05, "exclude")
+    assert (made.rounds, made.local.lr, made.engine.on_error) == (1, 0.05, "exclude")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     run(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # it was at its end

@@ -190,7 +190,7 @@ def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> No
 def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
         loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
-    assert loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).build_local().sample_rate == 1.0
+    assert loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).local.sample_rate == 1.0
 
 
 def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from coalface.data.tools.convert import Pairs, convert
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.schema import LOSS
 from coalface.experiments.setup import world
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of
@@ -82,7 +83,7 @@ def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
     for k, rounds in ((100, 3328), (400, 832), (1600, 208)):
         made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.iterations={k}"])
         assert made.rounds == rounds
-        local = made.build_local()
+        local = made.local
         marks = (0, 128_000, 230_400, 307_200)
         assert [local.lr_at(steps // k + 1, rounds) for steps in marks] == pytest.approx([0.1, 0.01, 0.001, 0.0001])
         assert local.lr_at(128_000 // k, rounds) == 0.1
@@ -125,8 +126,8 @@ def chosen(cell: Cell) -> Chosen:
     variant = method.validation.norm if hasattr(method, "validation") else ""
     variant = method.momentum if cell.recipe.method == "fedavg" else variant
     made = cell.recipe
-    assert made.half_split is not None and made.build_local().iterations is not None
-    return made.method, variant, f"{made.model.name} {made.loss['name']}", made.local["iterations"], made.half_split
+    assert made.half_split is not None and made.local.iterations is not None
+    return made.method, variant, f"{made.model.name} {LOSS.name_of(made.loss)}", made.local.iterations, made.half_split
 
 
 def paper(setting: str, k: int, variants: list[tuple[str, str]]) -> set[Chosen]:
@@ -157,13 +158,13 @@ def test_every_cell_has_the_papers_numbers(name: str) -> None:
     found = cells(name)
     assert len({cell.recipe.digest() for cell in found}) == len(found)
     for cell in found:
-        made, local = cell.recipe, cell.recipe.build_local()
+        made, local = cell.recipe, cell.recipe.local
         assert local.iterations in (100, 400, 1600)
         marks = (*local.decays, local.steps)
         assert marks == (10 * 12_800, 18 * 12_800, 24 * 12_800, 26 * 12_800)
         assert not any(mark % local.iterations for mark in marks if mark is not None)
         assert (local.lr, local.momentum, made.data.size, made.data.grey) == (0.1, 0.9, 112, False)
-        assert (made.loss["scale"], made.loss["margin"]) == (64, {"arcface": 0.5, "cosface": 0.35}[made.loss["name"]])
+        assert (made.loss.scale, made.loss.margin) == (64, {"arcface": 0.5, "cosface": 0.35}[LOSS.name_of(made.loss)])
         if hasattr(method := made.build_method(), "validation"):
             fv = method.validation
             assert (fv.candidates, fv.smoothing, fv.epsilon, fv.forgetting, fv.score) == (
@@ -180,5 +181,5 @@ def test_centralised_training_is_there_for_every_network_and_loss(name: str) -> 
     assert baseline_of([cell.setting for cell in found], "method=centralized") == found[0].setting
     for half in BOTH:
         of = [cell.recipe for cell in found if cell.recipe.half_split == half]
-        pooled = {(made.model.name, made.loss["name"]) for made in of if made.method == "centralized"}
-        assert {(made.model.name, made.loss["name"]) for made in of} == pooled
+        pooled = {(made.model.name, LOSS.name_of(made.loss)) for made in of if made.method == "centralized"}
+        assert {(made.model.name, LOSS.name_of(made.loss)) for made in of} == pooled

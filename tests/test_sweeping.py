@@ -58,7 +58,7 @@ def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> No
         {"method": "fedavg", "local.lr": 0.1},
         {"method": "fedavg", "local.lr": "1e-2"},
     ]
-    assert found[3].recipe.build_local().lr == 0.01
+    assert found[3].recipe.local.lr == 0.01
     assert found[0].name == "method=solo lr=0.1" and found[0].setting == "method=solo, local.lr=0.1"
 
 

@@ -238,7 +238,7 @@ def test_runs_that_start_from_other_models_than_their_recipes_say_are_named() ->
         for lr in (0.1, 0.2)
         for seed in (0, 1)
     ]
-    cells = [Cell({"local.lr": recipe.local["lr"], "seed": recipe.seed}, recipe) for recipe in recipes]
+    cells = [Cell({"local.lr": recipe.local.lr, "seed": recipe.seed}, recipe) for recipe in recipes]
 
     def lines(*eers: float) -> dict[str, dict[str, Any]]:
         return {

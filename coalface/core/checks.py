@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -52,10 +53,21 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+@functools.cache
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields."""
+    return typing.get_type_hints(cls)
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> T:
     """A dataclass from a mapping, its types checked. Raises RecipeError naming the key."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values, types = dict(given or {}), typing.get_type_hints(cls)
+    values, types = dict(given or {}), type_hints(cls)  # type: ignore[arg-type]
     for key, value in settings.items():
         if key not in fields:
             raise RecipeError(unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})]))
@@ -63,7 +75,7 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
             continue
         try:
-            values[key] = TypeAdapter(types[key]).validate_python(value)
+            values[key] = _adapter(types[key]).validate_python(value)
         except ValidationError as error:
             wrong = ", or: ".join(dict.fromkeys(one["msg"] for one in error.errors()))
             raise RecipeError(f"{where}.{key}: {wrong}; got {repr(value)[:200]}") from None

@@ -39,7 +39,7 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     channels, size = 1 if recipe.data.grey else 3, recipe.data.size
     module = sketch(recipe.model.name, size=size, channels=channels, embedding_size=recipe.model.embedding_size)
     backbone, method = Backbone(module, recipe.model.batchnorm), recipe.build_method()
-    loss, work = recipe.build_loss(), recipe.build_local()
+    loss, work = recipe.loss, recipe.local
     classes = max(len(faces.names) for faces in parties.values())
     most = max(len(faces) for faces in parties.values())
     batch = min(work.batch, most or work.batch)

@@ -52,7 +52,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
 
 def planned(recipe: Recipe, method: Method, here: FederatedData) -> Plan:
     """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
-    trouble = recipe.build_faults()
+    trouble = recipe.trouble
     for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
         nearest(party, here.data, "trouble: the party")
     world.check_shards(recipe, here.data)

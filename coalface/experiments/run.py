@@ -343,8 +343,8 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         keep=engine.keep,
         judge=recipe.judge.every,
         on_error=engine.on_error,
-        equal_steps=recipe.build_local().iterations is not None,
-        trouble=recipe.build_faults(),
+        equal_steps=recipe.local.iterations is not None,
+        trouble=recipe.trouble,
         **given,
     )
 

@@ -209,7 +209,7 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
 def test_a_recipe_trains_with_every_loss_that_it_can_name(name, tmp_path):
     (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 16.0, margin: 0.2}\n")
     asked = loader.load(tmp_path / "r.yaml", [f"loss.name={name}"])
-    loss = asked.build_loss()
+    loss = asked.loss
     assert type(loss) is LOSSES[name] and asked.resolved()["loss"]["name"] == name
     ran = worlds.run(worlds.recipe("solo", loss=loss)[0], tmp_path / "run")
     first = worlds.Tiny()().backbone.shared()
@@ -222,7 +222,7 @@ def test_a_setting_that_is_none_is_not_carried_to_another_loss(tmp_path):
     resolved = loader.parse({"loss": {"name": "sphereface"}}).resolved()
     assert resolved["loss"]["scale"] is None
     changed = loader.parse(loader.with_value(resolved, "loss.name", "cosface"))
-    assert changed.build_loss() == CosFace(scale=64.0, margin=0.35)
+    assert changed.loss == CosFace(scale=64.0, margin=0.35)
 
 
 @pytest.mark.parametrize(

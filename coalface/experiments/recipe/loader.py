@@ -19,7 +19,7 @@ from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.import_insightface import understood
-from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.schema import LOSS, Recipe
 from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
 from coalface.training.distributed.classifier import check_shardable
@@ -129,7 +129,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(understood(tree))
     except ValidationError as error:
         raise RecipeError(_fault(error)) from None
-    rounds = recipe.build_local().rounds
+    rounds = recipe.local.rounds
     if rounds is not None and rounds != recipe.rounds:
         if "rounds" in recipe.model_fields_set:
             raise RecipeError(
@@ -137,15 +137,14 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
     recipe.build_method()
-    recipe.build_faults()
-    if (recipe.build_local().sample_rate or 1) < 1 and recipe.build_loss().rows(2) != 2:
+    if (recipe.local.sample_rate or 1) < 1 and recipe.loss.rows(2) != 2:
         raise RecipeError(
-            f"local.sample_rate: the loss {recipe.loss['name']!r} has several class embeddings for a class and cannot "
-            "sample them; leave sample_rate out, or take another loss"
+            f"local.sample_rate: the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and "
+            "cannot sample them; leave sample_rate out, or take another loss"
         )
     if any(size > 1 for size in recipe.engine.shards.values()):
         try:
-            check_shardable(recipe.build_loss())
+            check_shardable(recipe.loss)
         except ValueError as error:
             raise RecipeError(f"engine.shards: {error}") from None
     validate.check(recipe)
@@ -173,6 +172,8 @@ def _check_utf8(found: Any, where: str = "") -> None:
 
 def _fault(error: ValidationError) -> str:
     first = error.errors()[0]
+    if isinstance(own := first.get("ctx", {}).get("error"), RecipeError):  # it names the key itself
+        return str(own)
     loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
     path = [part for part in loc if "[" not in str(part)]  # pydantic names the member of a union as well
     where = short(".".join(str(part) for part in path))

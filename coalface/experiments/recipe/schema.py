@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,14 +17,19 @@ from coalface.core.checks import RecipeError as RecipeError
 from coalface.core.checks import build, nearest
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of
 from coalface.experiments.recipe.sections import OWN, Data, Engine, Judge, Model, Name, PartyName, Section, Validator
 from coalface.experiments.recipe.sections import PairsFrom as PairsFrom
 from coalface.experiments.recipe.sections import Source as Source
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalWork
 from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.margins import CosFace
 from coalface.training.losses.registry import LOSSES
 
+SHARED = ("rounds", "local", "loss")
+"""Keys at the top that are fields of methods."""
+LOSS = Named("loss", CosineLoss, registry=LOSSES, usual="cosface")
 ADJUSTABLE = ("engine.quorum", "engine.patience", "engine.max_update_norm", "engine.oversized", "engine.retries")
 """What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = (
@@ -40,10 +46,10 @@ class Recipe(Section):
     seed: int = 0
     method: str = "fedavg"
     rounds: int = Field(20, ge=1)
-    local: dict[str, Any] = {}
-    """`coalface.training.local_work.LocalWork`, the same for all methods."""
-    loss: dict[str, Any] = {"name": "cosface", "scale": 30.0, "margin": 0.35}
-    methods: dict[str, dict[str, Any]] = {}
+    local: Annotated[LocalWork, Settings("local", LocalWork)] = LocalWork()
+    """The local work, the same for all methods."""
+    loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
+    methods: Annotated[Mapping[str, Tree], ByName("methods", Method, registry=METHODS, shared=SHARED)] = {}
     """Settings of single methods, by name; they hold when that method is chosen."""
     data: Data = Data()
     model: Model = Model()
@@ -54,9 +60,9 @@ class Recipe(Section):
     """Which half of the folds the validators `half_of` a list hold. The list is then judged on the folds of the other
     half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
-    trouble: dict[str, Any] = {}
-    """`coalface.engine.faults.SimulatedFaults`."""
-    pretrain: dict[str, Any] | None = None
+    trouble: Annotated[SimulatedFaults, Settings("trouble", SimulatedFaults, short=True)] = SimulatedFaults()
+    """Simulated faults, for tests and studies."""
+    pretrain: Tree | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
     It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` and the `validators`
@@ -68,46 +74,36 @@ class Recipe(Section):
     partition, but where `data.party_augment` asks whose each image would be.
     """
 
+    @classmethod
+    def model_json_schema(cls, *args: Any, **given: Any) -> dict[str, Any]:
+        """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
+        schema = super().model_json_schema(*args, **given)
+        about = schema["properties"]["pretrain"]
+        schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
+        schema["$defs"].pop("JsonValue", None)
+        return schema
+
     def build_method(self) -> Method:
         """The method with its settings. Raises RecipeError for settings that it does not have."""
         nearest(self.method, METHODS, "method")
-        made = {name: self._method(nearest(name, METHODS, "methods")) for name in {self.method: {}, **self.methods}}
-        return made[self.method]
+        built = {name: self._method(name) for name in {self.method: {}, **self.methods}}
+        return built[self.method]
 
     def _method(self, name: str) -> Method:
         cls = METHODS[name]
         cls.check_frozen()
-        shared = {"rounds": self.rounds, "local": self.build_local(), "loss": self.build_loss()}
-        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        given = {k: v for k, v in shared.items() if k in known}
+        given = {key: getattr(self, key) for key in SHARED if key in fields_of(cls)}
         if clash := set(self.methods.get(name, {})) & set(given):
             raise RecipeError(
                 f"methods.{name}.{min(clash)}: set it at the top of the recipe, where all methods share it"
             )
         return build(cls, self.methods.get(name, {}), f"methods.{name}", given)
 
-    def build_local(self) -> LocalWork:
-        """The local work."""
-        return build(LocalWork, self.local, "local")
-
-    def build_loss(self) -> CosineLoss:
-        """The loss."""
-        settings = dict(self.loss)
-        name = nearest(settings.pop("name", "cosface"), LOSSES, "loss.name")
-        return build(LOSSES[name], settings, "loss")
-
-    def build_faults(self) -> SimulatedFaults:
-        """The simulated trouble."""
-        return build(SimulatedFaults, self.trouble, "trouble")
-
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as `config.yaml` holds it."""
         whole = self.model_dump(mode="json")
-        whole["local"] = dataclasses.asdict(self.build_local())
-        whole["loss"] = {"name": self.loss.get("name", "cosface"), **dataclasses.asdict(self.build_loss())}
-        method = self.build_method()
-        own = {f.name for f in dataclasses.fields(method)} - {"rounds", "local", "loss"}  # type: ignore[arg-type]
-        whole["methods"] = {self.method: {k: v for k, v in dataclasses.asdict(method).items() if k in own}}  # type: ignore[call-overload]
+        settings = dataclasses.asdict(self.build_method())  # type: ignore[call-overload]
+        whole["methods"] = {self.method: {key: value for key, value in settings.items() if key not in SHARED}}
         return typing.cast(dict[str, Any], json.loads(json.dumps(whole)))
 
     def essence(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ OWN = "own"
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Source(Section):

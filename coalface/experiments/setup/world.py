@@ -339,7 +339,7 @@ def client_batch(recipe: Recipe, here: FederatedData) -> int:
     why = recipe.build_method().unbatchable_reason(most, here.backbone)
     if not why and recipe.data.source.kind == OWN and not recipe.data.source.parts:
         why = "the parties' images are their own, each at a node of its own"
-    if not why and recipe.build_faults() != SimulatedFaults():
+    if not why and recipe.trouble != SimulatedFaults():
         why = "trouble is simulated party by party"
     if not why and recipe.data.party_augment:
         why = "data.party_augment changes the images of parties in different ways"
