@@ -16,7 +16,7 @@ from coalface.experiments import compare
 from coalface.experiments.compare import bootstrap_of, paired
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import pair_lists, splits
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep import table as tabulating
 from coalface.experiments.sweep.grid import Cell, grid
@@ -75,7 +75,7 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:
     """Lines as of finished cells, whose pairs have the scores of a better model the further back the cell stands."""
-    (chosen,) = pair_lists.judged(mine := loader.load(path), *splits.training_faces(mine))
+    (chosen,) = Parts(mine := loader.load(path)).pairs
     same, done = chosen.identities.same, {}
     for place, cell in enumerate(cells):
         scores = same * place / len(cells) + np.random.default_rng(place).normal(0, 0.5, len(same))
@@ -152,7 +152,7 @@ def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swep
 def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, folder: Path) -> None:
     """Each as `paired` gives it for the two settings alone; bold where the interval does not hold zero."""
     cells, done = swept
-    (chosen,) = pair_lists.judged(mine := loader.load(folder / "tiny.yaml"), *splits.training_faces(mine))
+    (chosen,) = Parts(mine := loader.load(folder / "tiny.yaml")).pairs
     bootstrap, bold = bootstrap_of(chosen.identities), []
     found = tables(table(cells, done, [CENTRAL, RESET])[0])
 
@@ -192,7 +192,7 @@ def test_settings_judged_on_other_pairs_say_so_in_each_column(
     swept: Swept, folder: Path, folds: list[int] | None, other: dict[str, str]
 ) -> None:
     cells, done = swept
-    (chosen,) = pair_lists.judged(mine := loader.load(folder / "tiny.yaml"), *splits.training_faces(mine))
+    (chosen,) = Parts(mine := loader.load(folder / "tiny.yaml")).pairs
     evidence = accuracy_evidence(np.arange(120.0), chosen.identities, folds=folds) | other
     changed = dict(done)
     for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.iterations=75"):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts
 
 CLIENTS = 8
 """Of four images each."""
@@ -28,7 +28,7 @@ def recipe(method: str = "fedface", **changes: Any) -> Recipe:
 
 def images(method: str = "fedface", **changes: Any) -> int:
     made = recipe(method, **changes)
-    return world.client_batch(made, world.build_world(made.resolved()))
+    return Parts(made).client_batch
 
 
 @pytest.mark.parametrize("method", ["fedface", "fedaws", "positive-only", "random-init", "fedfv", "feduv"])

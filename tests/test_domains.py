@@ -16,14 +16,15 @@ from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import domains as dealing
-from coalface.experiments.setup import pair_lists, sources, splits, world
+from coalface.experiments.setup import machine, sources, splits
+from coalface.experiments.setup.parts import Parts
 from coalface.methods import METHODS as REGISTERED
 
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def built(recipe: Recipe) -> FederatedData:
-    return world.build_world(recipe.resolved())
+    return Parts(recipe).data
 
 
 def people(faces: FaceSet) -> set[str]:
@@ -42,7 +43,7 @@ def whole(recipe: Recipe) -> dict[int, str]:
 
 
 def judged(recipe: Recipe) -> set[str]:
-    return set(splits.training_faces(recipe)[1].names)
+    return set(splits.split(recipe).held.names)
 
 
 def test_every_method_for_domains_is_looked_at() -> None:
@@ -73,7 +74,7 @@ def test_a_split_judges_and_calibrates_on_the_same_people_whatever_the_method(me
     for clients in (1, 3):
         recipe = two_domains({"method": method}, domains(split=split, clients=clients))
         assert judged(recipe) == judged(two_domains(domains(split=split)))
-        lists = pair_lists.judged(recipe, *splits.training_faces(recipe))
+        lists = Parts(recipe).pairs
         assert people(lists[0].faces) == judged(recipe)
 
 
@@ -158,7 +159,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
     recipe = loader.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
-    train, _ = splits.training_faces(recipe)
+    train = splits.split(recipe).train
     assert train.files is not None and train.domains is not None
     here = built(recipe).data
     assert all(here[name].files is None and here[name].names == () for name in ("target-00", "target-01"))
@@ -169,8 +170,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
 @every_method
 def test_the_truth_lies_in_the_order_of_what_the_parties_hold(method: str) -> None:
     recipe = two_domains({"method": method})
-    train, _ = splits.training_faces(recipe)
-    dealt, truth, who = world.deal(recipe, train), world.truth(recipe, train), whole(recipe)
+    dealt, truth, who = Parts(recipe).trainers, Parts(recipe).truth, whole(recipe)
     assert list(dealt) == list(truth) == dealing.parties(recipe)
     for name, faces in truth.items():
         assert np.array_equal(faces.rows, dealt[name].rows)
@@ -240,7 +240,7 @@ def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
         for clients in (1, 2, 4)
     ]
     assert len({one.digest() for one in inner}) == 1
-    assert len({str(splits.content(one)) for one in (inner[0], inner[1])}) == 1
+    assert len({str(Parts(one).content) for one in (inner[0], inner[1])}) == 1
     others = [loader.pretraining(two_domains(PRETRAIN, change)) for change in ({"seed": 1}, domains(calibrate=3))]
     assert len({inner[0].digest(), *(one.digest() for one in others)}) == 3
 
@@ -338,7 +338,7 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
     same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)
     with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
-        pair_lists.judged(recipe, *splits.training_faces(recipe))
+        _ = Parts(recipe).pairs
 
 
 @pytest.mark.parametrize("method", ["dan", "dann"])
@@ -347,4 +347,4 @@ def test_batches_of_two_domains_are_not_split_over_processes(method: str) -> Non
     with pytest.raises(
         RecipeError, match=rf"engine\.shards\.pooled: a batch of two domains, as {method} has it, is not"
     ):
-        world.check_shards(recipe, built(recipe).data)
+        machine.check_shards(Parts(recipe))

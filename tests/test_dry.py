@@ -89,7 +89,7 @@ def test_validators_do_not_widen_the_window() -> None:
         (FV | {"methods": {"pfm-fv": {"validation": {"fv": "folded", "candidates": 4}}}}, "of the backbones of 4 trai"),
         (FV | {"methods": {"pfm-fv": {"sample": 3, "validation": {"fv": "folded"}}}}, "of the backbones of 3 trainers"),
         (FV | {"model": {"batchnorm": "local"}}, "set model.batchnorm=average"),
-        (FV | {"validators": {"silo-00": {"identities": 2, "pairs": 10}}}, "a trainer is called so as well"),
+        (FV | {"validators": {"silo-00": {"identities": 2, "pairs": 10}}}, "a trainer already has this name"),
         ({"methods": {"fedavg": {"sample": 3}}}, "cannot sample 3 of 2 parties"),
         ({"data": {"party_augment": {"silo-0": {"flip": False}}}}, "data.party_augment: 'silo-0' is not known"),
         ({"trouble": {"corrupt": {"silo-0": "nan"}}}, "trouble: the party: 'silo-0' is not known"),

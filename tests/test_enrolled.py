@@ -30,7 +30,8 @@ from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import page, runs
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.experiments.sweep import run as sweeping
 from coalface.methods import METHODS
 from coalface.methods.feduv import Code, FedUV, Global, Projection, State
@@ -65,8 +66,8 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
     public = METHODS[method].shares_public
     given = {"partition": {"kind": kind}} | ({"private": {"identities": 4}} if public else {})
     made = recipe(method=method, data=given, validators=validators)
-    train, _ = splits.training_faces(made)
-    test, here = splits.testing(made), world.build_world(made.resolved())
+    train = splits.split(made).train
+    test, here = splits.split(made).test, Parts(made).data
     assert (
         test is not None
         and test.counts().tolist() == [2] * len(train.names)
@@ -82,13 +83,13 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
 
 
 def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
-    first = rows(splits.testing(recipe()))
+    first = rows(splits.split(recipe()).test)
     assert len(first) == 16
     for changes in ({"seed": 5}, {"method": "centralized"}, {"data": {"partition": {"kind": "equal", "parties": 3}}}):
-        assert rows(splits.testing(recipe(**changes))) == first
-    assert rows(splits.testing(recipe(data={"max_identities": 5}))) < first
-    parties = world.silos_of(recipe(), splits.training_faces(recipe())[0])
-    test = splits.testing(recipe())
+        assert rows(splits.split(recipe(**changes)).test) == first
+    assert rows(splits.split(recipe(data={"max_identities": 5})).test) < first
+    parties = Parts(recipe()).silos
+    test = splits.split(recipe()).test
     assert test is not None
     for party, own in by_party(test, parties).items():
         assert own.names == parties[party].names and len(own) == 2 and not rows(own) & rows(parties[party])
@@ -97,25 +98,25 @@ def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
 def test_a_pretraining_trains_on_none_of_them() -> None:
     public = recipe(pretrain={"method": "centralized"}, data={"private": {"identities": 4}, "min_images": 2})
     inner = loader.pretraining(public)
-    assert inner.data.test is None and len(splits.training_faces(inner)[0]) == 4 * 5  # of other people, all images
+    assert inner.data.test is None and len(splits.split(inner).train) == 4 * 5  # of other people, all images
     same = recipe(pretrain={"method": "centralized"})
-    assert rows(splits.training_faces(loader.pretraining(same))[0]) == rows(splits.training_faces(same)[0])
+    assert rows(splits.split(loader.pretraining(same)).train) == rows(splits.split(same).train)
 
 
 def test_a_recipe_without_them_keeps_its_digest() -> None:
     plain = tinyruns.tiny()
     assert plain.digest() == tinyruns.tiny(data={"test": None}).digest()
     assert tinyruns.tiny(data={"test": {"images": 1}}).digest() != plain.digest()
-    assert splits.testing(plain) is None
+    assert splits.split(plain).test is None
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"data.test.images: .*greater than or equal to 1; got 0"):
         recipe(data={"test": {"images": 0}})
     with pytest.raises(RecipeError, match=r"data.test.images: nobody has more than 5 images, the most are 5"):
-        splits.training_faces(recipe(data={"test": {"images": 5}}))
+        splits.split(recipe(data={"test": {"images": 5}}))
     with pytest.raises(RecipeError, match="data.test: one identity alone"):
-        splits.training_faces(recipe(data={"max_identities": 1}))
+        splits.split(recipe(data={"max_identities": 1}))
     with pytest.raises(RecipeError, match="data.test.image is not a key of a recipe; did you mean data.test.images"):
         recipe(data={"test": {"image": 2}})
 
@@ -125,12 +126,12 @@ def test_no_test_image_is_read_before_the_training_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe(method=method, rounds=1, judge={"lists": {}}, engine={"cohorts": "auto"})
-    test = splits.testing(made)
+    test = splits.split(made).test
     assert test is not None
     wanted = {image.tobytes() for image in to_tensor(test.take(np.arange(len(test)))).numpy()}
     wanted |= {image.flip(-1).numpy().tobytes() for image in to_tensor(test.take(np.arange(len(test))))}
     read: set[bytes] = set()
-    ready, judge = Compute._ready, enrolled.judge
+    ready, evaluate = Compute._ready, enrolled.Enrolled.evaluate
 
     def noted(self: Compute, images: Tensor) -> Tensor:
         read.update(image.contiguous().numpy().tobytes() for image in images)
@@ -140,10 +141,10 @@ def test_no_test_image_is_read_before_the_training_ends(
 
     def after(*given: Any) -> dict[str, Any]:
         before.append(set(read))
-        return judge(*given)
+        return evaluate(*given)
 
     monkeypatch.setattr(Compute, "_ready", noted)
-    monkeypatch.setattr(enrolled, "judge", after)
+    monkeypatch.setattr(enrolled.Enrolled, "evaluate", after)
     experiment.run(made, tmp_path / "run", tinyruns.Silent())
     assert len(before[0]) >= 12 and not before[0] & wanted  # three images each of four people or more
     assert len(read & wanted) == len(test)
@@ -191,7 +192,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
     """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
     made = loader.load(folder / "config.yaml")
-    network, (train, _), test = world.backbone(made), splits.training_faces(made), splits.testing(made)
+    network, train, test = first_backbone(made), splits.split(made).train, splits.split(made).test
     network.load(load_file(folder / "model" / "backbone.safetensors"))
     last = checkpoint.load(folder / "checkpoints")
     assert last is not None and test is not None

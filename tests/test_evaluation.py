@@ -18,7 +18,7 @@ from coalface.data.readers.pack import write_pack
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import finished_model
 from coalface.evaluation.metrics.verification import best_threshold, tar_at_far
-from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed
 
 PEOPLE = [f"P{i:02d}" for i in range(12)]
@@ -141,14 +141,13 @@ def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures
 
 def test_a_run_judged_again_on_its_own_held_out_people_agrees(fedavg_run: Path, tmp_path: Path) -> None:
     """The figures of `summary.json` come out of the model file as well, on the same pairs."""
-    from coalface.evaluation.verification import Judge
+    from coalface.evaluation.verification import Verification
     from coalface.experiments.recipe import loader
-    from coalface.experiments.setup import pair_lists
 
     recipe = loader.load(fedavg_run / "config.yaml")
-    lists = pair_lists.judged(recipe, *splits.training_faces(recipe))
+    lists = Parts(recipe).pairs
     backbone, _ = finished_model.read_model(fedavg_run / "model")
-    figures = Judge(lists, backbone).models([backbone.shared()])
+    figures = Verification(lists, backbone).models([backbone.shared()])
     assert figures == json.loads((fedavg_run / "summary.json").read_text())["figures"]
 
 
@@ -259,9 +258,8 @@ def rfw(root: Path) -> Path:
 
 
 def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path, tmp_path: Path) -> None:
-    from coalface.evaluation.verification import Judge
+    from coalface.evaluation.verification import Verification
     from coalface.experiments.recipe import loader
-    from coalface.experiments.setup import pair_lists
 
     on = rfw(tmp_path / "rfw")
     found = finished_model.judge_model(fedavg_run, on, flip=True)
@@ -270,8 +268,8 @@ def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path
     recipe = loader.load(fedavg_run / "config.yaml")
     recipe = loader.parse(loader.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
     backbone, _ = finished_model.read_model(fedavg_run / "model")
-    lists = [one for one in pair_lists.judged(recipe, *splits.training_faces(recipe)) if one.name in wanted]
-    figures = Judge(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])
+    lists = [one for one in Parts(recipe).pairs if one.name in wanted]
+    figures = Verification(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])
     for name, expected in figures.items():
         mine = found["lists"][name]
         assert mine["pairs"] == 20 and "tar@far=0.1" in expected

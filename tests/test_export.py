@@ -28,7 +28,7 @@ from coalface.experiments import run as experiment
 from coalface.experiments.export import export, identify
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import Own
 from coalface.models import BACKBONES
 
@@ -69,7 +69,7 @@ def own_state(run: Path, party: str) -> Own:
 
 def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.ndarray[Any, Any]:
     """Unit features by the tensors of a model, made by hand."""
-    backbone = world.backbone(loader.load(run / "config.yaml"))
+    backbone = first_backbone(loader.load(run / "config.yaml"))
     backbone.load(*({name: model[name] for name in group} for group in (backbone.shared(), backbone.kept())))
     with torch.no_grad():
         embedded = backbone.module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
@@ -85,10 +85,10 @@ def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(
     theirs = {**own.model, **own.kept}
     assert all(torch.equal(written[name], tensor) for name, tensor in theirs.items())
     assert set(written) == {*theirs, "branch.weight", "branch.bias"}  # nothing else of what the client keeps
-    untrained = world.backbone(loader.load(either / "config.yaml")).kept()
+    untrained = first_backbone(loader.load(either / "config.yaml")).kept()
     assert own.kept.keys() == untrained.keys() and bool(untrained) == (either.name == "normed")
     assert not any(torch.equal(written[name], tensor) for name, tensor in untrained.items())
-    faces = world.build_world(recipe().resolved()).data["silo-01"]
+    faces = Parts(recipe()).data.data["silo-01"]
     found = features(either, written, faces)
     about = json.loads((place / "model.json").read_text())
     assert about["identities"] == list(faces.names) and about["party"] == "silo-01"
@@ -101,7 +101,7 @@ def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(
 
 def test_thresholds_admit_as_many_strangers_as_they_say(either: Path, tmp_path: Path) -> None:
     place = export(either, "silo-00", tmp_path / "own")
-    about, public = json.loads((place / "model.json").read_text()), world.build_world(recipe().resolved()).public
+    about, public = json.loads((place / "model.json").read_text()), Parts(recipe()).data.public
     assert public is not None and about["strangers"] == len(public) > 10
     scores = features(either, load_file(place / "backbone.safetensors"), public)
     best = (scores @ load_file(place / "gallery.safetensors")["templates"].numpy().T).max(axis=1)
@@ -112,7 +112,7 @@ def test_thresholds_admit_as_many_strangers_as_they_say(either: Path, tmp_path: 
 
 def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_path: Path) -> None:
     place = export(either, "silo-00", tmp_path / "own")
-    faces = world.build_world(recipe().resolved()).data["silo-00"]
+    faces = Parts(recipe()).data.data["silo-00"]
     folder = tmp_path / "images"
     for number in range(len(faces)):
         who = folder / faces.names[faces.labels[number]]

@@ -22,7 +22,7 @@ from coalface.evaluation.finished_model import judge_model
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.parts import Parts
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
     """Its numbers 00000, 00001 … could be names of the training identities too."""
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
     made = recipe(root, {"kind": "rec", "path": "records"}, **lists)
-    train, held = splits.training_faces(made)
-    (found,) = pair_lists.judged(made, train, held)
+    parts = Parts(made)
+    (found,) = parts.pairs
     assert len(found.pairs) == 40 and all(name.startswith("x/") for name in found.faces.names)
     assert found.pairs.fold is not None and np.array_equal(found.pairs.fold, np.repeat(np.arange(10), 4))
 
@@ -92,7 +92,7 @@ def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
     lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "faces"}}}}
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(schema.RecipeError, match="no .bin of pairs"):
-        pair_lists.judged(made, *splits.training_faces(made))
+        _ = Parts(made).pairs
 
 
 def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
@@ -109,21 +109,19 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(lines) + "\n")
     made = recipe(root, {"kind": "folder", "path": "rfw"})
-    deal = world.deal(
-        loader.parse({**made.model_dump(), "data": {**made.data.model_dump(), "partition": {"kind": "by-domain"}}}),
-        splits.training_faces(made)[0],
-    )
+    by_domain = {**made.data.model_dump(), "partition": {"kind": "by-domain"}}
+    deal = Parts(loader.parse({**made.model_dump(), "data": by_domain})).trainers
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
     lists = {"judge": {"lists": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
     judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    (found,) = pair_lists.judged(judging, *splits.training_faces(judging))
+    (found,) = Parts(judging).pairs
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
     with pytest.raises(schema.RecipeError, match="would be trained on as well"):
-        pair_lists.judged(recipe(root, {"kind": "folder", "path": "rfw"}, **lists), *splits.training_faces(made))
+        _ = Parts(recipe(root, {"kind": "folder", "path": "rfw"}, **lists)).pairs
     lists["judge"]["lists"]["x"].pop("list")
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(schema.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
-        pair_lists.judged(unnamed, *splits.training_faces(unnamed))
+        _ = Parts(unnamed).pairs
 
 
 @pytest.mark.parametrize("name", ["b\udcff", "a\tb"])

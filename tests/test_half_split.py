@@ -19,11 +19,12 @@ from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, dra
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
-from coalface.evaluation.verification import Judge, VerificationPairs
+from coalface.evaluation.verification import Verification, VerificationPairs
 from coalface.experiments.compare import intervals, paired
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup import pair_lists
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.experiments.sweep.run import grid, read_cells, sweep, table
 from coalface.models.embedding import embed
 
@@ -42,13 +43,13 @@ def recipe(half: str, **changes: Any) -> schema.Recipe:
 
 def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
     """(the validator's images and pairs, the list as it is judged)."""
-    train, held = splits.training_faces(made)
-    (chosen,) = pair_lists.judged(made, train, held)
-    return world.validating(made, train, held)["v"], chosen
+    parts = Parts(made)
+    (chosen,) = parts.pairs
+    return parts.validators["v"], chosen
 
 
 def weights(seed: int) -> Tensors:
-    return {n: t.clone() for n, t in world.backbone(tiny(seed=seed)).shared().items()}
+    return {n: t.clone() for n, t in first_backbone(tiny(seed=seed)).shared().items()}
 
 
 # --- who holds what ---------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def test_the_halves_share_no_pair_and_make_up_the_list() -> None:
 def test_the_validators_accuracy_chooses_each_threshold_on_its_other_four_folds() -> None:
     made = recipe("first")
     (faces, pairs), _ = parts(made)
-    features = embed(world.backbone(made).module, faces)
+    features = embed(first_backbone(made).module, faces)
     cosines = score_pairs(features, pairs.left, pairs.right)
     validation: Any = made.build_method().validation  # type: ignore[attr-defined]
     score = validation.graded(cosines, pairs.same, pairs.fold)
@@ -119,7 +120,7 @@ def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_f
     half: str, judged: set[int]
 ) -> None:
     _, chosen = parts(recipe(half))
-    mine = Judge([chosen], world.backbone(tiny()))
+    mine = Verification([chosen], first_backbone(tiny()))
     found = mine.models([weights(0)])["unseen"]
     scores, same, fold = mine.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
     assert fold is not None
@@ -358,14 +359,13 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
     ):
         made = with_list(path=path, kind=kind)
         with pytest.raises(RecipeError, match=f"judge.lists.unseen: {said}"):
-            pair_lists.judged(made, *splits.training_faces(made))
+            _ = Parts(made).pairs
 
 
 def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:
     lists = {"more": {"kind": "balanced", "pairs": 15}}
     made = recipe("first", judge={"lists": lists})
-    train, held = splits.training_faces(made)
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of judge.lists.more \(s0-"):
-        world.validating(made, train, held)
+        _ = Parts(made).validators
     split = recipe("first", judge={"lists": lists}, validators={"w": {"half_of": "more"}})
-    assert set(world.validating(split, train, held)) == {"v", "w"}  # of both lists the other half is judged
+    assert set(Parts(split).validators) == {"v", "w"}  # of both lists the other half is judged

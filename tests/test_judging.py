@@ -14,22 +14,22 @@ from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import resample
-from coalface.evaluation.verification import Judge, VerificationPairs, keep_lists, read_lists, write_json
+from coalface.evaluation.verification import Verification, VerificationPairs, keep_lists, read_lists, write_json
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.parts import Parts, first_backbone
 
 
 def lists(**changes: Any) -> list[VerificationPairs]:
     recipe = tiny(**changes)
-    return pair_lists.judged(recipe, *splits.training_faces(recipe))
+    return Parts(recipe).pairs
 
 
-def judge(**changes: Any) -> Judge:
-    return Judge(lists(), world.backbone(tiny()), **changes)
+def judge(**changes: Any) -> Verification:
+    return Verification(lists(), first_backbone(tiny()), **changes)
 
 
 def weights(seed: int) -> Tensors:
-    return {n: t.clone() for n, t in world.backbone(tiny(seed=seed)).shared().items()}
+    return {n: t.clone() for n, t in first_backbone(tiny(seed=seed)).shared().items()}
 
 
 def naive_accuracy(scores: list[float], same: list[bool], fold: list[int]) -> float:
@@ -49,7 +49,7 @@ def test_the_scores_are_cosines_of_embeddings_made_one_by_one() -> None:
     mine = judge()
     mine.models([weights(0)])
     (chosen,) = mine.lists
-    module = world.backbone(tiny()).module.eval()
+    module = first_backbone(tiny()).module.eval()
 
     def embedding(place: int) -> torch.Tensor:
         pixels = torch.from_numpy(chosen.faces.take(np.array([place])).astype(np.float32))
@@ -84,10 +84,10 @@ def test_own_models_are_judged_by_party_up_to_the_most_wanted() -> None:
     mine = judge(most=2)
     own = {f"silo-{i}": weights(i) for i in range(3)}
     server = cast(Server, SimpleNamespace(own_models=lambda models: iter(own.items())))
-    figures = mine(server, Models(at_party=lambda: None))
+    figures = mine.evaluate_round(server, Models(at_party=lambda: None))
     assert list(mine.last_parties) == ["silo-0", "silo-1"]
     assert figures["unseen"]["eer"] == pytest.approx(np.mean([p["unseen"]["eer"] for p in mine.last_parties.values()]))
-    mine(server, Models(shared=weights(0)))
+    mine.evaluate_round(server, Models(shared=weights(0)))
     assert mine.last_parties == {}  # of the last judgement only
 
 
@@ -111,7 +111,7 @@ def test_a_headline_mask_leaves_pairs_out_of_the_curves() -> None:
     headline = ~chosen.pairs.same
     headline[np.flatnonzero(chosen.pairs.same)[:3]] = True
     pairs = type(chosen.pairs)("h", chosen.pairs.left, chosen.pairs.right, chosen.pairs.same, headline=headline)
-    mine = Judge([VerificationPairs("h", chosen.faces, pairs)], world.backbone(tiny()))
+    mine = Verification([VerificationPairs("h", chosen.faces, pairs)], first_backbone(tiny()))
     figures = mine.models([weights(0)])["h"]
     assert "accuracy" not in figures
     assert sum(mine.curves()["h"]["histogram"]["genuine"]) == int((headline & chosen.pairs.same).sum()) == 3
@@ -201,7 +201,7 @@ def test_the_hash_of_a_list_tells_who_is_looked_up(tmp_path: Path) -> None:
 
 def naive_hits(chosen: VerificationPairs, tensors: Tensors) -> list[bool]:
     """Whether the image of the gallery with the highest cosine is of the query's person, query by query."""
-    backbone = world.backbone(tiny())
+    backbone = first_backbone(tiny())
     backbone.load(tensors)
 
     def embedding(place: int) -> torch.Tensor:
@@ -226,7 +226,7 @@ def one_gallery() -> list[VerificationPairs]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rank_1_is_the_share_of_queries_whose_nearest_is_right(seed: int) -> None:
-    mine = Judge(one_gallery(), world.backbone(tiny()))
+    mine = Verification(one_gallery(), first_backbone(tiny()))
     figures = mine.models([weights(seed)])["unseen"]
     hits = naive_hits(mine.lists[0], weights(seed))
     assert mine.last_hits["unseen"][0].tolist() == hits and len(hits) == 12 and len(set(hits)) == 2
@@ -236,7 +236,7 @@ def test_rank_1_is_the_share_of_queries_whose_nearest_is_right(seed: int) -> Non
 
 
 def test_rank_1_of_several_models_is_their_mean() -> None:
-    mine = Judge(one_gallery(), world.backbone(tiny()))
+    mine = Verification(one_gallery(), first_backbone(tiny()))
     both = mine.models([weights(0), weights(1)])["unseen"]["rank-1"]
     hits = [sum(naive_hits(mine.lists[0], weights(seed))) for seed in (0, 1)]
     assert both == pytest.approx(100 * sum(hits) / 24)
@@ -248,7 +248,7 @@ def test_rank_1_of_several_models_is_their_mean() -> None:
 
 
 def test_the_evidence_says_each_figure_again_with_everybody_counted_once() -> None:
-    mine = Judge(one_gallery(), world.backbone(tiny()), fars=(0.1, 0.05))
+    mine = Verification(one_gallery(), first_backbone(tiny()), fars=(0.1, 0.05))
     figures = mine.models([weights(1)])["unseen"]
     (evidence,) = json.loads(json.dumps(mine.evidence()))["unseen"]
     identities = mine.lists[0].identities

@@ -23,7 +23,8 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import finished_model, membership
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts
 
 STRANGERS = SyntheticFaces(6, 4, 7, size=32, grey=True).generate()
 
@@ -33,7 +34,7 @@ def digest(content: bytes) -> int:
 
 
 def trained(run: Path) -> FaceSet:
-    return splits.training_faces(loader.load(run / "config.yaml"))[0]
+    return splits.split(loader.load(run / "config.yaml")).train
 
 
 def put(root: Path, faces: FaceSet, called: dict[str, str]) -> Path:
@@ -211,7 +212,7 @@ def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch:
     before = {"kind": "synthetic", "identities": 7, "images": 4, "first": 500}
     start = {"method": "centralized", "rounds": 1, "data": {"source": before}}
     out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1)
-    earlier = splits.training_faces(loader.pretraining(loader.load(out / "config.yaml")))[0].names
+    earlier = splits.split(loader.pretraining(loader.load(out / "config.yaml"))).train.names
     assert len(earlier) == 3 and all(name >= "s0-0000500" for name in earlier)
     found = membership.read(out)
     assert found is not None
@@ -227,8 +228,8 @@ def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("method", ["fedfr-uda", "source-only", "merge"])
 def test_people_whom_a_method_is_not_told_were_trained_on_all_the_same(method: str) -> None:
     recipe = two_domains({"method": method})
-    train, _ = splits.training_faces(recipe)
-    found = world.members(recipe, train, world.build_world(recipe.resolved()), None)
+    train = splits.split(recipe).train
+    found = Parts(recipe).members()
     assert found is not None
     wanted = [name for name in train.names if method != "source-only" or name.startswith("studio/")]
     assert found.names.tolist() == sorted(digest(name.partition("/")[2].encode()) for name in wanted)
@@ -240,8 +241,8 @@ def test_public_people_were_trained_on_by_all_parties(tmp_path: Path) -> None:
         "data": {"hold_out": 0, "private": {"identities": 6}, "partition": {"parties": 2}},
     }
     recipe = tinyruns.tiny(**changes)
-    train, _ = splits.training_faces(recipe)
-    found = world.members(recipe, train, world.build_world(recipe.resolved()), None)
+    train = splits.split(recipe).train
+    found = Parts(recipe).members()
     assert found is not None and len(train.names) == 6 and len(found.names) == 12
 
 

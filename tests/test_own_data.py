@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 
 from coalface.cli.main import app
 from coalface.engine.transport import Member, RunFailed
-from coalface.experiments import image_counts, preflight
+from coalface.experiments import preflight, status
 from coalface.experiments import run as experiment
+from coalface.experiments.experiment import MAX_SHARE, MAX_UPDATE_NORM, round_policy
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import party_world, sources, splits
+from coalface.experiments.setup import party_data, sources, splits
 from coalface.flower.app import project
 from coalface.flower.party import preflight as partychecking
 from coalface.flower.party import process
@@ -145,7 +146,7 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     else:
         at = parties / "silo-00" / "faces"
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
-    alone = party_world.party_world(made, "silo-00", tmp_path / "party.yaml")
+    alone = party_data.party_data(made, "silo-00", tmp_path / "party.yaml")
     others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
     both = sources.open_source(made, party_file.filled(made, others).data.source)
     assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
@@ -161,17 +162,17 @@ def test_rules_of_the_recipe_hold_at_each_party_alike_here_and_there(parties: Pa
         (tmp_path / "silo-00" / "faces" / "Cydonia" / f"Cydonia_{number:04d}.png").unlink()
     rules = {"min_images": 2, "test": {"images": 1}, "exclude": [str(_pairs(tmp_path))]}
     made = recipe(method="fedavg", data=rules)
-    alone = party_world.party_world(made, "silo-00", tmp_path / "silo-00" / "party.yaml")
+    alone = party_data.party_data(made, "silo-00", tmp_path / "silo-00" / "party.yaml")
     assert alone.members()["silo-00"].images == 3 and alone.data["silo-00"].names == (
         "silo-00/Adalind",
     )  # one is a test
     files = {"silo-00": party_file.read(tmp_path / "silo-00" / "party.yaml")}
     files["silo-01"] = party_file.read(parties / "silo-01" / "party.yaml")
     local = party_file.filled(made, files)
-    train, _ = splits.training_faces(local)
+    train = splits.split(local).train
     of_it = train.only([train.names.index("silo-00/Adalind")])
     np.testing.assert_array_equal(of_it.take(np.arange(3)), alone.data["silo-00"].take(np.arange(3)))
-    test = splits.testing(local)
+    test = splits.split(local).test
     assert test is not None and len(test) == 2  # of both who are called Adalind
 
 
@@ -183,7 +184,7 @@ def _pairs(folder: Path) -> Path:
 
 def test_a_party_of_whom_nothing_is_left_says_so(parties: Path) -> None:
     with pytest.raises(RecipeError, match=r"no image is left|silo-00: none of its people has data.min_images=9"):
-        party_world.party_world(recipe(data={"min_images": 9}), "silo-00", parties / "silo-00" / "party.yaml")
+        party_data.party_data(recipe(data={"min_images": 9}), "silo-00", parties / "silo-00" / "party.yaml")
     local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     few = picture_folders(parties / "few", ["Solo"], images=1)
     local = loader.parse(
@@ -200,7 +201,7 @@ def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -
     own = {"data": {"kind": "folder", "path": str(parties / "clinic" / "faces")}}
     own["pairs"] = {"kind": "lfw", "path": "pairs.txt"}
     (tmp_path / "party.yaml").write_text(yaml.safe_dump(own))
-    here = party_world.party_world(recipe(), "clinic", tmp_path / "party.yaml")
+    here = party_data.party_data(recipe(), "clinic", tmp_path / "party.yaml")
     assert len(here.pairs["clinic"]) == 4 and here.members()["clinic"].identities == 2
     assert not here.pairs.keys() - {"clinic"} and not len(here.data["silo-00"])
 
@@ -265,14 +266,14 @@ def test_a_wrong_file_is_told_at_the_party(party: str, text: str | None, said: s
     if text is not None:
         (tmp_path / "party.yaml").write_text(text)
     with pytest.raises((RecipeError, FileNotFoundError), match=said):
-        party_world.party_world(recipe(), party, None if text is None else tmp_path / "party.yaml")
+        party_data.party_data(recipe(), party, None if text is None else tmp_path / "party.yaml")
 
 
 def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tmp_path: Path) -> None:
     (tmp_path / "party.yaml").write_text("data: {kind: synthetic}")
     dealt = loader.parse({"data": {"size": 32, "partition": {"parties": 2}}})
     with pytest.raises(RecipeError, match="names images of silo-00's own, and this recipe would have others used"):
-        party_world.party_world(dealt, "silo-00", tmp_path / "party.yaml")
+        party_data.party_data(dealt, "silo-00", tmp_path / "party.yaml")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
         ({"data": {"source": {"parties": []}}}, "data.source.parties: each party brings images of its own"),
         ({"data": {"source": {"parties": ["a", "A"]}}}, "two of them have one name"),
         ({"data": {"source": {"parties": ["../a"]}}}, "data.source.parties.0: '../a' cannot be the name"),
-        ({"data": {"source": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer is called so"),
+        ({"data": {"source": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer already has"),
         ({"data": {"source": {"parts": {"silo-9": {}}}}}, "'silo-9' is not known; did you mean 'silo-0"),
         ({"data": {"hold_out": 4}}, "data.hold_out: .* nobody can set people of all parties aside"),
         ({"data": {"private": {"identities": 2}}}, "data.private: .* each party trains on its own"),
@@ -314,7 +315,7 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
         project.new(tmp_path / "project", path)
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
-        party_world.party_world(filled, "silo-00", parties / "silo-00" / "party.yaml")
+        party_data.party_data(filled, "silo-00", parties / "silo-00" / "party.yaml")
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def test_a_party_is_told_what_is_found_before_it_starts(parties: Path, tmp_path:
     assert "shorter sides of 32 to 32 pixels, of 10 images looked at" in lines
     assert "10 of those are smaller than the recipe's 48 pixels" in lines
     assert "the server is told: silo-00, trainer, 8 images, 2 identities; no name and no image" in lines
-    assert party_world.party_world(loader.load(path), "silo-00", file).members()["silo-00"].images == 8
+    assert party_data.party_data(loader.load(path), "silo-00", file).members()["silo-00"].images == 8
     (faces / "Adalind" / "Adalind_0001.png").write_bytes(b"no image")
     status, lines = told(file)
     assert status == 1 and "Adalind_0001.png" in lines and "the server is told" not in lines
@@ -467,12 +468,12 @@ def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_p
 def test_what_a_party_says_it_has_is_shown_and_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
     local = party_file.filled(loader.load(path), party_file.read_all(parties / "own.yaml"))
-    assert experiment.round_policy(local).max_share == experiment.MAX_SHARE
-    assert experiment.round_policy(local).max_update_norm == experiment.MAX_UPDATE_NORM == 5
-    assert experiment.round_policy(loader.parse({})).max_share is None
-    assert experiment.round_policy(loader.parse({})).max_update_norm == 30
-    assert experiment.round_policy(loader.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
-    said = image_counts.lines({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
+    assert round_policy(local).max_share == MAX_SHARE
+    assert round_policy(local).max_update_norm == MAX_UPDATE_NORM == 5
+    assert round_policy(loader.parse({})).max_share is None
+    assert round_policy(loader.parse({})).max_update_norm == 30
+    assert round_policy(loader.parse({"engine": {"max_share": 0.3}})).max_share == 0.3
+    said = status.image_counts({n: Member("trainer", i, 2) for n, i in {"a": 1, "b": 1, "c": 98}.items()}, 0.5)
     assert said[2] == "c trainer 98 images of 2 identities, 98 % of all"
     assert len(said) == 4 and "c has 98 % of all" in said[3] and "engine.max_share" in said[3]
-    assert len(image_counts.lines({n: Member("trainer", 5, 2) for n in "abc"}, 0.5)) == 3
+    assert len(status.image_counts({n: Member("trainer", 5, 2) for n in "abc"}, 0.5)) == 3

@@ -20,7 +20,8 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import party_world, splits, world
+from coalface.experiments.setup import party_data, splits
+from coalface.experiments.setup.parts import Parts
 from coalface.flower.party import preflight as partychecking
 from coalface.methods.fedfr_joint import FedFRJoint, State
 
@@ -103,7 +104,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     made = recipe(method="fedavg")
     assert loader.pretraining(made).data.source.first == 500
-    here = party_world.party_world(made, "silo-00", parties / "silo-00" / "party.yaml")
+    here = party_data.party_data(made, "silo-00", parties / "silo-00" / "party.yaml")
     assert here.public is None and len(here.data["silo-00"]) == 12
 
 
@@ -127,7 +128,7 @@ def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_
 
 
 def test_a_digest_tells_people_and_their_numbers_apart_and_not_which_image_is_which() -> None:
-    faces = splits.public_faces(recipe())
+    faces = Parts(recipe()).public
     assert faces is not None
     assert faces.who() == faces.select(range(len(faces))[::-1]).who()  # type: ignore[arg-type]
     others = [faces.only([1, 0, 2, 3, 4]), faces.only([0, 1, 2, 3]), faces.select(range(1, len(faces)))]  # type: ignore[arg-type]
@@ -141,7 +142,7 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Pa
     exclude, source = listing(tmp_path, "Berta", "Dagny"), pictures(tmp_path / "public")
     for wanted in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
         made = recipe(data={"public": source, "exclude": wanted})
-        public, inner = splits.public_faces(made), splits.training_faces(loader.pretraining(made))[0]
+        public, inner = Parts(made).public, splits.split(loader.pretraining(made)).train
         assert public is not None and public.names == inner.names and public.labels.tolist() == inner.labels.tolist()
         left_out = wanted and wanted != {"silo-00": [exclude]}
         assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
@@ -178,14 +179,14 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
     source = pictures(tmp_path / "public")
     (tmp_path / "public" / "Berta" / "Berta_0001.png").unlink()
     made = recipe(data={"public": source, "min_images": 4})
-    public = splits.public_faces(made)
+    public = Parts(made).public
     assert public is not None and public.names == ("Ada", "Clara")
     for changes, said in (
         ({"min_images": 5}, "data.public: none of its people has data.min_images=5"),
         ({"public": {**source, "path": str(tmp_path / "nowhere")}}, "data.public: .*nowhere"),
         ({"exclude": [str(tmp_path / "none.txt")]}, "data.exclude: .*none.txt is not there"),
     ):
-        for find in (splits.public_faces, lambda recipe: splits.training_faces(loader.pretraining(recipe))):
+        for find in (lambda recipe: Parts(recipe).public, lambda recipe: splits.split(loader.pretraining(recipe))):
             with pytest.raises(RecipeError, match=said):
                 find(loader.parse(loader.merged(made.model_dump(mode="json"), {"data": changes})))
 
@@ -200,7 +201,7 @@ def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_pat
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
     found = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
     assert not found.faults and "public people: 20 images of 5 identities" in found.told[-1]
-    assert world.build_world(recipe().resolved(), played=()).public is not None
+    assert Parts(recipe(), played=()).data.public is not None
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import LOSS
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of
 
@@ -101,7 +101,7 @@ def test_one_recipe_says_for_every_method_over_how_many_processes(
 ) -> None:
     made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
     assert preflight.check(made)
-    assert world.numerics(made).shards == ({"pooled": 8} if method == "centralized" else silos)
+    assert Parts(made).numerics().shards == ({"pooled": 8} if method == "centralized" else silos)
     if method == "centralized":
         assert made.engine.shards == silos | {"pooled": 8}
 

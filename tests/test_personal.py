@@ -24,10 +24,11 @@ from coalface.data.faceset import FaceSet
 from coalface.evaluation import personalised
 from coalface.evaluation.metrics.personalised import OverClients, judge_client, over_clients
 from coalface.experiments import run as experiment
+from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import Personalised
 from coalface.experiments.report import page
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.models import BACKBONES
 
@@ -52,16 +53,16 @@ class Hand:
     """Embeddings by a network of the recipe's, and the protocols on them."""
 
     def __init__(self, made: Recipe) -> None:
-        self.recipe, train, test = made, splits.training_faces(made)[0], splits.testing(made)
+        self.recipe, test = made, splits.split(made).test
         assert test is not None
         self.test: FaceSet = test
-        self.clients = world.clients(made, train)
-        self.start = world.backbone(made).module.state_dict()
+        self.clients = Parts(made).clients
+        self.start = first_backbone(made).module.state_dict()
         self.whose = {name: party for party, own in self.clients.items() for name in own.names}
 
     def unit(self, model: Tensors, faces: FaceSet) -> NDArray[np.float32]:
         """(n, d), mapped by Π where the model has one."""
-        module = world.backbone(self.recipe).module
+        module = first_backbone(self.recipe).module
         module.load_state_dict({**self.start, **{n: t for n, t in model.items() if not n.startswith("branch.")}})
         with torch.no_grad():
             rows = module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
@@ -102,7 +103,7 @@ class Hand:
 def own_models(folder: Path, made: Recipe, *, branch: bool) -> dict[str, Tensors]:
     """What the clients of a run keep."""
     found = {}
-    for party in sorted(world.clients(made, splits.training_faces(made)[0])):
+    for party in sorted(Parts(made).clients):
         own = naive.kept(folder, party, Own)
         found[party] = {**own.model, **own.kept}
         if branch:
@@ -165,17 +166,19 @@ def test_a_pooled_run_is_judged_for_the_clients_of_the_partition(tmp_path: Path)
 
 def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, Tensors], made: Recipe) -> Any:
     """By the judge itself, with models that no run left."""
-    here = world.build_world(made.resolved())
+    here = Parts(made).data
     first = here.backbone.shared()
-    wanted = Personalised(fars=(0.1, 0.5), fpirs=(0.25,))
+    settings = dict(sections.Personalised(fars=(0.1, 0.5), fpirs=(0.25,)))
     server: Any = SimpleNamespace(personal=lambda _: iter(models.items()))
-    return personalised.judge(server, Models(shared=first), here, clients, test, first, **dict(wanted))
+    evaluator = personalised.Personalised(here, clients, test, **settings)
+    assert evaluator.evaluate_start(first) == {}
+    return evaluator.evaluate(server, Models(shared=first))["personalised"]
 
 
 def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() -> None:
     made = recipe(**JUDGED)
     hand = Hand(made)
-    model = {name: tensor + 0.01 for name, tensor in world.backbone(made).shared().items()}
+    model = {name: tensor + 0.01 for name, tensor in first_backbone(made).shared().items()}
     theirs = [i for i, label in enumerate(hand.test.labels) if hand.whose[hand.test.names[label]] != "silo-01"]
     hand.test = hand.test.select(np.array(theirs))
     assert personalised.tested(hand.clients, hand.test) == ["silo-00", "silo-02"]
@@ -189,7 +192,7 @@ def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() ->
 def test_test_images_of_people_who_are_nobodys_are_left_out() -> None:
     made = recipe(**JUDGED)
     hand = Hand(made)
-    others = splits.public_faces(made)
+    others = Parts(made).public
     assert others is not None
     strange = hand.test.beside(others)
     assert judged(hand.clients, strange, {}, made) == judged(hand.clients, hand.test, {}, made)

@@ -12,7 +12,7 @@ from torch import nn
 from coalface.experiments import plan as planning
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods import METHODS
 from coalface.models import Backbone
 
@@ -26,7 +26,7 @@ class Nothing(nn.Identity):
 def plan(**changes: object) -> planning.Plan:
     recipe = tiny(**changes)
     names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pooled else 2)]
-    network = world.backbone(recipe)
+    network = first_backbone(recipe)
     return planning.plan(recipe.build_method(), {"trainer": names}, network)
 
 
@@ -88,7 +88,7 @@ def test_posts_components_and_own_messages_are_followed() -> None:
 
 def test_a_sample_counts_the_parties_of_a_round() -> None:
     recipe = tiny(data={"partition": {"kind": "one-identity"}}, methods={"fedavg": {"sample": 3}})
-    assert preflight.party_count(recipe) == 8
+    assert len(preflight.check(recipe)) == 8
     assert preflight.plan(recipe).parties == {"train": 3}
     text = preflight.describe(recipe)
     assert "fedavg over 8 parties (3 a round), 2 rounds, seed 0" in text
@@ -171,7 +171,7 @@ def test_a_dry_run_wants_the_data_root_and_decodes_nothing(folders: Path, monkey
 def test_a_dry_run_deals_and_judges_as_a_run_does(method: str, folders: Path) -> None:
     recipe = tiny(method=method, **OF_FOLDER)
     dryly = preflight.check(recipe)
-    really = world.build_world(recipe.resolved()).data
+    really = Parts(recipe).data.data
     assert {n: (f.names, len(f)) for n, f in dryly.items()} == {n: (f.names, len(f)) for n, f in really.items()}
 
 

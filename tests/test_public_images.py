@@ -18,7 +18,8 @@ from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import FedFRJoint, State
 
 SHARED: dict[str, Any] = {
@@ -80,8 +81,8 @@ def own_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_fa
 
 def test_public_private_and_judged_people_are_apart() -> None:
     made = recipe(data={"test": {"images": 2}})
-    here, (train, held) = world.build_world(made.resolved()), splits.training_faces(made)
-    public, test = here.public, splits.testing(made)
+    here, train, held = Parts(made).data, splits.split(made).train, splits.split(made).held
+    public, test = here.public, splits.split(made).test
     assert public is not None and test is not None
     names = [set(public.names), set(train.names), set(held.names)]
     assert [len(each) for each in names] == [6, 6, 2] and len(set.union(*names)) == 14
@@ -94,30 +95,30 @@ def test_public_private_and_judged_people_are_apart() -> None:
 
 def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:
     for made in (recipe(), recipe(seed=3), recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4})):
-        public, inner = splits.public_faces(made), splits.training_faces(loader.pretraining(made))[0]
+        public, inner = Parts(made).public, splits.split(loader.pretraining(made)).train
         assert public is not None and public.names == inner.names
         assert rows(public) == rows(inner) and public.labels.tolist() == inner.labels.tolist()
-    assert rows(splits.public_faces(recipe(seed=3))) == rows(splits.public_faces(recipe()))  # whatever the seed
+    assert rows(Parts(recipe(seed=3)).public) == rows(Parts(recipe()).public)  # whatever the seed
 
 
 def test_other_methods_hold_none() -> None:
     made = recipe(method="fedavg")
-    assert splits.public_faces(made) is None and world.build_world(made.resolved()).public is None
+    assert Parts(made).public is None and Parts(made).data.public is None
 
 
 def test_a_pooled_upper_bound_has_the_same_test_images() -> None:
     """Public people are nobody's clients: all their images are trained on, and none of them is a test image."""
     test = {"test": {"images": 2}}
     apart, both = recipe(data=test), recipe(method="centralized", pretrain=None, data={**test, "side": "both"})
-    private, bound = splits.testing(apart), splits.testing(both)
+    private, bound = splits.split(apart).test, splits.split(both).test
     assert sorted(rows(private)) == sorted(rows(bound))
     assert private is not None and bound is not None
     shown = [{faces.names[label] for label in faces.labels} for faces in (private, bound)]
     assert shown[0] == shown[1] and len(shown[0]) == 6
-    train, public = splits.training_faces(both)[0], splits.public_faces(apart)
-    assert sorted(rows(train)) == sorted(rows(splits.training_faces(apart)[0]) + rows(public))
-    clients = {name: sorted(faces.names) for name, faces in world.clients(both, train).items()}
-    assert clients == {name: sorted(f.names) for name, f in world.build_world(apart.resolved()).data.items()}
+    train, public = splits.split(both).train, Parts(apart).public
+    assert sorted(rows(train)) == sorted(rows(splits.split(apart).train) + rows(public))
+    clients = {name: sorted(faces.names) for name, faces in Parts(both).clients.items()}
+    assert clients == {name: sorted(f.names) for name, f in Parts(apart).data.data.items()}
 
 
 # --- what the pre-training hands on -----------------------------------------------------------------------------------
@@ -139,20 +140,11 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
     assert not (tmp_path / "one" / model_folder.CLASSIFIER).exists()
     assert not (kept() / "model" / model_folder.CLASSIFIER).exists()
 
-    # A pre-training by a version that left none goes on from its checkpoint, and leaves them.
-    data = (kept() / model_folder.CLASSIFIER).read_bytes()
-    place = kept()
-    (place / model_folder.CLASSIFIER).unlink()
-    again, later = handed_on(recipe(), tmp_path / "two", monkeypatch)
-    assert (place / model_folder.CLASSIFIER).read_bytes() == data and again.classifier.equal(state.classifier)
-    assert tinyruns.model_bytes(tmp_path / "one") == tinyruns.model_bytes(tmp_path / "two")
-    assert not any("pre-training in" in note for note in later.notes)
-
 
 def test_other_people_are_another_pretraining() -> None:
     """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
     made = [recipe(), recipe(data={"private": {"identities": 5}})]
-    assert splits.content(loader.pretraining(made[0])) != splits.content(loader.pretraining(made[1]))
+    assert Parts(loader.pretraining(made[0])).content != Parts(loader.pretraining(made[1])).content
 
 
 def test_without_a_pretraining_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +198,7 @@ def test_the_command_counts_the_class_embeddings(tmp_path: Path) -> None:
     out = tmp_path / "run"
     experiment.run(recipe(), out, Silent(), report=False)
     told = json.loads((out / "summary.json").read_text())
-    size = world.backbone(recipe()).embedding_size
+    size = first_backbone(recipe()).embedding_size
     sent = {(m["field"], m["direction"]): m["bytes"] for m in told["messages"]}
     assert sent["classifier", "down"] == sent["classifier", "up"] == 6 * size * 4
     assert {m["field"] for m in told["messages"] if m["direction"] == "up"} == {

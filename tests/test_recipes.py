@@ -53,7 +53,7 @@ def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
     recipe = loader.load(root / "recipes" / "lfw" / "silos.yaml")
     if why := absent(recipe):
         pytest.skip(why)
-    train, _ = splits.training_faces(recipe, unseen)
+    train, _ = splits.split(recipe, unseen)
     page = " ".join((root / "docs" / "results" / "lfw-silos.md").read_text(encoding="utf-8").split())
     assert f"Training: the {len(train.names):,} identities" in page and f" {len(train):,} images, dealt" in page
 

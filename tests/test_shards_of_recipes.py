@@ -19,7 +19,8 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup import machine
+from coalface.experiments.setup.parts import Parts
 from coalface.models import Backbone
 
 
@@ -84,7 +85,7 @@ class Exact:
     recipe: str
 
     def __call__(self) -> FederatedData:
-        made = world.build_world(json.loads(self.recipe))
+        made = Parts(loader.parse(json.loads(self.recipe))).data
         compute = dataclasses.replace(made.compute, dtype=torch.float64)
         return dataclasses.replace(
             made, backbone=Backbone(made.backbone.module.double(), made.backbone.policy), compute=compute
@@ -95,7 +96,7 @@ def exactly(folder: Path, **changes: Any) -> worlds.Ran:
     """The tiny recipe's rounds in float64."""
     recipe = tinyruns.tiny(**changes)
     build = Exact(json.dumps(recipe.resolved()))
-    return worlds.run(recipe.build_method(), folder, build, numerics=world.numerics(recipe))
+    return worlds.run(recipe.build_method(), folder, build, numerics=Parts(recipe).numerics())
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -136,7 +137,7 @@ def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int]
     shards = PARTS | {"v": 2}
     recipe = tinyruns.tiny(method=method, engine={"shards": shards}, data={"party_augment": augmented}, **V)
     assert preflight.check(recipe)
-    assert world.numerics(recipe).shards == used
+    assert Parts(recipe).numerics().shards == used
 
 
 @pytest.mark.parametrize("method", ["centralized", "fedavg", "fedavg-fv"])
@@ -172,10 +173,10 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
     for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
         recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}, "device": "meta"}, **V)
-        world.check_shards(recipe, world.deal(recipe, splits.training_faces(recipe)[0]))
+        machine.check_shards(Parts(recipe))
     recipe = tinyruns.tiny(method="centralized", engine={"shards": {"pooled": 2}, "device": "meta"})
     with pytest.raises(RecipeError, match=r"engine.shards.pooled: 2 processes take .*'meta'"):
-        world.check_shards(recipe, world.deal(recipe, splits.training_faces(recipe)[0]))
+        machine.check_shards(Parts(recipe))
 
 
 def test_a_name_that_could_be_two_parties_is_refused() -> None:
@@ -193,6 +194,6 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"shards": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert preflight.check(recipe) and world.numerics(loader.pretraining(recipe)).shards == {"pooled": 2}
+    assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().shards == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain: engine.shards: the party: 'poold' .*'pooled'"):
         preflight.check(loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))

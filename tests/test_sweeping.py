@@ -14,7 +14,7 @@ from tinyruns import Silent
 
 from coalface.engine.transport import RunFailed
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import grid as gridding
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep import table as tabulating
@@ -141,10 +141,9 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
 def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
     from coalface.experiments.compare import bootstrap_of, paired
     from coalface.experiments.recipe import loader
-    from coalface.experiments.setup import pair_lists
 
     mine = loader.load(swept / "tiny.yaml")
-    (chosen,) = pair_lists.judged(mine, *splits.training_faces(mine))
+    (chosen,) = Parts(mine).pairs
     sides = [
         [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
         for method in ("fedavg", "solo")

@@ -21,7 +21,7 @@ from coalface.engine.party.commits import Commit
 from coalface.evaluation.metrics.paired import resample
 from coalface.experiments.compare import bootstrap_of, intervals
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import table as tabulating
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.run import read_cells, sweep
@@ -84,7 +84,7 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
     points: dict[str, float] = {}
     for seed in (0, 1):
         mine = loader.load(swept / "tiny.yaml", [f"seed={seed}"])
-        lists = {one.name: one for one in pair_lists.judged(mine, *splits.training_faces(mine))}
+        lists = {one.name: one for one in Parts(mine).pairs}
         bootstrap = bootstrap_of(lists[name].identities)
         for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
             (evidence,) = of(swept, method)[seed]["evidence"][name]
@@ -136,7 +136,7 @@ def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
     mine = loader.load(folder / "config.yaml")
-    truth = world.truth(mine, splits.training_faces(mine)[0])
+    truth = Parts(mine).truth
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
         own = wire.unpack(Commit.open(path).states()["Own"], Own)

@@ -12,7 +12,7 @@ from coalface.core.checks import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts
 
 
 def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:
@@ -60,8 +60,7 @@ def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     common = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
     refused = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": 64})
     with pytest.raises(RecipeError, match=r"engine.cohorts: engine.updates narrows .*; set engine.cohorts=0, or auto"):
-        world.client_batch(refused, world.build_world(refused.resolved()))
+        _ = Parts(refused).client_batch
     without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
-    here = world.build_world(without.resolved())
-    assert world.client_batch(without, here) == 0 and world.numerics(without).updates == "int8"
-    assert world.client_batch(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}})), here) == 256
+    assert Parts(without).client_batch == 0 and Parts(without).numerics().updates == "int8"
+    assert Parts(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}}))).client_batch == 256

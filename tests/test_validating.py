@@ -21,7 +21,8 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup import splits
+from coalface.experiments.setup.parts import Parts
 
 TWO: dict[str, Any] = {
     "data": {"source": {"identities": 20}},
@@ -34,7 +35,7 @@ def recipe(method: str = "fedavg-fv", **changes: Any) -> schema.Recipe:
 
 
 def validating(made: schema.Recipe) -> dict[str, tuple[Any, PairList]]:
-    return world.validating(made, *splits.training_faces(made))
+    return Parts(made).validators
 
 
 def people(faces: Any) -> set[str]:
@@ -50,8 +51,9 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
     for method in ("fedavg-fv", "pfm-fv", "fedavg", "solo", "centralized"):
         for seed in (0, 1):
             made = recipe(method, seed=seed)
-            train, held = splits.training_faces(made)
-            (judged,) = pair_lists.judged(made, train, held)
+            parts = Parts(made)
+            train = parts.split.train
+            (judged,) = parts.pairs
             everybody = [set(train.names), people(judged.faces), *held_by.values()]
             assert [len(names) for names in everybody] == [9, 4, 4, 3]
             assert set.union(*everybody) == set(SyntheticFaces(20, 4, 0).names)  # so no two share anybody
@@ -59,14 +61,11 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
 
 
 def test_a_method_without_validators_trains_on_the_same_people_and_gives_the_same_silos() -> None:
-    silos = [
-        {n: f.names for n, f in world.deal(made, splits.training_faces(made)[0]).items()}
-        for made in (recipe("fedavg-fv"), recipe("fedavg"))
-    ]
+    silos = [{n: f.names for n, f in Parts(made).trainers.items()} for made in (recipe("fedavg-fv"), recipe("fedavg"))]
     assert silos[0] == silos[1]
-    built = world.build_world(recipe("fedavg").resolved())
+    built = Parts(recipe("fedavg")).data
     assert sorted(built.data) == ["silo-00", "silo-01"] and not built.pairs and not built.roles
-    built = world.build_world(recipe("fedavg-fv").resolved())
+    built = Parts(recipe("fedavg-fv")).data
     assert sorted(built.data) == ["silo-00", "silo-01", "v", "w"]
     assert built.roles == {"v": "validator", "w": "validator"} and set(built.pairs) == {"v", "w"}
 
@@ -86,7 +85,7 @@ def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
 
 def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
     made = recipe(pretrain={"method": "centralized", "rounds": 1})
-    before, now = (set(splits.training_faces(r)[0].names) for r in (loader.pretraining(made), made))
+    before, now = (set(splits.split(r).train.names) for r in (loader.pretraining(made), made))
     assert before == now and len(before) == 9
     split = {"half_split": "first", "validators": {"v": {"half_of": "unseen", "identities": None, "pairs": 3000}}}
     halves = [recipe(pretrain={"method": "fedavg"}, **split | {"half_split": h}) for h in ("first", "second")]
@@ -134,13 +133,13 @@ def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["silo-00", "silo-01"])
 def test_a_validator_is_not_called_as_a_trainer(name: str) -> None:
     made = recipe(validators={name: {"identities": 3, "pairs": 10}})
-    with pytest.raises(RecipeError, match=f"validators.{name}: a trainer is called so as well; give the validator"):
-        world.build_world(made.resolved())
+    with pytest.raises(RecipeError, match=f"validators.{name}: a trainer already has this name; rename the validator"):
+        _ = Parts(made).data
 
 
 def test_more_people_than_there_are_is_said_by_name() -> None:
     with pytest.raises(RecipeError, match="validators.w.identities: holding out 12 of 12 identities leaves one side"):
-        splits.training_faces(recipe(validators={"w": {"identities": 12}}))
+        splits.split(recipe(validators={"w": {"identities": 12}}))
     with pytest.raises(RecipeError, match=r"validators.v: .* genuine pairs, and 100 are wanted"):
         validating(recipe(validators={"v": {"pairs": 100}}))
 
@@ -269,8 +268,8 @@ AUGMENTS = {"silo-00": {"flip": False, "crop": 3}, "silo-02": {"flip": True, "co
 def test_a_pooled_image_is_changed_as_at_its_silo(partition: dict[str, Any]) -> None:
     data = {"partition": partition, "party_augment": AUGMENTS, "augment": {"flip": True}}
     tree = {"data": loader.merged(TWO["data"], data)}
-    pooled = world.build_world(tiny(method="centralized", **tree).resolved())
-    silos = world.build_world(tiny(method="fedavg", **tree).resolved())
+    pooled = Parts(tiny(method="centralized", **tree)).data
+    silos = Parts(tiny(method="fedavg", **tree)).data
     mine = pooled.data["pooled"]
     index, rng = np.random.default_rng(3).permutation(len(mine)), np.random.default_rng(4)
     draws = np.random.default_rng(4).random((len(mine), DRAWS))
@@ -300,14 +299,14 @@ def test_silos_by_domain_and_split_further_have_their_own_changes_pooled_too(spl
         "augment": {"flip": False},
     }
     data["party_augment"] = {names[-1]: {"flip": True}}
-    silos = world.build_world(tiny(method="fedavg", data=data).resolved())
+    silos = Parts(tiny(method="fedavg", data=data)).data
     assert sorted(silos.data) == names
     sizes = {name: len(set(silo.labels.tolist())) for name, silo in silos.data.items()}
     assert sum(sizes.values()) == 16
     for domain in ("night", "studio"):
         of_domain = [n for name, n in sizes.items() if name.startswith(domain)]
         assert max(of_domain) - min(of_domain) <= 1
-    pooled = world.build_world(tiny(method="centralized", data=data).resolved())
+    pooled = Parts(tiny(method="centralized", data=data)).data
     mine = pooled.data["pooled"]
     flipped = set(silos.data[names[-1]].rows.tolist())
     images, _ = pooled.compute.batch(mine, np.arange(len(mine)), np.random.default_rng(0))
@@ -320,17 +319,17 @@ def test_silos_by_domain_and_split_further_have_their_own_changes_pooled_too(spl
 def test_a_pooled_run_knows_the_names_of_its_silos() -> None:
     made = tiny(method="centralized", data={"party_augment": {"silo-09": {"flip": False}}})
     with pytest.raises(RecipeError, match="data.party_augment: 'silo-09' is not known; did you mean 'silo-0"):
-        world.build_world(made.resolved())
+        _ = Parts(made).data
 
 
 def test_a_pooled_pretraining_changes_images_as_their_silos_do() -> None:
     data = {"partition": {"kind": "shares", "shares": {"a": 0.7, "b": 0.3}, "parties": 2}}
     data["party_augment"] = {"b": {"crop": 4}}
     made = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
-    built = world.build_world(loader.pretraining(made).resolved())
+    built = Parts(loader.pretraining(made)).data
     assert built.compute.by_domain == (Augment(), Augment(flip=True, crop=4))
 
 
 def test_without_changes_of_ones_own_a_pooled_run_is_what_it_was() -> None:
-    built = world.build_world(tiny(method="centralized").resolved())
+    built = Parts(tiny(method="centralized")).data
     assert built.compute.by_domain == () and built.augment == {}

@@ -25,7 +25,7 @@ from coalface.evaluation.metrics.verification import ten_fold_accuracy
 from coalface.experiments import provenance, weighting_grid
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods import fedavg
 from coalface.models.embedding import embed
 
@@ -75,8 +75,8 @@ def last_line(run: Path) -> dict[str, Any]:
 def test_every_point_is_the_score_of_a_mean_by_hand(three: Path) -> None:
     grid = weighting_grid.build(three, steps=2)
     recipe = loader.load(three / "config.yaml")
-    backbone, models = world.backbone(recipe), replies(three)
-    everyone = world.build_world(recipe.resolved())
+    backbone, models = first_backbone(recipe), replies(three)
+    everyone = Parts(recipe).data
     for point in (*grid.points, *grid.marks):
         mean = {}
         for name, first in models["silo-00"].items():

@@ -13,7 +13,8 @@ from coalface.data.readers.pack import write_pack
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup import machine, splits
+from coalface.experiments.setup.parts import Parts, first_backbone
 
 PEOPLE = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
 
@@ -42,7 +43,8 @@ def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> sche
 
 
 def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
-    train, held = splits.training_faces(tiny())
+    parts = Parts(tiny())
+    train, held = parts.split.train, parts.split.held
     assert len(train.names) == 8 and len(held.names) == 4
     assert set(train.names) | set(held.names) == set(SyntheticFaces(12, 4, 0).names)
     assert not set(train.names) & set(held.names)
@@ -52,8 +54,8 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
     shas = set()
     for seed in (0, 1):
         recipe = tiny(seed=seed)
-        train, held = splits.training_faces(recipe)
-        (chosen,) = pair_lists.judged(recipe, train, held)
+        parts = Parts(recipe)
+        (chosen,) = parts.pairs
         shas.add(chosen.identities.sha256)
     assert len(shas) == 1
 
@@ -61,7 +63,7 @@ def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() ->
 def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
     def dealt(**changes: Any) -> dict[str, tuple[str, ...]]:
         recipe = tiny(**changes)
-        return {name: faces.names for name, faces in world.deal(recipe, splits.training_faces(recipe)[0]).items()}
+        return {name: faces.names for name, faces in Parts(recipe).trainers.items()}
 
     assert dealt() == dealt() != dealt(seed=1)
     fixed = {"partition": {"seed": 5}}
@@ -69,7 +71,7 @@ def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
 
 
 def test_max_identities_takes_so_many() -> None:
-    train, _ = splits.training_faces(tiny(data={"max_identities": 3}))
+    train = splits.split(tiny(data={"max_identities": 3})).train
     assert len(train.names) == 3
 
 
@@ -88,40 +90,39 @@ def test_max_identities_takes_so_many() -> None:
 )
 def test_the_parties_of_every_partition(changes: dict[str, Any], names: list[str]) -> None:
     recipe = tiny(**changes)
-    train, _ = splits.training_faces(recipe)
-    dealt = world.deal(recipe, train)
+    dealt = Parts(recipe).trainers
     assert sorted(dealt) == names
-    assert sum(len(faces) for faces in dealt.values()) == len(train)
+    assert sum(len(faces) for faces in dealt.values()) == len(splits.split(recipe).train)
 
 
 def test_excluded_identities_are_not_trained_on(root: Path) -> None:
-    train, _ = splits.training_faces(on_folder(root, exclude=["pairs.txt"]))
+    train = splits.split(on_folder(root, exclude=["pairs.txt"])).train
     assert train.names == ("Cyd", "Dan", "Eve", "Fay")
 
 
 def test_identities_with_few_images_are_left_out(root: Path) -> None:
     for number in (2, 3, 4):
         (root / "people" / "Dan" / f"Dan_{number:04d}.png").unlink()
-    assert "Dan" not in splits.training_faces(on_folder(root))[0].names
-    assert "Dan" in splits.training_faces(on_folder(root, min_images=1))[0].names
+    assert "Dan" not in splits.split(on_folder(root)).train.names
+    assert "Dan" in splits.split(on_folder(root, min_images=1)).train.names
 
 
 def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
     with pytest.raises(RecipeError, match="no image is left to train on: lower data.min_images"):
-        splits.training_faces(on_folder(root, min_images=5))
+        splits.split(on_folder(root, min_images=5))
 
 
 def test_a_folder_needs_a_path() -> None:
     with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
-        splits.training_faces(loader.parse({"data": {"source": {"kind": "folder"}}}))
+        splits.split(loader.parse({"data": {"source": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
     write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
     recipe = on_folder(root, source={"kind": "pack", "path": "people.pack"})
-    assert splits.training_faces(recipe)[0].names == tuple(PEOPLE)
+    assert splits.split(recipe).train.names == tuple(PEOPLE)
     with pytest.raises(RecipeError, match="holds images of 32×32×1, the recipe wants 64×64×1: set data.size"):
-        splits.training_faces(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
+        splits.split(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
 
 
 @pytest.mark.parametrize("name", ["b\udcff", "a\tb"])
@@ -132,58 +133,57 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
     own = {"kind": "own", "parties": ["a"], "parts": {"a": source}}
     for kind in (source, own):
         with pytest.raises(ValueError, match=r"people\.pack, identity .* is no plain name"):
-            splits.training_faces(on_folder(root, source=kind, partition={}))
+            splits.split(on_folder(root, source=kind, partition={}))
 
 
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     recipe = loader.parse(loader.merged(tree, {"judge": {"lists": lists}}))
-    train, held = splits.training_faces(recipe)
+    parts = Parts(recipe)
     said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
     with pytest.raises(RecipeError, match=said):
-        pair_lists.judged(recipe, train, held)
+        _ = parts.pairs
     recipe = loader.parse(loader.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
-    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
+    (chosen,) = Parts(recipe).pairs
     assert chosen.pairs.same.tolist() == [True, False]
     whole = "{0}/Ann/Ann_0001 {0}/Ann/Ann_0002 1\n{0}/Ann/Ann_0002 {0}/Bob/Bob_0001 0\n".format(root / "people")
     (root / "whole.txt").write_text(whole)
     tree = loader.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
-    (absolute,) = pair_lists.judged(loader.parse(tree), *splits.training_faces(recipe))
+    (absolute,) = Parts(loader.parse(tree)).pairs
     assert absolute.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:
     recipe = tiny(data={"hold_out": 0})
     with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
-        pair_lists.judged(recipe, *splits.training_faces(recipe))
+        _ = Parts(recipe).pairs
     recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
     with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
-        pair_lists.judged(recipe, *splits.training_faces(recipe))
+        _ = Parts(recipe).pairs
 
 
 def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
     recipe = joined(root, exclude={"people": ["pairs.txt"]})
-    train, _ = splits.training_faces(recipe)
-    dealt = world.deal(recipe, train)
+    dealt = Parts(recipe).trainers
     assert list(dealt) == ["made", "people"]
     assert dealt["people"].names == ("people/Cyd", "people/Dan", "people/Eve", "people/Fay")
     assert len(dealt["made"].names) == 8
     one = next(SyntheticFaces(8, 4, 3, domains=("studio",)).images(size=32, grey=True))
     assert np.array_equal(dealt["made"].take(np.array([0]))[0], one)
-    built = world.build_world(recipe.resolved())
+    built = Parts(recipe).data
     assert sorted(built.members()) == ["made", "people"]
 
 
 def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
     recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
-    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
+    (chosen,) = Parts(recipe).pairs
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     apart = loader.parse(loader.merged(alone, {"judge": {"lists": whole}}))
-    (same,) = pair_lists.judged(apart, *splits.training_faces(apart))
+    (same,) = Parts(apart).pairs
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
 
@@ -193,7 +193,8 @@ def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
         for seed, (name, count) in enumerate(sizes.items())
     }
     data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
-    train, held = splits.training_faces(loader.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    parts = Parts(loader.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
+    train, held = parts.split.train, parts.split.held
     assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
     return [name.partition("/")[0] for name in held.names], list(held.names)
 
@@ -209,18 +210,19 @@ def test_of_a_joined_source_each_part_gives_its_share_of_the_held_out_identities
 
 
 def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:
-    _, held = splits.training_faces(tiny())
+    parts = Parts(tiny())
+    _, held = parts.split.train, parts.split.held
     assert held.names == ("s0-0000000", "s0-0000002", "s0-0000003", "s0-0000008")
 
 
 def test_held_out_identities_of_one_part(root: Path) -> None:
     lists = {"made": {"kind": "balanced", "pairs": 10, "part": "made"}}
     recipe = joined(root, lists, hold_out=6)
-    (chosen,) = pair_lists.judged(recipe, *splits.training_faces(recipe))
+    (chosen,) = Parts(recipe).pairs
     assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
     recipe = joined(root, lists)
     with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
-        pair_lists.judged(recipe, *splits.training_faces(recipe))
+        _ = Parts(recipe).pairs
 
 
 @pytest.mark.parametrize(
@@ -240,51 +242,52 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     picture_folders(root / "others", PEOPLE, seed=1)
     os.symlink(root / "people", root / "same")
     recipe = joined(root, {"a": {"kind": "balanced", "pairs": 10, "source": source}})
-    train, held = splits.training_faces(recipe)
+    parts = Parts(recipe)
     if shared:
         with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
-            pair_lists.judged(recipe, train, held)
+            _ = parts.pairs
     else:
-        assert len(pair_lists.judged(recipe, train, held)) == 1
+        assert len(parts.pairs) == 1
 
 
 def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -> None:
-    first = splits.content(on_folder(root))
-    assert splits.content(on_folder(root)) == first
-    assert splits.content(on_folder(root, exclude=["pairs.txt"])) != first
+    first = Parts(on_folder(root)).content
+    assert Parts(on_folder(root)).content == first
+    assert Parts(on_folder(root, exclude=["pairs.txt"])).content != first
     picture_folders(root / "elsewhere" / "people", PEOPLE, seed=9)
-    assert splits.content(on_folder(root / "elsewhere")) != first
+    assert Parts(on_folder(root / "elsewhere")).content != first
 
 
 def test_the_first_weights_follow_the_seed() -> None:
-    one, same, other = (world.backbone(tiny(seed=seed)).shared()["fc.weight"] for seed in (0, 0, 1))
+    one, same, other = (first_backbone(tiny(seed=seed)).shared()["fc.weight"] for seed in (0, 0, 1))
     assert one.equal(same) and not one.equal(other)
 
 
 def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
     with pytest.raises(RecipeError, match="engine.device: 'cuda:99' is not there .*; take cpu"):
-        world.check_device(tiny(engine={"device": "cuda:99"}))
+        machine.check_device(tiny(engine={"device": "cuda:99"}))
 
 
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
-    assert world.numerics(loader.parse({})).threads == 1
-    assert world.numerics(tiny(engine={"block": 3})).block == 3
+    assert Parts(loader.parse({})).numerics().threads == 1
+    assert Parts(tiny(engine={"block": 3})).numerics().block == 3
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:
     data = {"hold_out": 6, "private": {"identities": 4, "min_images": 3}, "partition": {"kind": "one-identity"}}
     recipe = tiny(data=data, pretrain={"method": "centralized"})
     inner = loader.pretraining(recipe)
-    private, held = splits.training_faces(recipe)
-    public, held_too = splits.training_faces(inner)
+    parts = Parts(recipe)
+    private, held = parts.split.train, parts.split.held
+    public, held_too = splits.split(inner).train, splits.split(inner).held
     assert len(private.names) == 4 and private.counts().min() >= 3
-    assert len(world.deal(recipe, private)) == 4 and set(held.names) == set(held_too.names)
-    everyone = splits.training_faces(tiny(data={"hold_out": 6}))[0]
+    assert len(Parts(recipe).trainers) == 4 and set(held.names) == set(held_too.names)
+    everyone = splits.split(tiny(data={"hold_out": 6})).train
     assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
     reseeded = loader.parse({**recipe.model_dump(mode="json"), "seed": 5})
-    assert splits.training_faces(reseeded)[0].names == private.names  # the same people whatever the seed
+    assert splits.split(reseeded).train.names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
-        splits.training_faces(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
+        splits.split(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
     with pytest.raises(RecipeError, match=r"data.side: without data.private there is one side only"):
         tiny(data={"side": "public"})
 
@@ -293,15 +296,15 @@ def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None
     private = {"identities": 4, "min_images": 3}
     data = {"hold_out": 6, "private": private, "partition": {"kind": "one-identity"}, "test": {"images": 1}}
     few = {**data, "private": {**private, "dealt": 2}}
-    whole, part = (splits.training_faces(tiny(data=of))[0] for of in (data, few))
+    whole, part = (splits.split(tiny(data=of)).train for of in (data, few))
     assert len(part.names) == 2 and set(part.names) < set(whole.names)
-    sides = [splits.training_faces(tiny(data={**of, "side": "public", "test": None}))[0].names for of in (data, few)]
+    sides = [splits.split(tiny(data={**of, "side": "public", "test": None})).train.names for of in (data, few)]
     assert sides[0] == sides[1] and not set(sides[0]) & set(whole.names)
     for of, names in ((data, whole.names), (few, part.names)):  # pooled: the same clients, though test images are gone
         both = tiny(method="centralized", data={**of, "side": "both"})
-        train, test = splits.training_faces(both)[0], splits.testing(both)
+        train, test = splits.split(both).train, splits.split(both).test
         assert set(train.names) == set(sides[0]) | set(names) and test is not None
-        assert {name for own in world.clients(both, train).values() for name in own.names} == set(names)
+        assert {name for own in Parts(both).clients.values() for name in own.names} == set(names)
         assert {test.names[label] for label in test.labels} == set(names)
     with pytest.raises(RecipeError, match=r"data.private.dealt: 5 of 4 identities; give fewer"):
-        splits.training_faces(tiny(data={**data, "private": {**private, "dealt": 5}}))
+        splits.split(tiny(data={**data, "private": {**private, "dealt": 5}}))

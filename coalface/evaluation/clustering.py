@@ -6,23 +6,31 @@ The parties keep their labels, and the truth is the lab's alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from coalface.core.method import Models
 from coalface.data.faceset import FaceSet
 from coalface.engine.server import Server
+from coalface.evaluation.base import Evaluator
 from coalface.evaluation.metrics.clustering import judge_clusters
 
 
-def judge(server: Server, models: Models, truth: Mapping[str, FaceSet]) -> dict[str, dict[str, float]]:
-    """Party -> figure -> value of every party that labelled its images, as `summary.json` has them below `clusters`."""
-    found = {}
-    for party, given in server.labelled(models):
-        if "labels" in given:
-            judged = judge_clusters(truth[party].labels, given["labels"].cpu().numpy())
-            found[party] = judged.figures() | {"images": float(judged.images)}
-    return found
+class Clustering(Evaluator):
+    """Holds the labels that parties have for their own images against the `truth`, party -> images with identities."""
+
+    def __init__(self, truth: Mapping[str, FaceSet]) -> None:
+        self.truth = truth
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """Party -> figure -> value of every party that labelled its images, under `clusters`."""
+        figures = {}
+        for party, given in server.labelled(models):
+            if "labels" in given:
+                judged = judge_clusters(self.truth[party].labels, given["labels"].cpu().numpy())
+                figures[party] = judged.figures() | {"images": float(judged.images)}
+        return {"clusters": figures} if figures else {}
 
 
 def mean(clusters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

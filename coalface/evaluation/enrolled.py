@@ -17,6 +17,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
+from coalface.evaluation.base import Evaluator
 from coalface.evaluation.kinds import ENROLLED_BY
 from coalface.evaluation.metrics.enrolled import Verified, cosine_scores, templates, verify
 
@@ -24,61 +25,65 @@ FEATURES, OWN = ENROLLED_BY
 """What is verified by: the cosine to a template, and what parties score by themselves; only FedUV's do."""
 
 
-def judge(server: Server, models: Models, here: FederatedData, train: FaceSet, test: FaceSet) -> dict[str, Any]:
-    """The figures of a run's clients, as `summary.json` has them below `enrolled`; {} without a shared model.
+class Enrolled(Evaluator):
+    """Verifies a run's own clients by their `test` images; `train` numbers the identities alike.
 
-    `train` and `test` number the identities alike. All images are embedded once, as at the parties: unaugmented, and
-    without the flip option of the judge.
+    All images are embedded once, as at the parties: unaugmented, and without the flip option of verification.
     """
-    if models.shared is None:
-        return {}
-    embedding.load(here, models.shared)
-    clients = np.flatnonzero(train.counts())
-    place = np.full(len(train.names), -1, dtype=np.int64)
-    place[clients] = np.arange(len(clients))
-    own, probes = embedding.embeddings(here, train), embedding.embeddings(here, test)
-    enrolled = templates(embedding.unit(own), place[train.labels], len(clients))
-    by_features = verify(cosine_scores(enrolled, embedding.unit(probes)), clients, test.labels)
-    found: dict[str, Any] = {FEATURES: by_features.figures()}
-    about = {"clients": len(clients), "trials": _trials(by_features)}
-    if models.verify is not None:
-        mine, absent = _by_parties(server, models, here, probes, train, test)
-        about["never enrolled"] = absent
-        if mine is not None:
-            found[OWN] = mine.figures()
-            about[f"trials of {OWN}"] = _trials(mine)
-    return found | about
+
+    missing = "data.test: without a shared model nobody is verified on test images"
+
+    def __init__(self, data: FederatedData, train: FaceSet, test: FaceSet) -> None:
+        self.data, self.train, self.test = data, train, test
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """The figures of the clients, under `enrolled`; {} without a shared model."""
+        if models.shared is None:
+            return {}
+        embedding.load(self.data, models.shared)
+        clients = np.flatnonzero(self.train.counts())
+        place = np.full(len(self.train.names), -1, dtype=np.int64)
+        place[clients] = np.arange(len(clients))
+        own, probes = embedding.embeddings(self.data, self.train), embedding.embeddings(self.data, self.test)
+        enrolled = templates(embedding.unit(own), place[self.train.labels], len(clients))
+        by_features = verify(cosine_scores(enrolled, embedding.unit(probes)), clients, self.test.labels)
+        figures: dict[str, Any] = {FEATURES: by_features.figures()}
+        about = {"clients": len(clients), "trials": _trials(by_features)}
+        if models.verify is not None:
+            mine, absent = self._by_parties(server, models, probes)
+            about["never enrolled"] = absent
+            if mine is not None:
+                figures[OWN] = mine.figures()
+                about[f"trials of {OWN}"] = _trials(mine)
+        return {"enrolled": figures | about}
+
+    def _by_parties(self, server: Server, models: Models, probes: Tensor) -> tuple[Verified | None, int]:
+        """What parties of one identity each say by themselves, and how many have never enrolled; these are left out."""
+        places = {name: place for place, name in enumerate(self.train.names)}
+        absent, clients, rows, thresholds = 0, list[int](), [], []
+        for party, given in server.verified(models, probes):
+            if "scores" not in given:
+                absent += 1
+                continue
+            names, shape = self.data.data[party].names, tuple(given["scores"].shape)
+            if len(names) != 1 or shape != (len(self.test),):
+                raise ValueError(
+                    f"{party}: a party that verifies by itself has one identity and a score for each probe; it has "
+                    f"{len(names)} identities, and scores {shape} of {len(self.test)} probes"
+                )
+            clients.append(places[names[0]])
+            rows.append(given["scores"].double().numpy())
+            thresholds.append(float(given["threshold"]) if "threshold" in given else np.nan)
+        whose = np.array(clients, dtype=np.int64)
+        same = whose[:, None] == self.test.labels[None]
+        if not same.any() or same.all():  # too few have enrolled for trials of both kinds
+            return None, absent
+        return verify(np.stack(rows), whose, self.test.labels, np.array(thresholds)), absent
 
 
 def by_kind(enrolled: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Kind of verification -> figure -> percent, of what `judge` gave."""
+    """Kind of verification -> figure -> percent, of what `Enrolled` gave."""
     return {kind: each for kind, each in enrolled.items() if kind in ENROLLED_BY}
-
-
-def _by_parties(
-    server: Server, models: Models, here: FederatedData, probes: Tensor, train: FaceSet, test: FaceSet
-) -> tuple[Verified | None, int]:
-    """What parties of one identity each say by themselves, and how many have never enrolled; these are left out."""
-    places = {name: place for place, name in enumerate(train.names)}
-    absent, clients, rows, thresholds = 0, list[int](), [], []
-    for party, said in server.verified(models, probes):
-        if "scores" not in said:
-            absent += 1
-            continue
-        names, shape = here.data[party].names, tuple(said["scores"].shape)
-        if len(names) != 1 or shape != (len(test),):
-            raise ValueError(
-                f"{party}: a party that verifies by itself has one identity and a score for each probe; it has "
-                f"{len(names)} identities, and scores {shape} of {len(test)} probes"
-            )
-        clients.append(places[names[0]])
-        rows.append(said["scores"].double().numpy())
-        thresholds.append(float(said["threshold"]) if "threshold" in said else np.nan)
-    whose = np.array(clients, dtype=np.int64)
-    same = whose[:, None] == test.labels[None]
-    if not same.any() or same.all():  # too few have enrolled for trials of both kinds
-        return None, absent
-    return verify(np.stack(rows), whose, test.labels, np.array(thresholds)), absent
 
 
 def _trials(found: Verified) -> dict[str, int]:

@@ -6,7 +6,7 @@ own backbone with its branch, as far as the run left them. A pooled run's client
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
+from coalface.evaluation.base import Evaluator
 from coalface.evaluation.kinds import SERVED_BY
-from coalface.evaluation.metrics.personalised import OneToMany, OneToOne, gallery_of, judge_client, over_clients
 from coalface.evaluation.metrics.personalised import Personalised as Judged
+from coalface.evaluation.metrics.personalised import gallery_of, judge_client, over_clients
 
 START, SHARED, OWN, BRANCH = SERVED_BY
 """The model before the run; everybody's Θ_g; a client's own backbone Θ_l; its features by its branch too, Π(Θ_l)."""
@@ -28,73 +29,66 @@ KINDS = (SHARED, OWN, BRANCH)
 
 
 def tested(clients: Mapping[str, FaceSet], test: FaceSet) -> list[str]:
-    """The clients that have test images, sorted: those that `judge` judges. It takes two of them at least."""
+    """The clients that have test images, sorted: those that are judged. It takes two of them at least."""
     shown = {test.names[label] for label in np.unique(test.labels)}
     return [name for name in sorted(clients) if shown.intersection(clients[name].names)]
 
 
-def judge(
-    server: Server,
-    models: Models,
-    here: FederatedData,
-    clients: Mapping[str, FaceSet],
-    test: FaceSet,
-    start: Tensors,
-    *,
-    fars: Sequence[float],
-    fpirs: Sequence[float],
-    one_to_one: OneToOne,
-    one_to_many: OneToMany,
-) -> dict[str, Any]:
-    """What `summary.json` has below `personalised`.
+class Personalised(Evaluator):
+    """Judges each client's own models, and everybody's, on the `test` images of all clients.
 
-    `clients` are their training images by name, `test` everybody's test images, told apart by the names of identities;
-    `start` is the model that the run began with; the others are those of `judge_client`. All images are embedded
-    unaugmented.
+    `clients` are their training images by name; test images are told apart by the names of identities. `settings` are
+    those of `judge_client`. All images are embedded unaugmented.
     """
-    names = sorted(clients)
-    whose = {identity: n for n, name in enumerate(names) for identity in clients[name].names}
-    kept = np.flatnonzero([test.names[label] in whose for label in test.labels])
-    test = test.select(kept)
-    client = np.array([whose[test.names[label]] for label in test.labels], dtype=np.int64)
-    number = {identity: place for place, identity in enumerate(test.names)}
-    judged: dict[str, dict[str, Judged]] = {}
 
-    def take(name: str, kind: str, probes: Tensor, own: Tensor) -> None:
-        labels = np.array([number[identity] for identity in clients[name].names], dtype=np.int64)
-        gallery, identities = gallery_of(embedding.unit(own), labels[clients[name].labels])
-        judged.setdefault(kind, {})[name] = judge_client(
-            embedding.unit(probes),
-            test.labels,
-            client,
-            names.index(name),
-            gallery,
-            identities,
-            fars=fars,
-            fpirs=fpirs,
-            one_to_one=one_to_one,
-            one_to_many=one_to_many,
+    def __init__(self, data: FederatedData, clients: Mapping[str, FaceSet], test: FaceSet, **settings: Any) -> None:
+        self.data, self.clients, self.settings = data, clients, settings
+        self.names = sorted(clients)
+        owner = {identity: n for n, name in enumerate(self.names) for identity in clients[name].names}
+        self.test = test.select(np.flatnonzero([test.names[label] in owner for label in test.labels]))
+        self.owners = np.array([owner[test.names[label]] for label in self.test.labels], dtype=np.int64)
+        self.tested = tested(clients, self.test)
+        self.start: Tensors | None = None
+
+    def evaluate_start(self, model: Tensors) -> dict[str, Any]:
+        """Keep the model that the run starts from: clients are judged by it as well."""
+        self.start = model
+        return {}
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """The figures of every kind of model, mean and by client, under `personalised`."""
+        judged: dict[str, dict[str, Judged]] = {}
+        for kind, model in ((START, self.start), (SHARED, models.shared)):
+            if model is not None:
+                embedding.load(self.data, model)
+                probes = embedding.embeddings(self.data, self.test)
+                for name in self.tested:
+                    own = embedding.embeddings(self.data, self.clients[name])
+                    judged.setdefault(kind, {})[name] = self._judge(name, probes, own)
+        for name, model in server.personal(models):
+            if model and name in self.tested:
+                embedding.load(self.data, model)
+                probes = embedding.embeddings(self.data, self.test)
+                own = embedding.embeddings(self.data, self.clients[name])
+                judged.setdefault(OWN, {})[name] = self._judge(name, probes, own)
+                if "branch.weight" in model:
+                    branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
+                    mapped = self._judge(name, F.linear(probes, *branch), F.linear(own, *branch))
+                    judged.setdefault(BRANCH, {})[name] = mapped
+        return {"personalised": _summary(judged)}
+
+    def _judge(self, name: str, probes: Tensor, own: Tensor) -> Judged:
+        """A client by some features of all test images, and of its own images, whose means are its gallery."""
+        number = {identity: place for place, identity in enumerate(self.test.names)}
+        labels = np.array([number[identity] for identity in self.clients[name].names], dtype=np.int64)
+        gallery, identities = gallery_of(embedding.unit(own), labels[self.clients[name].labels])
+        place = self.names.index(name)
+        return judge_client(
+            embedding.unit(probes), self.test.labels, self.owners, place, gallery, identities, **self.settings
         )
 
-    there = tested(clients, test)
-    for kind, model in ((START, start), (SHARED, models.shared)):
-        if model is not None:
-            embedding.load(here, model)
-            probes = embedding.embeddings(here, test)
-            for name in there:
-                take(name, kind, probes, embedding.embeddings(here, clients[name]))
-    for name, model in server.personal(models):
-        if model and name in there:
-            embedding.load(here, model)
-            probes, own = embedding.embeddings(here, test), embedding.embeddings(here, clients[name])
-            take(name, OWN, probes, own)
-            if "branch.weight" in model:
-                branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
-                take(name, BRANCH, F.linear(probes, *branch), F.linear(own, *branch))
-    return _told(judged)
 
-
-def _told(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
+def _summary(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
     found: dict[str, Any] = {"clients": {}}
     for kind, each in judged.items():
         found[kind] = (over := over_clients(list(each.values()))).figures()
@@ -108,5 +102,5 @@ def _told(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
 
 
 def by_kind(personalised: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Kind of model -> figure -> percent, the mean over clients, of what `judge` gave."""
+    """Kind of model -> figure -> percent, the mean over clients, of what `Personalised` gave."""
     return {kind: personalised[kind] for kind in SERVED_BY if kind in personalised}

@@ -1,4 +1,4 @@
-"""The lab's judge: an observer outside the method that scores models on pair lists, with nothing on the wire."""
+"""Verification: models are scored on lists of pairs, from outside the method."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from coalface.core.method import Backbone, Models, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
+from coalface.evaluation.base import Evaluator
 from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import Identification, identify
@@ -59,8 +60,8 @@ class VerificationPairs:
 
 
 @dataclass
-class Judge:
-    """Scores a shared model, or the parties' own ones, on every list of a recipe."""
+class Verification(Evaluator):
+    """Scores a shared model, or the parties' own ones, on lists of pairs."""
 
     lists: Sequence[VerificationPairs]
     backbone: Backbone
@@ -77,7 +78,11 @@ class Judge:
     fars: tuple[float, ...] = ()
     """False accept rates of the TARs; none: those of the field."""
 
-    def __call__(self, server: Server, models: Models) -> Figures:
+    def evaluate_start(self, model: Tensors) -> dict[str, Any]:
+        """The figures of the model that the run starts from, under `untrained`."""
+        return {"untrained": self.models([model])}
+
+    def evaluate_round(self, server: Server, models: Models) -> Figures:
         """The figures of what a run has reached; the mean over parties where each has a model of its own."""
         if models.shared is not None:
             self.last_parties = {}
@@ -85,6 +90,16 @@ class Judge:
         own = list(itertools.islice(server.own_models(models), self.most))
         self.last_parties = {party: self.models([tensors]) for party, tensors in own}
         return self.models([tensors for _, tensors in own])
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """The `figures` and `curves` of what the run leaves, and those of each party's own model, under `judged`.
+
+        Writes `judged/` and `evidence.json` into the run's folder, by which runs are compared later.
+        """
+        figures = self.evaluate_round(server, models)
+        keep_lists(server.folder / "judged", self.lists)
+        write_json(server.folder / "evidence.json", self.evidence())
+        return {"figures": figures, "curves": self.curves(), "judged": self.last_parties}
 
     def models(self, models: Sequence[Tensors]) -> Figures:
         """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""

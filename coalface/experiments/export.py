@@ -31,7 +31,7 @@ from coalface.evaluation.metrics.personalised import gallery_of
 from coalface.evaluation.metrics.verification import allowed
 from coalface.experiments import model_folder, plan, provenance
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed
 from coalface.models.folder import read_tensors
 
@@ -53,9 +53,10 @@ def export(run: Path, party: str, out: Path) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} is there already, and is left alone: give another --out")
     recipe = provenance.recipe_of(run)
-    here = world.build_world(recipe.resolved())
+    parts = Parts(recipe)
+    here = parts.data
     nearest(party, here.data, "--party")
-    model = own_model(recipe, here, run, party)
+    model = own_model(parts, run, party)
     images = here.data[party]
     embedding.load(here, model)
     templates, numbers = gallery_of(_features(here, images, model), images.labels)
@@ -83,13 +84,10 @@ def export(run: Path, party: str, out: Path) -> Path:
     return out
 
 
-def own_model(recipe: Recipe, here: FederatedData, run: Path, party: str) -> Tensors:
+def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
-    method = recipe.build_method()
-    roles: dict[str, list[str]] = {}
-    for name, member in here.members().items():
-        roles.setdefault(member.role, []).append(name)
-    step = plan.plan(method, roles, here.backbone, here.public).personal
+    recipe, method, here = parts.recipe, parts.method, parts.data
+    step = plan.plan(method, here.by_role(), here.backbone, here.public).personal
     standing = checkpoint.load(run / "checkpoints")
     if step is None:
         raise RecipeError(f"{run}: {recipe.method} leaves no model of a client's own; take one such as fedfr-joint")
@@ -103,7 +101,7 @@ def own_model(recipe: Recipe, here: FederatedData, run: Path, party: str) -> Ten
             else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume "
             f"{quote(str(run))}`"
         )
-    setup = Setup(method, lambda: here, world.numerics(recipe), recipe.seed, run)
+    setup = Setup(method, lambda: here, parts.numerics(), recipe.seed, run)
     stage = method.stages()[-1]
     asked = Request(
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coalface.core.checks import nearest
-from coalface.core.method import Method, plays
+from coalface.core.method import plays
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
-from coalface.engine.party.setup import FederatedData
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.memory import footprint
@@ -17,7 +16,8 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report.runs import size
-from coalface.experiments.setup import domains, pair_lists, party_world, sources, splits, world
+from coalface.experiments.setup import domains, machine, party_data, sources
+from coalface.experiments.setup.parts import VALIDATOR, Parts
 from coalface.methods import METHODS
 from coalface.training.federated_validation import FederatedValidation
 
@@ -33,7 +33,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 
 def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     """(a run's trainers, a round's messages among all parties, images of a client batch), checked as a run is."""
-    world.check_device(recipe)
+    machine.check_device(recipe)
     tensorboard.check(recipe)
     if recipe.pretrain is not None:
         try:
@@ -41,25 +41,21 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
-    train, held = splits.training_faces(recipe, sources.unseen)
-    nobody = () if recipe.data.source.kind == OWN and party_world.lacking(recipe) else None
-    here = world.build_world(recipe.resolved(), packing=sources.unseen, played=nobody)
-    pair_lists.judged(recipe, train, held, sources.unseen, here.public)
-    messages = planned(recipe, recipe.build_method(), here)
-    training = [name for name, member in here.members().items() if plays(member.role, "trainer")]
-    return {name: here.data[name] for name in sorted(training)}, messages, world.client_batch(recipe, here)
+    nobody = () if recipe.data.source.kind == OWN and party_data.lacking(recipe) else None
+    parts = Parts(recipe, sources.unseen, played=nobody)
+    messages, members = planned(parts), parts.data.members()
+    assert isinstance(parts.pairs, list)  # they are checked as they are read
+    training = [name for name, member in members.items() if plays(member.role, "trainer")]
+    return {name: parts.data.data[name] for name in sorted(training)}, messages, parts.client_batch
 
 
-def planned(recipe: Recipe, method: Method, here: FederatedData) -> Plan:
+def planned(parts: Parts) -> Plan:
     """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
-    trouble = recipe.trouble
-    for party in [] if method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
-        nearest(party, here.data, "trouble: the party")
-    world.check_shards(recipe, here.data)
-    by_role: dict[str, list[str]] = {}
-    for name, member in here.members().items():
-        by_role.setdefault(member.role, []).append(name)
-    return planning.plan(method, by_role, here.backbone, here.public, recipe.engine.updates)
+    recipe, trouble = parts.recipe, parts.recipe.trouble
+    for party in [] if parts.method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
+        nearest(party, parts.data.data, "trouble: the party")
+    machine.check_shards(parts)
+    return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.updates)
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -67,17 +63,26 @@ def plan(recipe: Recipe) -> Plan:
 
     For `coalface wire`: where the recipe names no validator, one stands in.
     """
-    validators = tuple(recipe.validators) or ("validator-0",)
-    roles: dict[str, Sequence[str]] = {world.VALIDATOR: validators}
-    if METHODS[recipe.method].domains and recipe.data.domains is not None:
+    parts, validators = Parts(recipe, sources.unseen), tuple(recipe.validators) or ("validator-0",)
+    roles: dict[str, Sequence[str]] = {VALIDATOR: validators}
+    if parts.method.domains and recipe.data.domains is not None:
         kinds = domains.roles(recipe, domains.parties(recipe))
         for name in domains.parties(recipe):
             role = kinds.get(name, "trainer")
             roles[role] = [*roles.get(role, ()), name]
     else:
-        roles["trainer"] = [f"party-{place:05d}" for place in range(party_count(recipe))]
-    public = splits.public_faces(recipe, sources.unseen)
-    return planning.plan(recipe.build_method(), roles, world.backbone(recipe), public, recipe.engine.updates)
+        roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
+    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.updates)
+
+
+def _party_count(parts: Parts) -> int:
+    """Parties of a recipe; where each identity is one, that takes a look at the images."""
+    data = parts.recipe.data
+    if parts.method.pooled:
+        return 1
+    if data.source.kind == OWN:
+        return len(data.source.parties)
+    return data.partition.parties if data.partition.kind in ("equal", "dirichlet") else len(parts.trainers)
 
 
 def stand_in(method: str) -> list[str]:
@@ -105,18 +110,6 @@ def check_leaves_shared(pretraining: Recipe) -> None:
         )
 
 
-def party_count(recipe: Recipe) -> int:
-    """Parties of a recipe; where each identity is one, that takes a look at the images."""
-    if METHODS[recipe.method].pooled:
-        return 1
-    if recipe.data.source.kind == OWN:
-        return len(recipe.data.source.parties)
-    if recipe.data.partition.kind in ("equal", "dirichlet"):
-        return recipe.data.partition.parties
-    faces, _ = splits.training_faces(recipe, sources.unseen)
-    return len(world.deal(recipe, faces))
-
-
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
     with telling_passed_over(lambda said: None) as passed:
@@ -126,8 +119,8 @@ def describe(recipe: Recipe) -> str:
     if len(messages.stages) > 1:
         rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in messages.stages)})"
     roles = {s.step: s.role for s in messages.sent}
-    asked = max(count for step, count in messages.parties.items() if roles[step] != world.VALIDATOR)
-    validators = len(recipe.validators) if world.VALIDATOR in roles.values() else 0
+    asked = max(count for step, count in messages.parties.items() if roles[step] != VALIDATOR)
+    validators = len(recipe.validators) if VALIDATOR in roles.values() else 0
     over = several(len(parties), "trainer") if validators else several(len(parties), "party", "parties")
     over += f" ({asked:,} a round)" if asked < len(parties) else ""
     over += f" and {several(validators, 'validator')}" if validators else ""
@@ -168,7 +161,7 @@ def _images(parties: Mapping[str, FaceSet]) -> str:
 def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:
     """Memory and disk."""
     engine, found = recipe.engine, footprint(recipe, parties)
-    trains = [s for s in planned.sent if s.role != world.VALIDATOR]
+    trains = [s for s in planned.sent if s.role != VALIDATOR]
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
     folded = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("folded"))
     sums, candidates = _candidates(recipe, planned, asked)
@@ -199,7 +192,7 @@ def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[st
     if not found:
         return 1, []
     count, folds = found[0].candidates, found[0].fv == "folded"
-    stacked = sum(s.bytes or 0 for s in planned.sent if s.role == world.VALIDATOR and s.direction == "down")
+    stacked = sum(s.bytes or 0 for s in planned.sent if s.role == VALIDATOR and s.direction == "down")
     kept = "" if folds else f"{several(asked, 'model')} kept till they are averaged ({size(asked * stacked / count)}), "
     line = f"memory for validation: {kept}{count} candidates ({size(stacked)}, and as much again as a message)"
     return count if folds else 1, [line]
@@ -249,7 +242,7 @@ def wire_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]]
     folded = [s for s in planned.sent if s.kind.endswith("folded")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
     roles = dict.fromkeys(s.role for s in planned.sent)
-    if world.VALIDATOR in roles:
+    if VALIDATOR in roles:
         lines.append("stays at a validator: its images and its pairs; their scores are all that leaves it")
     if any(s.direction == "up" and s.tensors for s in planned.sent):
         lines.append("not sent is not unknown: an update tells of the images that it was made of")

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,22 +20,34 @@ from coalface.experiments import model_folder, preflight, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup.parts import Parts
 from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
 """Runs a recipe in a folder, or goes on where it was begun there."""
 
 
-def pretrained(recipe: Recipe, view: Callback, make: Make) -> tuple[Tensors, torch.Tensor | None, Members | None]:
-    """The shared tensors of the pre-training's model, from the cache where its recipe has been run by the same code.
+@dataclass(frozen=True)
+class Pretrained:
+    """What a pre-training leaves to start from."""
 
-    And, for a method whose parties share the images of the pre-training, its class embeddings, and who it was trained
-    on. Raises RecipeError where it leaves no class embeddings.
+    tensors: Tensors
+    """Of the backbone: those that are shared."""
+    classifier: torch.Tensor | None
+    """(k, d) class embeddings of the public identities, for a method whose parties share their images."""
+    members: Members | None
+    """Who it was trained on."""
+
+
+def pretrained(parts: Parts, view: Callback, make: Make) -> Pretrained:
+    """The model of an experiment's pre-training, from the cache where its recipe has been run by the same code.
+
+    Raises RecipeError where it leaves no class embeddings and the method needs them.
     """
-    inner = loader.pretraining(recipe)
+    inner = loader.pretraining(parts.recipe)
     preflight.check_leaves_shared(inner)
-    made_of = [inner.digest(), splits.content(inner, view.packing), provenance.code_behind(inner)]
+    before = Parts(inner, view.packing)
+    made_of = [inner.digest(), before.content, provenance.code_behind(inner)]
     seen = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     place = open_cache(default_cache()) / PRETRAINED / seen[:24]
     model, people = place / "model" / "backbone.safetensors", place / membership.FILE
@@ -54,21 +67,19 @@ def pretrained(recipe: Recipe, view: Callback, make: Make) -> tuple[Tensors, tor
                     place.parent.mkdir(mode=0o700, exist_ok=True)
                 make(inner, place, view)
     use(place)
-    shared = world.backbone(recipe).shared()
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
-    tensors = {name: loaded[name] for name in shared}
-    return tensors, _classifier(recipe, inner, place, view, make), membership.read(place)
+    tensors = {name: loaded[name] for name in parts.backbone.shared()}
+    classifier = None
+    if parts.public is not None:
+        alike = parts.public.names == before.split.train.names
+        classifier = _classifier(parts.recipe, inner, place, alike=alike)
+    return Pretrained(tensors, classifier, membership.read(place))
 
 
-def _classifier(recipe: Recipe, inner: Recipe, place: Path, view: Callback, make: Make) -> torch.Tensor | None:
-    """(k, d) class embeddings of the public identities, which the pre-training in `place` left."""
-    public = splits.public_faces(recipe, view.packing)
-    if public is None:
-        return None
+def _classifier(recipe: Recipe, inner: Recipe, place: Path, *, alike: bool) -> torch.Tensor:
+    """(k, d) class embeddings that a pre-training left; `alike` says that they are of the public identities."""
     path = place / model_folder.CLASSIFIER
-    if not path.exists():  # of a run by a version that left none
-        make(inner, place, view)
-    if not path.exists() or splits.training_faces(inner, view.packing)[0].names != public.names:
+    if not path.exists() or not alike:
         raise RecipeError(
             f"pretrain: {recipe.method} starts from the class embeddings of all public identities, and "
             f"{inner.method!r} leaves none, or trains on others: take centralized, a loss with one class embedding for "

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.marks import KITS
+from coalface.core.method import plays
+from coalface.engine.replies import FEW as BOUND_FROM
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
@@ -238,3 +240,26 @@ def _judged(run: runs.Run) -> dict[str, float]:
     if run.figures:
         return run.figures
     return next((found for r in reversed(run.metrics) if (found := runs.flat_figures(r.get("judged")))), {})
+
+
+def _shares(members: Mapping[str, Member]) -> dict[str, float]:
+    """Trainer -> its share of the images of all trainers."""
+    images = {name: one.images for name, one in members.items() if plays(one.role, "trainer")}
+    whole = sum(images.values())
+    return {name: count / whole for name, count in images.items()} if whole else {}
+
+
+def image_counts(members: Mapping[str, Member], most: float | None) -> list[str]:
+    """What each party said when it joined, of up to `FEW`; then whose share is above the bound `most`."""
+    share = _shares(members)
+    found = []
+    for name, one in members.items() if len(members) <= FEW else ():
+        of_all = f", {100 * share[name]:.0f} % of all" if name in share else ""
+        found.append(f"{name} {one.role} {one.images:,} images of {one.identities:,} identities{of_all}")
+    for name, part in share.items():
+        if most is not None and len(share) >= BOUND_FROM and part > most:
+            found.append(
+                f"{name} has {100 * part:.4g} % of all images, as it says, and counts in a mean as if it had fewer "
+                f"(engine.max_share is {most:g}); engine.max_share=1 has it count in full"
+            )
+    return found

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from coalface.core.method import Method
+from coalface.core.method import Models
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
-from coalface.evaluation import verification
-from coalface.evaluation.verification import Judge
+from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
-from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.experiment import Experiment
 from coalface.privacy import ledger
 from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
 
 
-def of_run(
-    recipe: Recipe,
-    method: Method,
-    server: Server,
-    planned: plan.Plan,
-    judge: Judge,
-    figures: verification.Figures,
-    untrained: verification.Figures,
-) -> dict[str, Any]:
-    """What a run was, who took part, what was sent, and its figures."""
-    members = server.transport.members
+def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was, who took part, what was sent, and what the evaluators have added."""
+    recipe, method, members = experiment.recipe, experiment.method, server.transport.members
+    judged = evaluated.get("judged", {})
     parties = [
-        {"name": n, **vars(members[n]), **vars(stats), "judged": judge.last_parties.get(n)}
-        for n, stats in server.at.party_stats.items()
+        {"name": name, **vars(members[name]), **vars(stats), "judged": judged.get(name)}
+        for name, stats in server.at.party_stats.items()
     ]
-    return {
+    about: dict[str, Any] = {
         "name": recipe.name,
         "method": recipe.method,
         "setting": method.setting,
@@ -43,13 +36,21 @@ def of_run(
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,
         "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
-        "figures": figures,
-        "untrained": untrained,
-        "curves": judge.curves(),
         "numerics": vars(server.numerics),
-        "messages": plan.as_dicts(planned.sent),
-        "stays": list(planned.stays),
+        "messages": plan.as_dicts(experiment.plan.sent),
+        "stays": list(experiment.plan.stays),
     }
+    if models.class_embeddings:
+        about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    return about | {key: value for key, value in evaluated.items() if key != "judged"}
+
+
+def headlines(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The figures that a run ends with, by what was judged."""
+    found = dict(summary["figures"])
+    found |= {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(summary.get("enrolled", {})).items()}
+    served = personalised.by_kind(summary.get("personalised", {}))
+    return found | {f"personalised {kind}": each for kind, each in served.items()}
 
 
 def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
@@ -61,12 +62,12 @@ def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
     return about | {"edges": found.edges.tolist(), "pairs": found.pairs.tolist()}
 
 
-def ledgers(out: Path, parties: list[str], faults: dict[str, str]) -> dict[str, Any]:
+def ledgers(out: Path, server: Server, faults: dict[str, str]) -> dict[str, Any]:
     """What the ledgers say, of the first parties line by line: how much left, as which tensors, and their heads.
 
     `faults` says of parties what is wrong with their ledgers; these are left out.
     """
-    lines, heads, total = 0, {}, 0
+    parties, lines, heads, total = list(server.at.party_stats), 0, {}, 0
     distinct: dict[tuple[Any, ...], int] = {}
     for place, party in enumerate([CLIENT_BATCHES, *parties]):
         path = out / f"{CLIENT_BATCHES}.jsonl" if place == 0 else out / "ledger" / f"{party}.jsonl"

@@ -27,12 +27,12 @@ from coalface.data.pairs import PairList
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.evaluation.metrics.verification import score_pairs
-from coalface.evaluation.verification import Judge, write_json, write_text
+from coalface.evaluation.verification import Verification, write_json, write_text
 from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import weightings
-from coalface.experiments.setup import pair_lists, splits, world
+from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed, images_needed
 from coalface.training.federated_validation import FederatedValidation, Weighting, weighted_mean
 
@@ -137,8 +137,8 @@ def build(
             f"{quote(str(run))}`; it has one after {recipe.engine.checkpoint} "
             f"round{'s' * (recipe.engine.checkpoint > 1)}"
         )
-    train, held = splits.training_faces(recipe)
-    trainers = world.deal(recipe, train)
+    parts = Parts(recipe)
+    trainers = parts.trainers
     accepted = {name: c for name, c in standing.record["accepted"].items() if name in trainers}
     chosen = _chosen(tuple(sorted(accepted)), parties, len(trainers))
     backbones, rounds = _replies(run, method, {name: accepted[name] for name in chosen})
@@ -155,7 +155,7 @@ def build(
     torch.set_num_threads(recipe.engine.threads)
     torch.set_flush_denormal(recipe.engine.flush_denormals)
     try:
-        scorers = _scorers(recipe, method, train, held)
+        scorers = _scorers(parts)
         wanted = [("", dict(zip(chosen, weights, strict=True))) for weights in simplex(steps)]
         wanted += [(name, _scaled(weights)) for name, weights in named.items() if math.fsum(weights.values()) > 0]
         found: list[Point] = []
@@ -289,14 +289,14 @@ def _in_use(method: Method, standing: checkpoint.Checkpoint) -> Weighting | None
     return next((part for part in vars(state).values() if isinstance(part, Weighting)), None)
 
 
-def _scorers(recipe: Recipe, method: Method, train: FaceSet, held: FaceSet) -> _Scorers:
+def _scorers(parts: Parts) -> _Scorers:
     """The recipe's validators, with the run's score setting; where there are none, the judge's lists by accuracy."""
-    backbone, device = world.backbone(recipe), recipe.engine.device
+    recipe, method, backbone, device = parts.recipe, parts.method, parts.backbone, parts.recipe.engine.device
     if recipe.validators:
         # Under a method without FV they take no part: they are those that FedAvg with FV would have.
         other = recipe if _component(method) else recipe.model_copy(update={"method": "fedavg-fv"})
         validation = _component(other.build_method()) or FederatedValidation()
-        theirs = world.validating(other, train, held)
+        theirs = parts.validators_here()
         score = f"TAR at FAR {validation.far:g}" if validation.score == "tar" else validation.score
         counts = {name: len(pairs) for name, (_, pairs) in theirs.items()}
         notes = (
@@ -305,15 +305,15 @@ def _scorers(recipe: Recipe, method: Method, train: FaceSet, held: FaceSet) -> _
             else (f"the validators of the recipe score the grid, which {recipe.method} does not ask",)
         )
         return _Scorers("validators", score, counts, _by_validators(validation, theirs, backbone, device), notes)
-    lists = [one for one in pair_lists.judged(recipe, train, held) if one.pairs.headline is None]
+    lists = [one for one in parts.pairs if one.pairs.headline is None]
     if not lists:
         raise RecipeError(
             "nobody can score the grid: the recipe has neither validators nor a list of judge.lists with an accuracy"
         )
-    judge = Judge(lists, backbone, recipe.judge.flip, device)
+    verification = Verification(lists, backbone, recipe.judge.flip, device)
 
     def of(model: Tensors) -> dict[str, float]:
-        return {name: figures["accuracy"] for name, figures in judge.models([model]).items()}
+        return {name: figures["accuracy"] for name, figures in verification.models([model]).items()}
 
     counts = {one.name: len(one.pairs) for one in lists}
     note = "the recipe has no validators: the judge's lists score the grid, so that choosing by it would fit them"

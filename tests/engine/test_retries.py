@@ -16,7 +16,7 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments import run as experiment
+from coalface.experiments.experiment import round_policy
 from coalface.experiments.recipe import loader
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -24,7 +24,7 @@ EIGHT = Tiny(parties=8)
 
 
 def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Path) -> None:
-    rules = experiment.round_policy(loader.parse({}))
+    rules = round_policy(loader.parse({}))
     given: dict[str, Any] = {"quorum": rules.quorum, "trouble": SimulatedFaults(dropout=0.3), "checkpoint": 50}
     for retries, abandoned in ((0, True), (rules.retries, False)):
         run(Moves(rounds=50), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **given)

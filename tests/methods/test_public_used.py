@@ -22,7 +22,7 @@ from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.setup import splits, world
+from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.experiments.sweep import side_tables
 from coalface.methods.fedfr_joint import FedFRJoint, Own, Update
 
@@ -46,7 +46,7 @@ def said(made: Recipe, out: Path) -> Any:
 
 def by_hand(made: Recipe, model: Tensors) -> dict[str, int]:
     """How many public images have a cosine above the threshold to any of a client's, by two loops."""
-    module = world.backbone(made).module
+    module = first_backbone(made).module
     module.load_state_dict({**module.state_dict(), **model})
 
     def features(faces: FaceSet) -> torch.Tensor:
@@ -54,10 +54,10 @@ def by_hand(made: Recipe, model: Tensors) -> dict[str, int]:
             rows = module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
         return rows / rows.norm(dim=1, keepdim=True)
 
-    public = splits.public_faces(made)
+    public = Parts(made).public
     assert public is not None and len(public) == HELD
     others, found = features(public), {}
-    for party, faces in world.build_world(made.resolved()).data.items():
+    for party, faces in Parts(made).data.data.items():
         mine = features(faces)
         found[party] = sum(any(float(one @ other) > NEAR for one in mine) for other in others)
     return found
@@ -68,7 +68,7 @@ def test_a_summary_has_the_public_images_held_and_those_of_every_client_and_roun
     made = shared()
     found = said(made, tmp_path / "two")
     said(shared(rounds=1), tmp_path / "one")
-    before = [world.backbone(made).shared(), load_file(tmp_path / "one" / "model" / "backbone.safetensors")]
+    before = [first_backbone(made).shared(), load_file(tmp_path / "one" / "model" / "backbone.safetensors")]
     each = [by_hand(made, model) for model in before]
     assert found == {"held": HELD, "used": {party: [one[party] for one in each] for party in CLIENTS}}
     counts = [count for rounds in found["used"].values() for count in rounds]

@@ -48,6 +48,13 @@ class FederatedData:
         roles = {name: self.roles.get(name, "trainer") for name in self.data}
         return {n: Member(roles[n], len(faces), len(faces.names)) for n, faces in self.data.items()}
 
+    def by_role(self) -> dict[str, list[str]]:
+        """Role -> the parties that have it."""
+        parties: dict[str, list[str]] = {}
+        for name, member in self.members().items():
+            parties.setdefault(member.role, []).append(name)
+        return parties
+
 
 class Remembered:
     """What parties of this process would each compute alike: under each name, the value of the last key."""

@@ -51,7 +51,7 @@ def check(recipe: Recipe) -> None:
     if len({name.lower() for name in source.parties}) < len(source.parties):
         raise RecipeError("data.source.parties: two of them have one name, or differ by capitals only; rename one")
     if both := sorted(set(source.parties) & recipe.validators.keys()):
-        raise RecipeError(f"validators.{both[0]}: a trainer is called so as well; give the validator another name")
+        raise RecipeError(f"validators.{both[0]}: a trainer already has this name; rename the validator")
     for name, part in source.parts.items():
         nearest(name, dict.fromkeys(source.parties), "data.source.parts: the party")
         if part.kind not in KINDS:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -84,10 +85,20 @@ class Recipe(Section):
         return schema
 
     def build_method(self) -> Method:
-        """The method with its settings. Raises RecipeError for settings that it does not have."""
+        """The method with its settings, made once. Raises RecipeError for settings that it does not have."""
+        return self._built_method
+
+    @functools.cached_property
+    def _built_method(self) -> Method:
         nearest(self.method, METHODS, "method")
         built = {name: self._method(name) for name in {self.method: {}, **self.methods}}
         return built[self.method]
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values, which are not checked."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_built_method", None)
+        return copied
 
     def _method(self, name: str) -> Method:
         cls = METHODS[name]

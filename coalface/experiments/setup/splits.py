@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,37 +18,95 @@ from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN, Data, Private
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
-from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_source, origin, unseen
+from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_source, origin
 from coalface.methods import METHODS
 
 
-def content(recipe: Recipe, packing: Packing | None = None) -> list[str]:
-    """What names the images that a recipe trains on: the source's fingerprint, and the identities that are taken."""
+def fingerprint(recipe: Recipe) -> str:
+    """What names the images of a recipe's source."""
     source = recipe.data.source
     if source.kind == "pack":
-        fingerprint = hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
-    else:
-        fingerprint = listed(recipe, source).fingerprint()
-    train, _ = training_faces(recipe, packing)
-    return [fingerprint, *train.names]
+        return hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
+    return listed(recipe, source).fingerprint()
 
 
-def training_faces(recipe: Recipe, packing: Packing | None = None) -> tuple[FaceSet, FaceSet]:
-    """(the identities that may be trained on, those held out for judging), disjoint by identity."""
-    found = split(recipe, packing)
-    return _test_images(recipe, found.train)[0], found.held
+@dataclass(frozen=True)
+class Split:
+    """The identities of a recipe, disjoint but for `test`, and for `trainable`, which has those of `train`."""
+
+    train: FaceSet
+    """For training."""
+    of_parties: FaceSet
+    """Of these, who is a party's: all, but for those of a bound that trains on public people as well."""
+    test: FaceSet | None
+    """Test images of those who are trained on, who have the numbers that they have in training; None without.
+
+    `coalface.data.test_images.by_party` tells whose they are."""
+    held: FaceSet
+    """Held out for judging."""
+    validators: dict[str, FaceSet]
+    """Set aside for each validator."""
+    calibration: FaceSet
+    """Of the source domain, to choose a threshold by."""
+    trainable: FaceSet
+    """Before private people are told from public ones: of both."""
 
 
-def testing(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
-    """The test images of those who are trained on, who have the numbers that they have in training; None without.
+def split(recipe: Recipe, packing: Packing | None = None) -> Split:
+    """Open the images of a recipe and draw who is trained on, held out and set aside. Raises RecipeError for nobody."""
+    data = recipe.data
+    faces = minimum_images(without(_opened(recipe, packing), _excluded(recipe)), data.min_images)
+    held = calibration = faces.only([])
+    if data.domains is not None:
+        faces, held, calibration = domains.apart(recipe, faces)
+    if data.hold_out:
+        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
+    aside = {}
+    for name, validator in recipe.validators.items():
+        if validator.identities is not None:
+            rng = generator(SPLIT_SEED, "validator", name)
+            try:
+                faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
+            except ValueError as error:
+                raise RecipeError(f"validators.{name}.identities: {error}") from None
+    train = own = _of_side(recipe, faces, data.side)
+    if data.side == "both" and data.private is not None:
+        own = _of_side(recipe, faces, None)
+    rest, test = _without_test_images(recipe, train, own)
+    if own is not train:
+        own = rest.only(np.flatnonzero(np.isin(rest.names, own.names)))
+    return Split(rest, rest if own is train else own, test, held, aside, calibration, faces)
 
-    `coalface.data.test_images.by_party` tells whose they are.
-    """
-    return None if recipe.data.test is None else _test_images(recipe, split(recipe, packing).train)[1]
+
+def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
+    """The public people, the parties', or both; at most `max_identities`. Raises RecipeError where nobody is left."""
+    data = recipe.data
+    if data.private is not None:
+        drawn = _drawn(faces, data.private)
+        chosen = np.ones(len(faces.names), dtype=bool)
+        if side != "public":
+            chosen[:] = False
+            chosen[drawn[: data.private.dealt]] = True
+        if side in ("public", "both"):
+            public = np.ones(len(faces.names), dtype=bool)
+            public[drawn] = False
+            chosen = public if side == "public" else public | chosen
+        faces = faces.only(np.flatnonzero(chosen))
+    if data.max_identities is not None and data.max_identities < len(faces.names):
+        drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
+        faces = faces.only(np.sort(drawn))
+    if len(faces) == 0 and (data.source.kind != OWN or data.source.parts):
+        if data.public is not None:
+            raise RecipeError(
+                f"data.public: none of its people has data.min_images={data.min_images} images or more, or "
+                "data.exclude names them all: take others, or lower data.min_images"
+            )
+        raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
+    return faces
 
 
-def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | None]:
-    """(those to train on, those to test on): disjoint images of the same identities."""
+def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[FaceSet, FaceSet | None]:
+    """(those to train on, those to test on): disjoint images of the same identities, who are among `own`."""
     wanted, source = recipe.data.test, recipe.data.source
     if wanted is None:
         return faces, None
@@ -61,9 +118,9 @@ def _test_images(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet | Non
         rest, test = _held_back(faces, wanted.images)
     except ValueError as error:
         raise RecipeError(f"data.test.images: {error}") from None
-    if recipe.data.side != "both" or recipe.data.private is None:
+    if own is faces:
         return rest, test
-    whose = of_the_parties(recipe, test.names)[test.labels]  # public people are nobody's clients and keep all images
+    whose = np.isin(test.names, own.names)[test.labels]  # public people are nobody's clients and keep all images
     kept = np.isin(faces.rows, test.rows[whose], invert=True)
     return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(whose))
 
@@ -72,13 +129,7 @@ def _held_back(faces: FaceSet, images: int) -> tuple[FaceSet, FaceSet]:
     return hold_back(faces, images, lambda name: generator(SPLIT_SEED, "test", name))
 
 
-def of_the_parties(recipe: Recipe, names: Sequence[str]) -> NDArray[np.bool_]:
-    """(n,) which of some identities the parties hold, and which are public."""
-    private = recipe.data.model_copy(update={"side": None, "test": None})
-    return np.isin(names, split(recipe.model_copy(update={"data": private}), unseen).train.names)
-
-
-def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | None:
+def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> FaceSet | None:
     """The images that the server and every party hold, of the identities that are nobody's; None for most methods.
 
     They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
@@ -88,79 +139,30 @@ def public_faces(recipe: Recipe, packing: Packing | None = None) -> FaceSet | No
         return None
     if recipe.data.source.kind == OWN:
         apart = Data.model_validate(before(recipe.data.model_dump(mode="json"), {}))
-        return _of_nobody(recipe, split(recipe.model_copy(update={"data": apart}), packing).train)
+        return _of_nobody(recipe, own, split(recipe.model_copy(update={"data": apart}), packing).train)
     if recipe.data.private is None:
         raise RecipeError(
             f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
             "identities are the parties', as `private: {identities: 150}`; all others are public"
         )
-    public = recipe.data.model_copy(update={"side": "public", "test": None})
-    return split(recipe.model_copy(update={"data": public}), packing).train
+    return _of_side(recipe, own.trainable, "public")
 
 
-def _of_nobody(recipe: Recipe, public: FaceSet) -> FaceSet:
+def _of_nobody(recipe: Recipe, own: Split, public: FaceSet) -> FaceSet:
     """Public people. Raises RecipeError where a party that is played here has some of them, of the same folder."""
-    wanted, parts = recipe.data.public, recipe.data.source.parts
-    assert wanted is not None
-    alike = [name for name, part in parts.items() if origin(recipe, part) == origin(recipe, wanted)]
-    trained = split(recipe, unseen).train.names if alike else ()
-    for name in alike:
-        own = {known.removeprefix(f"{name}/") for known in trained if known.startswith(f"{name}/")}
-        if shared := sorted(own & set(public.names)):
+    source = recipe.data.public
+    assert source is not None
+    for name, part in recipe.data.source.parts.items():
+        if origin(recipe, part) != origin(recipe, source):
+            continue
+        mine = {known.removeprefix(f"{name}/") for known in own.train.names if known.startswith(f"{name}/")}
+        if shared := sorted(mine & set(public.names)):
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
                 f"data.public: {len(shared)} of its people are {name}'s own ({some}), who would be trained on as "
                 "strangers to themselves: take others, or leave them out by data.exclude"
             )
     return public
-
-
-@dataclass(frozen=True)
-class Split:
-    """The identities of a recipe, disjoint."""
-
-    train: FaceSet
-    """For training, and for tests of those who are trained on."""
-    held: FaceSet
-    """Held out for judging."""
-    validators: dict[str, FaceSet]
-    """Set aside for each validator."""
-    calibration: FaceSet
-    """Of the source domain, to choose a threshold by."""
-
-
-def split(recipe: Recipe, packing: Packing | None) -> Split:
-    data = recipe.data
-    faces = _opened(recipe, packing)
-    faces = without(faces, _excluded(recipe))
-    faces = minimum_images(faces, data.min_images)
-    held = calibration = faces.only([])
-    if data.domains is not None:
-        faces, held, calibration = domains.apart(recipe, faces)
-    if data.hold_out:
-        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
-    aside = {}
-    for name, wanted in recipe.validators.items():
-        if wanted.identities is not None:
-            rng = generator(SPLIT_SEED, "validator", name)
-            try:
-                faces, aside[name] = hold_out(faces, rng, identities=wanted.identities)
-            except ValueError as error:
-                raise RecipeError(f"validators.{name}.identities: {error}") from None
-    if data.private is not None:
-        public, dealt = _public(faces, data.private), _dealt(faces, data.private)
-        faces = faces.only(np.flatnonzero({"public": public, "both": public | dealt}.get(data.side or "", dealt)))
-    if data.max_identities is not None and data.max_identities < len(faces.names):
-        deal = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
-        faces = faces.only(np.sort(deal))
-    if len(faces) == 0 and (data.source.kind != OWN or data.source.parts):
-        if data.public is not None:
-            raise RecipeError(
-                f"data.public: none of its people has data.min_images={data.min_images} images or more, or "
-                "data.exclude names them all: take others, or lower data.min_images"
-            )
-        raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
-    return Split(faces, held, aside, calibration)
 
 
 def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
@@ -171,20 +173,6 @@ def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
         if recipe.data.public is None or recipe.data.source.kind == OWN:
             raise
         raise RecipeError(f"data.public: {error}") from None
-
-
-def _public(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
-    """(len(names),) which identities are nobody's."""
-    found = np.ones(len(faces.names), dtype=bool)
-    found[_drawn(faces, private)] = False
-    return found
-
-
-def _dealt(faces: FaceSet, private: Private) -> NDArray[np.bool_]:
-    """(len(names),) which identities the parties hold; those for fewer are among those for more."""
-    found = np.zeros(len(faces.names), dtype=bool)
-    found[_drawn(faces, private)[: private.dealt]] = True
-    return found
 
 
 def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from coalface.evaluation.metrics.paired import PairedDifference, Resampled, comp
 from coalface.experiments.compare import bootstrap_of, resampled
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report.runs import clean, figure_name, size, start_name
-from coalface.experiments.setup import pair_lists, splits
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell
 from coalface.experiments.sweep.side_tables import (
     aligned,
@@ -219,7 +219,7 @@ def _compared(
     """The paired differences on each judged list. A setting is drawn again once, however often it is compared."""
     lists: dict[str, dict[str, PairIdentities]] = {}
     for recipe in recipes:
-        for chosen in pair_lists.judged(recipe, *splits.training_faces(recipe)):
+        for chosen in Parts(recipe).pairs:
             lists.setdefault(chosen.name, {})[chosen.identities.sha256] = chosen.identities
     found: dict[str, dict[tuple[str, str], dict[str, PairedDifference]]] = {}
     for name, each in lists.items():

@@ -12,7 +12,7 @@ from coalface.core.yaml_text import parse_yaml
 from coalface.evaluation.verification import write_text
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import party_world
+from coalface.experiments.setup import party_data
 
 CLIENT = '''"""A party's side: what its SuperNode imports."""
 
@@ -88,7 +88,7 @@ def new(folder: Path, recipe: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise RecipeError(f"{folder} is there and not empty: name a new folder")
     made, text = loader.load(recipe), recipe.read_text(encoding="utf-8")
-    party_world.check_elsewhere(made)
+    party_data.check_elsewhere(made)
     name = re.sub(r"[^a-z0-9-]+", "-", made.name.lower()).strip("-") or "faces"
     values = "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in leaves(parse_yaml(text)))
     about = f"{made.method} by recipe.yaml"

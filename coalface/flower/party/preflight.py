@@ -14,7 +14,7 @@ from coalface.data.readers.headers import check_header
 from coalface.data.stores import Store, open_store
 from coalface.experiments.recipe import party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.setup import party_world
+from coalface.experiments.setup import party_data
 from coalface.experiments.setup.sources import unseen
 
 LOOKED_AT = 200
@@ -93,12 +93,12 @@ def _against(
     """Whether the party can take part by the recipe, and what the server would be told of it."""
     if name is None:
         raise RecipeError(f"{file} does not say which party it is of: write `name: NAME` in it, or give --party NAME")
-    role = party_world.role(recipe, name)
+    role = party_data.role(recipe, name)
     if given.role not in (None, role):
         faults.append(f"{name} is a {given.role} by {file}, and a {role} by the recipe: the server leaves it alone")
         return
     try:
-        here = party_world.party_world(recipe, name, file, packing=unseen)
+        here = party_data.party_data(recipe, name, file, packing=unseen)
     except (ValueError, OSError) as error:
         faults.append(str(error))
         return

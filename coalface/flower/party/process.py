@@ -22,7 +22,8 @@ from coalface.engine.party import service
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.experiments.recipe.schema import RecipeError
-from coalface.experiments.setup import party_world, world
+from coalface.experiments.setup import party_data
+from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
 from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
@@ -45,7 +46,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     made = read(recipe, run_config)
     file = node_config.get("data")
     with telling_passed_over(logging.getLogger(__name__).warning):
-        here = party_world.party_world(made, name, Path(str(file)) if file else None)
+        here = party_data.party_data(made, name, Path(str(file)) if file else None)
     if name not in here.data:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
     folder = own / made.name
@@ -53,7 +54,8 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     permissions.check(own, (folder, own / "processes"))
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), made.name, name) if key else None
-    setup = Setup(made.build_method(), lambda: here, world.numerics(made), made.seed, folder)
+    parts = Parts(made)
+    setup = Setup(parts.method, lambda: here, parts.numerics(), made.seed, folder)
     setup.prepare()
     public = None if here.public is None else here.public.who()
     return PartyService(

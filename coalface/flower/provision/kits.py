@@ -20,7 +20,7 @@ from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import domains
-from coalface.experiments.setup.world import POOLED
+from coalface.experiments.setup.partition import POOLED
 from coalface.flower.app import project as flowerproject
 from coalface.flower.provision import certificates, project, templates
 from coalface.flower.provision.project import ProvisionConfig

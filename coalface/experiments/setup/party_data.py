@@ -11,12 +11,12 @@ from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import own_data, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN
-from coalface.experiments.setup import world
+from coalface.experiments.setup.parts import VALIDATOR, Parts, first_backbone
 from coalface.experiments.setup.sources import Packing
 from coalface.training.compute import Compute
 
 
-def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Packing | None = None) -> FederatedData:
+def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Packing | None = None) -> FederatedData:
     """The world of the party `name` at its own node; `file` is its own file.
 
     Where the trainers bring images of their own, nothing of others is opened, nor in it. A party that is something else
@@ -41,23 +41,23 @@ def party_world(recipe: Recipe, name: str, file: Path | None = None, packing: Pa
             "of it to agree, or ask for a recipe with data.source.kind own"
         )
     ours = recipe.data.source.kind == OWN
-    asked = [*recipe.data.source.parties, *(recipe.validators if world.validates(recipe) else ())]
+    asked = [*recipe.data.source.parties, *(recipe.validators if Parts(recipe).has_validators else ())]
     if ours and name not in asked:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
     made = party_file.filled(recipe, {name: given}) if bringing else recipe
-    return world.build_world(made.resolved(), packing=packing, played=(name,) if ours else None)
+    return Parts(made, packing, played=(name,) if ours else None).data
 
 
 def role(recipe: Recipe, name: str) -> str:
     """What a party is by the recipe, if it is one."""
-    return world.VALIDATOR if name in recipe.validators and world.validates(recipe) else "trainer"
+    return VALIDATOR if name in recipe.validators and Parts(recipe).has_validators else "trainer"
 
 
 def lacking(recipe: Recipe) -> list[str]:
     """The parties that bring images of their own, of which the recipe does not say where they lie."""
     source = recipe.data.source
     trainers = [name for name in source.parties if name not in source.parts]
-    validators = recipe.validators.items() if world.validates(recipe) else ()
+    validators = recipe.validators.items() if Parts(recipe).has_validators else ()
     return trainers + [name for name, one in validators if not own_data.placed(one)]
 
 
@@ -91,4 +91,4 @@ def _without_images(recipe: Recipe, name: str, role: str) -> FederatedData:
     size, channels = recipe.data.size, 1 if recipe.data.grey else 3
     none = np.empty(0, dtype=np.int64)
     nobody = FaceSet(np.empty((0, size, size, channels), dtype=np.uint8), none, none, ())
-    return FederatedData(data={name: nobody}, roles={name: role}, backbone=world.backbone(recipe), compute=Compute())
+    return FederatedData(data={name: nobody}, roles={name: role}, backbone=first_backbone(recipe), compute=Compute())

@@ -1,0 +1,42 @@
+"""What a run is judged by: a list of evaluators, each of which adds to its summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coalface.core.method import Models, Tensors
+from coalface.engine.server import Server
+
+
+class Evaluator:
+    """Judges a run from outside its method, with nothing on the wire; it says nothing where it does not apply.
+
+    What it returns becomes part of `summary.json`, each evaluator's under keys of its own.
+    """
+
+    missing: str = ""
+    """What a person is told where the run left nothing for it to judge."""
+
+    def evaluate_start(self, model: Tensors) -> dict[str, Any]:
+        """Judge the model that the run starts from: all tensors of the backbone."""
+        return {}
+
+    def evaluate_round(self, server: Server, models: Models) -> dict[str, Any]:
+        """Judge what a run has reached after a round that is judged; it becomes the round's `judged`."""
+        return {}
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """Judge what the run leaves."""
+        return {}
+
+
+class PublicImages(Evaluator):
+    """How many of the `held` public images each party trained on in each round that it took part in."""
+
+    def __init__(self, held: int) -> None:
+        self.held = held
+
+    def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
+        """Party -> images by round, under `public_images`."""
+        used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
+        return {"public_images": {"held": self.held, "used": used}} if used else {}

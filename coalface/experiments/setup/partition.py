@@ -1,0 +1,103 @@
+"""Who holds which of a recipe's identities: silos, devices, domains, one pooled party, or parties with their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from coalface.core.method import generator
+from coalface.data.faceset import FaceSet
+from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
+from coalface.experiments.setup import domains
+from coalface.experiments.setup.splits import deal_seed
+from coalface.methods import METHODS
+
+POOLED = "pooled"
+"""The name of the one party that holds everybody's data."""
+
+
+def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """The silos that the recipe's partition makes, whether or not the method pools them.
+
+    Where parties bring images of their own, those that are played here.
+    """
+    if recipe.data.source.kind == OWN:
+        return _bringing(recipe, faces)
+    partition, rng = recipe.data.partition, generator(deal_seed(recipe), "deal")
+    if partition.kind == "equal":
+        return equal(faces, partition.parties, rng)
+    if partition.kind == "dirichlet":
+        return dirichlet(faces, partition.parties, partition.alpha, rng)
+    if partition.kind == "by-domain":
+        source = recipe.data.source
+        names = _domain_names(faces) if source.kind == "folder" else tuple(source.parts) or source.domains
+        return _split_further(by_domain(faces, names), partition.split, rng)
+    if partition.kind == "shares":
+        return by_shares(faces, partition.shares, rng)
+    return one_identity(faces)
+
+
+def domain_parties(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    """The parties of two domains with the identities of all their images, which a method may not be told."""
+    parties = domains.deal(recipe, faces, generator(deal_seed(recipe), "deal"))
+    return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
+
+
+def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[str, FaceSet]:
+    """The parties of two domains without the identities that the method is not told."""
+    if METHODS[recipe.method].uses_target_labels or recipe.data.domains is None:
+        return parties
+    return {name: domains.untold(party, recipe.data.domains.source) for name, party in parties.items()}
+
+
+def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
+    """The faces with the number of the silo that each would be dealt to as its domain."""
+    numbers = np.zeros(len(faces.pixels), dtype=np.int64)
+    for number, silo in enumerate(silos.values()):
+        numbers[silo.rows] = number
+    return replace(faces, domains=numbers[faces.rows])
+
+
+def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
+    """Raise RecipeError where a method for clients of one identity would have one with more."""
+    own = recipe.data.source.kind == OWN
+    if METHODS[recipe.method].one_identity and (more := [p for p, faces in parties.items() if len(faces.names) != 1]):
+        remedy = "let it bring those of one person" if own else "set data.partition.kind=one-identity"
+        raise RecipeError(
+            f"data.{'source' if own else 'partition'}: {recipe.method} is for clients of one identity, and {more[0]} "
+            f"would hold {len(parties[more[0]].names)}; {remedy}"
+        )
+
+
+def _bringing(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
+    names = tuple(recipe.data.source.parts)
+    there = set() if faces.domains is None else set(faces.domains.tolist())
+    if empty := [name for number, name in enumerate(names) if number not in there]:
+        raise RecipeError(
+            f"{empty[0]}: none of its people has data.min_images={recipe.data.min_images} images or more, or "
+            "data.exclude names them all, so nothing is left to train on: look at its folder, or lower data.min_images"
+        )
+    return by_domain(faces, names) if names else {}
+
+
+def _split_further(parties: dict[str, FaceSet], split: int | None, rng: np.random.Generator) -> dict[str, FaceSet]:
+    """Each party's identities dealt equally over so many, NAME-a, NAME-b and so on."""
+    if split is None or split == 1:
+        return parties
+    return {
+        f"{name}-{chr(ord('a') + number)}": part
+        for name, faces in parties.items()
+        for number, part in enumerate(equal(faces, split, rng).values())
+    }
+
+
+def _domain_names(faces: FaceSet) -> tuple[str, ...]:
+    """What the domains of a data set of several are called: the first part of their identities' names."""
+    if faces.domains is None:
+        return ()
+    firsts = np.unique(faces.domains, return_index=True)[1]
+    return tuple(faces.names[faces.labels[i]].partition("/")[0] for i in firsts)

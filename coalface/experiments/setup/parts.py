@@ -1,0 +1,275 @@
+"""What is made of a recipe: each part once in a process, when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cached_property
+
+import torch
+
+from coalface.core.checks import nearest
+from coalface.core.method import Method, Tensors, generator, plays
+from coalface.data.augment import Augment
+from coalface.data.faceset import FaceSet
+from coalface.data.pairs import PairList
+from coalface.engine.faults import SimulatedFaults
+from coalface.engine.party.setup import FederatedData
+from coalface.engine.run_state import Numerics
+from coalface.evaluation import membership
+from coalface.evaluation.membership import Members
+from coalface.evaluation.verification import VerificationPairs
+from coalface.experiments.recipe.own_data import placed
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import OWN
+from coalface.experiments.setup import domains, partition, splits
+from coalface.experiments.setup.pair_lists import judged, validator
+from coalface.experiments.setup.partition import POOLED
+from coalface.experiments.setup.sources import Packing
+from coalface.experiments.setup.splits import Split
+from coalface.models import Backbone, build
+from coalface.training.compute import Compute
+
+VALIDATOR = "validator"
+"""The role of the parties that score models."""
+
+CLIENT_BATCH = 256
+"""Images of a client batch where `engine.cohorts` is `auto`."""
+
+
+class Parts:
+    """The method, images, parties, network, pairs and arithmetic of a recipe.
+
+    `packing` is told how far images are packed; given as `sources.unseen`, images are listed and none is decoded.
+    `played` are the parties with images of their own that are here, None for all whose place the recipe tells; nothing
+    of others is opened. `start` are the weights that the network begins with, if not its own first ones.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        packing: Packing | None = None,
+        *,
+        played: Collection[str] | None = None,
+        start: Tensors | None = None,
+    ) -> None:
+        self.recipe, self.packing, self.played, self.start = recipe, packing, played, start
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with its settings."""
+        return self.recipe.build_method()
+
+    @cached_property
+    def split(self) -> Split:
+        """Who is trained on, held out, and set aside."""
+        return splits.split(self.recipe, self.packing)
+
+    @property
+    def content(self) -> list[str]:
+        """What names the images that are trained on: the source's fingerprint, and the identities that are taken."""
+        return [splits.fingerprint(self.recipe), *self.split.train.names]
+
+    @cached_property
+    def public(self) -> FaceSet | None:
+        """The images that the server and every party hold, where the method shares some."""
+        return splits.public_faces(self.recipe, self.split, self.packing)
+
+    @cached_property
+    def silos(self) -> dict[str, FaceSet]:
+        """The silos of the partition, whether or not the method pools them."""
+        return partition.silos(self.recipe, self.split.train)
+
+    @cached_property
+    def clients(self) -> dict[str, FaceSet]:
+        """Who is served: the silos' own people, whether or not the method pools them; public people are nobody's."""
+        own = self.split.of_parties
+        return self.silos if own is self.split.train else partition.silos(self.recipe, own)
+
+    @cached_property
+    def truth(self) -> dict[str, FaceSet]:
+        """The parties of two domains with the identities of all their images, in the order of `trainers`."""
+        return partition.domain_parties(self.recipe, self.split.train)
+
+    @cached_property
+    def trainers(self) -> dict[str, FaceSet]:
+        """The parties that train and their images, as the method is to see them."""
+        if self.method.domains:
+            return partition.without_target_labels(self.recipe, self.truth)
+        train = self.split.train
+        if self.method.pooled:
+            return {POOLED: partition.marked_by_silo(train, self.silos) if self.recipe.data.party_augment else train}
+        partition.check_one_identity(self.recipe, self.silos)
+        return self.silos
+
+    @cached_property
+    def has_validators(self) -> bool:
+        """Whether the method has a step for validators."""
+        return any(declaration.role == VALIDATOR for _, declaration in self.method.steps.values())
+
+    @cached_property
+    def pairs(self) -> list[VerificationPairs]:
+        """The pair lists that are judged. Raises RecipeError where an identity is both judged and trained on."""
+        return judged(self.recipe, self.split.train, self.split.held, self.packing, self.public)
+
+    @cached_property
+    def validators(self) -> dict[str, tuple[FaceSet, PairList]]:
+        """The images and pairs of each validator that is here, if the method has a step for validators.
+
+        Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged,
+        and where a validator is called as a trainer is.
+        """
+        return self.validators_here() if self.has_validators else {}
+
+    def validators_here(self) -> dict[str, tuple[FaceSet, PairList]]:
+        """The same whatever the method."""
+        recipe, split = self.recipe, self.split
+        if both := sorted(recipe.validators.keys() & self.trainers.keys()):
+            raise RecipeError(f"validators.{both[0]}: a trainer already has this name; rename the validator")
+        names = [n for n, one in recipe.validators.items() if placed(one) and (self.played is None or n in self.played)]
+        if not names:
+            return {}
+        pairs = self.pairs if self.played is None else self._halved(names)
+        aside, train, packing = split.validators, split.train, self.packing
+        return {name: validator(recipe, name, aside.get(name), train, pairs, packing) for name in names}
+
+    def _halved(self, names: Collection[str]) -> list[VerificationPairs]:
+        """Of the judged lists those alone that some validators hold half of."""
+        halves = {self.recipe.validators[name].half_of for name in names}
+        lists = {name: one for name, one in self.recipe.judge.lists.items() if name in halves}
+        judge = self.recipe.judge.model_copy(update={"lists": lists})
+        recipe = self.recipe.model_copy(update={"judge": judge})
+        return judged(recipe, self.split.train, self.split.held, self.packing)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The network with its first weights, which follow from the seed, or with those that it starts from."""
+        network = first_backbone(self.recipe)
+        if self.start is not None:
+            network.load(self.start)
+        return network
+
+    @cached_property
+    def data(self) -> FederatedData:
+        """Who takes part, with what data, network and arithmetic.
+
+        Parties with images of their own, of which the recipe does not say where they lie, have none in it; where
+        `played` says which parties are here, so have other validators.
+        """
+        recipe, parties = self.recipe, self.trainers
+        asked = list(recipe.validators) if self.has_validators else []
+        usual, own, pooled = self._augments()
+        compute = Compute(
+            augment=usual,
+            by_domain=pooled,
+            device=recipe.engine.device,
+            autocast=recipe.engine.autocast,
+            channels_last=recipe.engine.channels_last,
+        )
+        elsewhere = {name: self.split.train.only([]) for name in [*sorted(recipe.data.source.parties), *asked]}
+        calibrates = domains.NAMED_SOURCE in parties and recipe.data.domains and recipe.data.domains.calibrate
+        return FederatedData(
+            data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
+            public=self.public,
+            augment=own,
+            pairs={name: pairs for name, (_, pairs) in self.validators.items()},
+            calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
+            roles=dict.fromkeys(asked, VALIDATOR) | domains.roles(recipe, parties),
+            backbone=self.backbone,
+            compute=compute,
+        )
+
+    def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
+        """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
+        recipe = self.recipe
+        usual = Augment(**recipe.data.augment.model_dump())
+        if not recipe.data.party_augment:
+            return usual, {}, ()
+        pools = POOLED in self.trainers
+        silos = list(self.silos) if pools else [*recipe.data.source.parties, *self.trainers]
+        own = augments(recipe, silos)
+        return usual, own, tuple(own.get(name, usual) for name in silos) if pools else ()
+
+    @cached_property
+    def client_batch(self) -> int:
+        """Images of a client batch, 0 for none.
+
+        Raises RecipeError where the recipe asks for client batches that cannot be.
+        """
+        recipe, wanted = self.recipe, self.recipe.engine.cohorts or 0
+        if not wanted:
+            return 0
+        training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
+        why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
+        if not why and recipe.data.source.kind == OWN and not recipe.data.source.parts:
+            why = "the parties' images are their own, each at a node of its own"
+        if not why and recipe.trouble != SimulatedFaults():
+            why = "trouble is simulated party by party"
+        if not why and recipe.data.party_augment:
+            why = "data.party_augment changes the images of parties in different ways"
+        if not why and any(size > 1 for size in recipe.engine.shards.values()):
+            why = "engine.shards splits a party's work"
+        if not why and recipe.engine.updates is not None:
+            why = "engine.updates narrows what each party sends, and of a cohort no single replies are made"
+        if wanted == "auto":
+            return 0 if why else CLIENT_BATCH
+        if why:
+            raise RecipeError(f"engine.cohorts: {why}; set engine.cohorts=0, or auto to do without where it cannot be")
+        return wanted
+
+    def numerics(self, client_batch: int = 0) -> Numerics:
+        """The record of what the bits depend on."""
+        engine = self.recipe.engine
+        return Numerics(
+            threads=engine.threads,
+            device=engine.device,
+            autocast=engine.autocast,
+            channels_last=engine.channels_last,
+            flush_denormals=engine.flush_denormals,
+            block=engine.block,
+            cohorts=client_batch,
+            shards={party: size for party, size in engine.shards.items() if size > 1 and self.plays(party)},
+            updates=engine.updates,
+        )
+
+    def members(self, before: Members | None = None) -> Members | None:
+        """Who a run trains on, those of its pre-training included; None where only the parties know their people.
+
+        They are those of all trainers together, also where each keeps a model of its own.
+        """
+        if self.recipe.data.source.kind == OWN:
+            return None
+        trainers = self.truth if self.method.domains else self.trainers  # targets are told no identities
+        public = [self.public] if self.public is not None else []
+        people = membership.of_faces([*trainers.values(), *public], self.recipe.data.source.parts)
+        return people if before is None else people.beside(before)
+
+    def plays(self, party: str) -> bool:
+        """Whether a silo, a validator or `pooled` takes part in a run of the recipe's method."""
+        return self.has_validators if party in self.recipe.validators else (party == POOLED) == self.method.pooled
+
+
+def make_data(recipe: Recipe, start: Tensors | None = None, played: Collection[str] | None = None) -> FederatedData:
+    """What each worker process makes for itself."""
+    return Parts(recipe, played=played, start=start).data
+
+
+def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
+    """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
+    for name in recipe.data.party_augment:
+        nearest(name, dict.fromkeys(parties), "data.party_augment")
+    return {name: Augment(**own.model_dump()) for name, own in recipe.data.party_augment.items()}
+
+
+def first_backbone(recipe: Recipe) -> Backbone:
+    """The network with its first weights, which follow from the seed."""
+    channels, model = 1 if recipe.data.grey else 3, recipe.model
+    module = build(
+        model.name,
+        size=recipe.data.size,
+        channels=channels,
+        embedding_size=model.embedding_size,
+        generator=generator(recipe.seed, "backbone"),
+    )
+    if recipe.engine.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Backbone(module.to(recipe.engine.device), model.batchnorm)
