@@ -38,7 +38,7 @@ from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods.fedface import FedFace
 from coalface.training.compute import Compute
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import PositiveHinge
 
 BATCHES = (16, 30, 64, 128, 256, 512)
@@ -115,7 +115,7 @@ class BareLoop:
 
 def method(count: int) -> FedFace:
     """FedFace with one full-batch step a client and round."""
-    return FedFace(rounds=count, local=LocalWork(epochs=1, batch=1024, lr=LR, momentum=0.0, weight_decay=0.0))
+    return FedFace(rounds=count, local=LocalTraining(epochs=1, batch_size=1024, lr=LR, momentum=0.0, weight_decay=0.0))
 
 
 def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, threads: int, count: int) -> str:
@@ -130,7 +130,8 @@ def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, 
 
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method(count + 1), build_world, numerics, 0, Path(place), save_replies=False)
-        server = Server(setup.method, RoundPolicy(run="benchmark", checkpoint=5), numerics, InProcess(setup, world),
+        policy = RoundPolicy(run="benchmark", checkpoint_every=5)
+        server = Server(setup.method, policy, numerics, InProcess(setup, world),
                         Path(place), backbone=world.backbone, report=report)  # fmt: skip
         server.run()
     for loop in loops:

@@ -46,7 +46,7 @@ from coalface.methods.fedavg import FedAvg, Global, State, Update
 from coalface.models import Backbone, build
 from coalface.training.compute import Compute
 from coalface.training.local_training import Learner
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 LOSS = CosFace(scale=30.0, margin=0.35)
@@ -186,7 +186,7 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     """Rounds of the engine and of the bare loops in turn; a bare loop has as many threads as the engine in all."""
     build_world = functools.partial(make_world, name, parties, identities, images)
     world = build_world()
-    method = FedAvg(rounds=rounds + 1, local=LocalWork(batch=batch, lr=0.01), loss=LOSS)
+    method = FedAvg(rounds=rounds + 1, local=LocalTraining(batch_size=batch, lr=0.01), loss=LOSS)
     loop = functools.partial(BareLoop, build_world, batch, per_party=per_party, threads=workers * threads)
     bare, tuned = loop(tuned=False), loop(tuned=True)
     turns: list[tuple[float, float, float]] = []
@@ -197,7 +197,7 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, build_world, Numerics(threads=threads), 0, Path(place), save_replies=per_party)
         transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
-        rules = RoundPolicy(run="benchmark", checkpoint=1 if per_party else 5)
+        rules = RoundPolicy(run="benchmark", checkpoint_every=1 if per_party else 5)
         server = Server(method, rules, setup.numerics, transport, Path(place), backbone=world.backbone,
                         report=report)  # fmt: skip
         server.run()
@@ -227,7 +227,7 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
     commit.
     """
     world = make_world("cnn-small", clients, 1, 1)
-    method = FedAvg(rounds=6, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
+    method = FedAvg(rounds=6, local=LocalTraining(batch_size=5, lr=0.01), loss=LOSS)
     marks: list[float] = []
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,7 +293,9 @@ def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
     """Peak anonymous memory of the server's process over one round, above what it held before the round, in MB."""
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 1)
     world = build_world()
-    method = (Unfolded if unfolded else Slow)(window=window, rounds=1, local=LocalWork(batch=5, lr=0.01), loss=LOSS)
+    method = (Unfolded if unfolded else Slow)(
+        window=window, rounds=1, local=LocalTraining(batch_size=5, lr=0.01), loss=LOSS
+    )
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
         transport = Workers(setup, world, 2, window)

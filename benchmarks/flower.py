@@ -142,15 +142,15 @@ def recipe(network: str, rounds: int, updates: str | None) -> dict[str, Any]:
         "name": network,
         "method": "fedavg",
         "rounds": rounds,
-        "local": {"iterations": 1, "batch": 2, "lr": 0.01},
+        "local": {"steps_per_round": 1, "batch_size": 2, "lr": 0.01},
         "data": {
-            "source": {"kind": "synthetic", "identities": 8, "images": 3},
+            "faces": {"kind": "synthetic", "identities": 8, "images": 3},
             "size": NETWORKS[network],
             "partition": {"parties": 2},
         },
-        "judge": {"lists": {}},
+        "evaluation": {"pairs": {}},
         "model": {"name": network},
-        "engine": {"threads": 1, "on_error": "exclude", "updates": updates},
+        "engine": {"threads": 1, "on_error": "exclude", "update_dtype": updates},
     }
 
 
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=6, help="the first two are left out")
     parser.add_argument(
-        "--updates", choices=["float16", "bfloat16", "int8"], help="the type of updates: engine.updates"
+        "--updates", choices=["float16", "bfloat16", "int8"], help="the type of updates: engine.update_dtype"
     )
     given = parser.parse_args()
     light, heavy = began("import coalface.flower.party.client"), began("import coalface.flower.party.process")

@@ -45,23 +45,23 @@ BASE: dict[str, Any] = {
     "name": "hostile",
     "rounds": ROUNDS,
     "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
-    "judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 900}}},
-    "engine": {"threads": 1, "checkpoint": ROUNDS, "patience": ROUNDS + 1, "on_error": "exclude"},
+    "evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 900}}},
+    "engine": {"threads": 1, "checkpoint_every": ROUNDS, "max_abandoned_rounds": ROUNDS + 1, "on_error": "exclude"},
 }
 SILOS: dict[str, Any] = {
-    "local": {"epochs": 1, "batch": 20, "lr": 0.02},
-    "data": FACES | {"source": {"identities": 124, "images": 10}, "partition": {"kind": "equal", "parties": 8}},
+    "local": {"epochs": 1, "batch_size": 20, "lr": 0.02},
+    "data": FACES | {"faces": {"identities": 124, "images": 10}, "partition": {"kind": "equal", "parties": 8}},
 }
 """Eight silos of eight people."""
 PRETRAIN: dict[str, Any] = {
     "method": "centralized",
     "rounds": 12,
-    "local": {"epochs": 1, "batch": 20, "lr": 0.003, "schedule": "cosine"},
+    "local": {"epochs": 1, "batch_size": 20, "lr": 0.003, "schedule": "cosine"},
     "loss": BASE["loss"],
 }
-PUBLIC: dict[str, Any] = {"source": {"identities": 140, "images": 10}, "private": {"identities": 16}}
+PUBLIC: dict[str, Any] = {"faces": {"identities": 140, "images": 10}, "private": {"identities": 16}}
 CLIENTS: dict[str, Any] = {
-    "local": {"epochs": 1, "batch": 10, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+    "local": {"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
     "data": FACES | PUBLIC | {"partition": {"kind": "one-identity"}},
     "pretrain": PRETRAIN,
 }
@@ -225,15 +225,15 @@ FEW = {"rounds": 10}
 SIZES = {f"silo-{i:02d}": share for i, share in enumerate((1.0, 1.5, 2.4, 3.6, 5.5, 8.5, 13.0, 20.0))}
 JOINT: dict[str, Any] = {
     "rounds": 4,  # each has every party train on the public people too
-    "local": {"epochs": 1, "batch": 10, "lr": 0.003},
+    "local": {"epochs": 1, "batch_size": 10, "lr": 0.003},
     "data": FACES | PUBLIC | {"partition": {"kind": "equal", "parties": 8}},
     "pretrain": PRETRAIN,
 }
 DOMAINS: dict[str, Any] = {
-    "local": {"iterations": 8, "batch": 20, "lr": 0.02},
+    "local": {"steps_per_round": 8, "batch_size": 20, "lr": 0.02},
     "data": {
         "size": 32,
-        "source": {
+        "faces": {
             "kind": "joined",
             "parts": {
                 "studio": {"identities": 60, "images": 8, "domains": ["studio"]},
@@ -242,15 +242,15 @@ DOMAINS: dict[str, Any] = {
         },
         "domains": {"source": "studio", "target": "street", "clients": 7, "hold_out": 60, "calibrate": 10},
     },
-    "judge": {"lists": {"unseen": {"domain": "target", "part": "street"}}},
+    "evaluation": {"pairs": {"unseen": {"domain": "target", "part": "street"}}},
     "pretrain": PRETRAIN,
 }
 VALIDATED: dict[str, Any] = {
-    "data": {"source": {"identities": 134}},
+    "data": {"faces": {"identities": 134}},
     "validators": {f"judge-{i}": {"identities": 5, "pairs": 50} for i in range(2)},
 }
 DIRICHLET: dict[str, Any] = {"data": {"partition": {"kind": "dirichlet", "parties": 8, "alpha": 0.3}}}
-STEPS: dict[str, Any] = SILOS | {"local": {"iterations": 4, "batch": 20, "lr": 0.02}}
+STEPS: dict[str, Any] = SILOS | {"local": {"steps_per_round": 4, "batch_size": 20, "lr": 0.02}}
 BATCHNORM: dict[str, Any] = {"model": {"name": "mobilefacenet"}}
 UNEVEN: dict[str, Any] = {"data": {"partition": {"kind": "shares", "shares": SIZES}}}
 HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [

@@ -36,7 +36,7 @@ from coalface.engine.server import Server
 from coalface.methods import METHODS
 from coalface.models import Backbone, build
 from coalface.training.compute import Compute
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 SILOS, IDENTITIES, EACH = 3, 32, 20
@@ -69,12 +69,13 @@ def serve(there: Any, name: str, steps: int, rounds: int, whole: int | None) -> 
             wait()
 
     own = {"gradient_batches": whole} if "mime" in name else {}
-    work = LocalWork(iterations=steps, batch=32, lr=0.001)
+    work = LocalTraining(steps_per_round=steps, batch_size=32, lr=0.001)
     method = METHODS[name](rounds=rounds, local=work, loss=CosFace(scale=30.0, margin=0.35), **own)  # type: ignore
     world = make_world()
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, make_world, Numerics(threads=1), 0, Path(place))
-        server = Server(method, RoundPolicy(run="benchmark", checkpoint=10**9), setup.numerics, InProcess(setup, world),
+        policy = RoundPolicy(run="benchmark", checkpoint_every=10**9)
+        server = Server(method, policy, setup.numerics, InProcess(setup, world),
                         Path(place), backbone=world.backbone, report=report)  # fmt: skip
         wait()
         server.run()

@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint={10**6}"]
+    changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint_every={10**6}"]
     recipe = loader.load(options.recipe, changes)
     seconds: dict[str, list[float]] = {"each alone": [], "once": []}
     ratios, models = [], set()

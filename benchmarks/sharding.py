@@ -25,7 +25,7 @@ from coalface.models import Backbone, build
 from coalface.training.compute import Compute
 from coalface.training.distributed.classifier import Shards
 from coalface.training.local_training import learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 STEPS = 2
@@ -56,7 +56,7 @@ def measure(rank: int, size: int, split: bool, args: argparse.Namespace, meeting
     keep_freed_memory()
     shards = Shards.join(meeting, rank, size) if split else None
     here = party(args, shards)
-    work = LocalWork(iterations=1, batch=args.batch, lr=0.1, sample_rate=args.sample_rate)
+    work = LocalTraining(steps_per_round=1, batch_size=args.batch, lr=0.1, sample_rate=args.sample_rate)
     before, learner, seconds, peaks, losses = peak(), None, [], [], []
     for _ in range(STEPS):
         begun = time.perf_counter()

@@ -29,7 +29,7 @@ DAY = datetime.timedelta(days=1)
 RECIPE: dict[str, Any] = {
     "name": "faces",
     "method": "fedavg-fv",
-    "data": {"size": 32, "source": {"kind": "synthetic", "identities": 30, "images": 4}, "partition": {"parties": 2}},
+    "data": {"size": 32, "faces": {"kind": "synthetic", "identities": 30, "images": 4}, "partition": {"parties": 2}},
     "validators": {"clinic": {"identities": 6, "pairs": 10}},
 }
 FEDERATION: dict[str, Any] = {
@@ -56,15 +56,15 @@ FACES: dict[str, Any] = {
     "name": "faces",
     "method": "fedavg",
     "rounds": 2,
-    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
     "data": {
         "size": 32,
-        "source": {"kind": "synthetic", "identities": 13, "images": 4},
+        "faces": {"kind": "synthetic", "identities": 13, "images": 4},
         "partition": {"parties": 3},
         "hold_out": 4,
     },
-    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
-    "engine": {"threads": 1, "quorum": 0.5, "patience": 5},
+    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
+    "engine": {"threads": 1, "min_reply_fraction": 0.5, "max_abandoned_rounds": 5},
 }
 """A recipe whose parties keep private state: class embeddings and their place in the data."""
 SILOS: dict[str, str] = {f"silo-0{i}": "trainer" for i in range(3)}

@@ -23,13 +23,13 @@ from coalface.data.faceset import FaceSet
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.training.fedfr import untrained
 from coalface.training.local_training import fresh_head
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 EXACT = Tiny(flip=False, double=True, public=3)
 """Three clients of two identities each and three public ones, of which nothing is drawn."""
 COSFACE = CosFace(scale=16.0, margin=0.1)
-WORK = LocalWork(epochs=2, batch=4, lr=0.02, momentum=0.5, weight_decay=5e-3)
+WORK = LocalTraining(epochs=2, batch_size=4, lr=0.02, momentum=0.5, weight_decay=5e-3)
 NEAR = 0.97
 """t_HN at which some public images are near an untrained network's features of a client, and others are not."""
 
@@ -105,7 +105,7 @@ class Client:
             "shift": torch.zeros(8, dtype=torch.float64),
             "own": torch.from_numpy(omega * np.float32(0.01)).double(),
         }
-        if method.detail("branch_start") == "classes":
+        if method.detail("branch_init") == "classes":
             self.branch["own"] = self.classes.clone()
         if method.branch == "binary":
             start = torch.tensor(method.binary.start(len(self.classes)), dtype=torch.float64)
@@ -132,7 +132,7 @@ class Client:
 
     def order(self, count: int, epoch: int) -> list[list[int]]:
         """The batches of an epoch: one image that is left over joins the last, or goes where the last must be full."""
-        batch, whole = self.method.local.batch, self.stream(epoch).permutation(count).tolist()
+        batch, whole = self.method.local.batch_size, self.stream(epoch).permutation(count).tolist()
         if self.method.detail("drop_last") and count >= batch:
             return [whole[at : at + batch] for at in range(0, count - batch + 1, batch)]
         found = [whole[at : at + batch] for at in range(0, count, batch)]

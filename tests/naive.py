@@ -30,7 +30,7 @@ from coalface.methods.fedavg import FedAvg
 from coalface.models.groups import Backbone
 from coalface.training.compute import Compute
 from coalface.training.local_training import fresh_head
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
 
 
@@ -43,7 +43,7 @@ def party(name: str, build: Tiny, round_: int = 1, rounds: int = 2) -> Party:
 class Silo:
     """A party: its images, its class embeddings with their momentum, and its place in the data."""
 
-    def __init__(self, name: str, build: Tiny, work: LocalWork) -> None:
+    def __init__(self, name: str, build: Tiny, work: LocalTraining) -> None:
         self.name, self._work, self._cursor = name, work, Cursor()
         self._party = party(name, build)
         self.images = len(self._party.data)
@@ -81,7 +81,7 @@ class Silo:
         self.head = self.head - lr * self.head_velocity
 
 
-def silos(build: Tiny, work: LocalWork) -> list[Silo]:
+def silos(build: Tiny, work: LocalTraining) -> list[Silo]:
     """Every party of a world."""
     return [Silo(name, build, work) for name in sorted(build().data)]
 
@@ -161,7 +161,7 @@ def line() -> FederatedData:
     return FederatedData(data, Backbone(Number()), Compute(augment=Augment(flip=False), dtype=torch.float64))
 
 
-BY_HAND = LocalWork(iterations=2, batch=4, lr=0.5, momentum=0.5, weight_decay=0.0)
+BY_HAND = LocalTraining(steps_per_round=2, batch_size=4, lr=0.5, momentum=0.5, weight_decay=0.0)
 """K = 2, η = β = 1/2."""
 
 

@@ -20,10 +20,10 @@ TREE: dict[str, Any] = {
     "name": "own",
     "method": "fedavg-fv",
     "rounds": 2,
-    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
-    "data": {"size": 32, "source": {"kind": "own", "parties": ["silo-01", "silo-00"]}},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
+    "data": {"size": 32, "faces": {"kind": "own", "parties": ["silo-01", "silo-00"]}},
     "validators": {"clinic": {"own": True, "pairs": 10}},
-    "judge": {"fars": [0.1], "lists": {"unseen": {"pairs": 10, "source": UNSEEN}}},
+    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"pairs": 10, "source": UNSEEN}}},
 }
 PEOPLE = {
     "silo-00": ["Adalind", "Beatrix", "Cydonia"],

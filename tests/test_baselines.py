@@ -24,12 +24,12 @@ from coalface.experiments.sweep.run import table
 
 GRIDS = """recipe: tiny.yaml
 grids:
-  - {method: [centralized, solo], loss.name: [cosface, arcface], local.iterations: 75, seed: [0, 1]}
-  - {method: pfm, loss.name: [cosface, arcface], local.iterations: [5, 75], seed: [0, 1]}
-  - {method: fedavg, methods.fedavg.momentum: [reset, none], loss.name: [cosface, arcface], local.iterations: [5, 75],
-     seed: [0, 1]}
+  - {method: [centralized, solo], loss.name: [cosface, arcface], local.steps_per_round: 75, seed: [0, 1]}
+  - {method: pfm, loss.name: [cosface, arcface], local.steps_per_round: [5, 75], seed: [0, 1]}
+  - {method: fedavg, methods.fedavg.momentum: [reset, none], loss.name: [cosface, arcface], 
+     local.steps_per_round: [5, 75], seed: [0, 1]}
 """
-DATA = {"source": {"kind": "synthetic", "identities": 24, "images": 4}, "hold_out": 12}
+DATA = {"faces": {"kind": "synthetic", "identities": 24, "images": 4}, "hold_out": 12}
 JUDGE = {"lists": {"unseen": {"kind": "balanced", "pairs": 60}}}
 Swept = tuple[list[Cell], dict[str, dict[str, Any]]]
 CENTRAL, RESET, NONE = "method=centralized", "methods.fedavg.momentum=reset", "methods.fedavg.momentum=none"
@@ -39,22 +39,22 @@ Differences to the setting named beside each, percent points, 95 % interval (2,0
 
 | setting                            | to                                      | figure          | difference |         interval | verdict |
 |------------------------------------|-----------------------------------------|-----------------|-----------:|-----------------:|--------:|
-| method=fedavg, local.iterations=5  | method=centralized, local.iterations=5  | unseen accuracy |     +19.58 |  +4.61 to +37.90 |  higher |
-| method=fedavg, local.iterations=5  | method=centralized, local.iterations=5  | unseen EER      |     -23.33 | -32.36 to -13.11 |   lower |
-| method=fedavg, local.iterations=75 | method=centralized, local.iterations=75 | unseen accuracy |     +22.08 | +10.89 to +39.24 |  higher |
-| method=fedavg, local.iterations=75 | method=centralized, local.iterations=75 | unseen EER      |     -22.50 | -34.17 to -15.70 |   lower |
+| method=fedavg, local.steps_per_round=5  | method=centralized, local.steps_per_round=5  | unseen accuracy |     +19.58 |  +4.61 to +37.90 |  higher |
+| method=fedavg, local.steps_per_round=5  | method=centralized, local.steps_per_round=5  | unseen EER      |     -23.33 | -32.36 to -13.11 |   lower |
+| method=fedavg, local.steps_per_round=75 | method=centralized, local.steps_per_round=75 | unseen accuracy |     +22.08 | +10.89 to +39.24 |  higher |
+| method=fedavg, local.steps_per_round=75 | method=centralized, local.steps_per_round=75 | unseen EER      |     -22.50 | -34.17 to -15.70 |   lower |
 """  # noqa: E501
 TO_ONE = """
-Differences to method=centralized, local.iterations=75, percent points, 95 % interval (2,000 paired draws of the judged identities):
+Differences to method=centralized, local.steps_per_round=75, percent points, 95 % interval (2,000 paired draws of the judged identities):
 
 | setting                                | figure          | difference |         interval |   verdict |
 |----------------------------------------|-----------------|-----------:|-----------------:|----------:|
-| method=centralized, local.iterations=5 | unseen accuracy |      -6.25 | -22.46 to +13.12 | undecided |
-| method=centralized, local.iterations=5 | unseen EER      |      +5.83 |  -6.63 to +17.74 | undecided |
-| method=fedavg, local.iterations=5      | unseen accuracy |     +13.33 |  -0.10 to +32.20 | undecided |
-| method=fedavg, local.iterations=5      | unseen EER      |     -17.50 |  -25.96 to -7.64 |     lower |
-| method=fedavg, local.iterations=75     | unseen accuracy |     +22.08 | +10.89 to +39.24 |    higher |
-| method=fedavg, local.iterations=75     | unseen EER      |     -22.50 | -34.17 to -15.70 |     lower |
+| method=centralized, local.steps_per_round=5 | unseen accuracy |      -6.25 | -22.46 to +13.12 | undecided |
+| method=centralized, local.steps_per_round=5 | unseen EER      |      +5.83 |  -6.63 to +17.74 | undecided |
+| method=fedavg, local.steps_per_round=5      | unseen accuracy |     +13.33 |  -0.10 to +32.20 | undecided |
+| method=fedavg, local.steps_per_round=5      | unseen EER      |     -17.50 |  -25.96 to -7.64 |     lower |
+| method=fedavg, local.steps_per_round=75     | unseen accuracy |     +22.08 | +10.89 to +39.24 |    higher |
+| method=fedavg, local.steps_per_round=75     | unseen EER      |     -22.50 | -34.17 to -15.70 |     lower |
 """  # noqa: E501
 """Written by the code that knew one baseline only."""
 
@@ -63,7 +63,7 @@ Differences to method=centralized, local.iterations=75, percent points, 95 % int
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny recipe, and a file of grids over it of which no two have the same keys."""
     folder = tmp_path_factory.mktemp("grids")
-    tinyruns.write(folder / "tiny.yaml", data=DATA, judge=JUDGE)
+    tinyruns.write(folder / "tiny.yaml", data=DATA, evaluation=JUDGE)
     (folder / "grids.yaml").write_text(GRIDS, encoding="utf-8")
     return folder
 
@@ -120,10 +120,10 @@ def compared(rows: list[list[str]]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("wanted", "text"),
-    [([CENTRAL], BESIDE), (["method=centralized, local.iterations=75"], TO_ONE), ([CENTRAL] * 2, BESIDE)],
+    [([CENTRAL], BESIDE), (["method=centralized, local.steps_per_round=75"], TO_ONE), ([CENTRAL] * 2, BESIDE)],
 )
 def test_one_baseline_has_a_row_for_every_setting_and_figure(folder: Path, wanted: list[str], text: str) -> None:
-    cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.iterations=5,75", "seed=0,1"])
+    cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.steps_per_round=5,75", "seed=0,1"])
     written, whole = table(cells, finished(cells, folder / "tiny.yaml"), wanted)
     assert whole and written.endswith("mean of a run.\n" + text)
 
@@ -137,7 +137,7 @@ def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swep
     losses, every = ("cosface", "arcface"), [(loss, k) for loss in ("cosface", "arcface") for k in (5, 75)]
 
     def named(method: str, loss: str, k: int) -> str:
-        return f"{method}, loss.name={loss}, local.iterations={k}"
+        return f"{method}, loss.name={loss}, local.steps_per_round={k}"
 
     central = {named(m, loss, k): named(CENTRAL, loss, 75) for m in federated for loss, k in every}
     solo = {loss: named("method=solo", loss, 75) for loss in losses}
@@ -177,7 +177,7 @@ def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, fol
 @pytest.mark.usefixtures("few_draws")
 def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swept) -> None:
     cells, done = swept
-    gone = f"method=fedavg, {RESET}, loss.name=arcface, local.iterations=75"
+    gone = f"method=fedavg, {RESET}, loss.name=arcface, local.steps_per_round=75"
     left = {c.recipe.digest(): done[c.recipe.digest()] for c in cells if c.setting != gone}
     whole, part = (tables(table(cells, some, [CENTRAL, RESET])[0])[RESET] for some in (done, left))
     without = {label: to for label, to in compared(whole).items() if to != gone}
@@ -195,12 +195,12 @@ def test_settings_judged_on_other_pairs_say_so_in_each_column(
     (chosen,) = Parts(mine := loader.load(folder / "tiny.yaml")).pairs
     evidence = accuracy_evidence(np.arange(120.0), chosen.identities, folds=folds) | other
     changed = dict(done)
-    for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.iterations=75"):
+    for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.steps_per_round=75"):
         changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
     assert next(row for row in rows if row[0].startswith("method=solo"))[1:] == ["judged on other pairs"] * 2
     assert sum("other pairs" in text for row in rows for text in row) == 2
-    base, changed = "method=centralized, loss.name=cosface, local.iterations=75", dict(done)
+    base, changed = "method=centralized, loss.name=cosface, local.steps_per_round=75", dict(done)
     for cell in (c for c in cells if c.setting == base):
         changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]

@@ -31,13 +31,13 @@ class Stops(Silent):
 def recipe(root: Path) -> Recipe:
     """Two silos of three people of ten, the others of whom are public; their pictures lie in folders."""
     data = {
-        "source": {"kind": "folder", "path": str(root)},
+        "faces": {"kind": "folder", "path": str(root)},
         "hold_out": 0,
         "private": {"identities": 6},
         "partition": {"parties": 2},
     }
     tree = loader.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
-    tree["data"]["source"], tree["judge"]["lists"] = data["source"], {}
+    tree["data"]["faces"], tree["evaluation"]["pairs"] = data["source"], {}
     return loader.parse(tree)
 
 

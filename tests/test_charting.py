@@ -21,8 +21,8 @@ from coalface.experiments.sweep.grid import Cell, grid
 
 GRIDS = """recipe: tiny.yaml
 grids:
-  - {method: fedavg, local.iterations: [40, 1, 2], seed: [0, 1]}
-  - {method: centralized, local.iterations: 2, seed: [0, 1]}
+  - {method: fedavg, local.steps_per_round: [40, 1, 2], seed: [0, 1]}
+  - {method: centralized, local.steps_per_round: 2, seed: [0, 1]}
 """
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
 
@@ -75,7 +75,7 @@ class Reader(HTMLParser):
 
 def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(finished: Path) -> None:
     text = page(finished)
-    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over <code>local.iterations</code>", "The table"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over <code>local.steps_per_round</code>", "The table"]
     assert re.findall(r"<h3>(.*?)</h3>", text) == ["unseen accuracy (%)", "unseen EER (%)"]
     assert f"coalface sweep {finished / 'grids.yaml'} --out {finished / 'out'}" in text
     assert "4 settings in 8 runs." in text and "on a logarithmic scale" in text
@@ -87,10 +87,10 @@ def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(
 def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None:
     rows = Reader(page(finished)).rows
     head, fedavg, centralized, untrained = rows[:4]
-    assert head == ["setting", "local.iterations = 1", "2", "40", "without local.iterations"]
+    assert head == ["setting", "local.steps_per_round = 1", "2", "40", "without local.steps_per_round"]
     cells = sweeping.read_cells(finished / "out" / "cells.jsonl").values()
     for column, number in enumerate((1, 2, 40), start=1):
-        runs = [c for c in cells if c["cell"]["method"] == "fedavg" and c["cell"]["local.iterations"] == number]
+        runs = [c for c in cells if c["cell"]["method"] == "fedavg" and c["cell"]["local.steps_per_round"] == number]
         first, second = (run["figures"]["unseen"]["accuracy"] for run in runs)
         low, high = min(first, second), max(first, second)
         assert fedavg[column] == f"{(first + second) / 2:.2f}({low:.2f} to {high:.2f})"
@@ -103,7 +103,7 @@ def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:
     lines = (finished / "out" / "table.md").read_text().splitlines()
     tables = [line for line in lines if line.startswith("|") and not set(line) <= set("|-:")]
     assert shown == [[cell.strip() for cell in line.strip("|").split("|")] for line in tables]
-    assert "Differences to method=fedavg, local.iterations=40, percent points" in page(finished)
+    assert "Differences to method=fedavg, local.steps_per_round=40, percent points" in page(finished)
 
 
 def test_a_sweep_that_is_resumed_writes_the_same_bytes(finished: Path, tmp_path: Path) -> None:
@@ -134,17 +134,17 @@ def test_an_axis_can_be_chosen_and_a_mistake_in_it_shows_before_anything_runs(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(finished, tmp_path / "copy")
-    two = swept(folder, "local.iterations=1,2", "seed=0,1")
+    two = swept(folder, "local.steps_per_round=1,2", "seed=0,1")
     assert "<h2>Over" not in two
-    two = swept(folder, "local.iterations=1,2", "seed=0,1", "--axis", "local.iterations")
-    assert "<h2>Over <code>local.iterations</code>" in two and "logarithmic" not in two
-    assert "&#39;local.iterations=1,2&#39;" not in two and "--axis local.iterations --out" in two
+    two = swept(folder, "local.steps_per_round=1,2", "seed=0,1", "--axis", "local.steps_per_round")
+    assert "<h2>Over <code>local.steps_per_round</code>" in two and "logarithmic" not in two
+    assert "&#39;local.steps_per_round=1,2&#39;" not in two and "--axis local.steps_per_round --out" in two
     for wrong in ("seed", "method", "local.lr"):
         words = ["coalface", "sweep", str(folder / "grids.yaml"), "--out", str(tmp_path / "none"), "--axis", wrong]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit):
             main.main()
-        said = f"--axis {wrong}: the sweep has no two numbers of it; keys with several numbers: local.iterations"
+        said = f"--axis {wrong}: the sweep has no two numbers of it; keys with several numbers: local.steps_per_round"
         assert said in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
@@ -157,10 +157,10 @@ def test_text_keeps_what_is_bold_and_what_is_code() -> None:
 def test_cells_that_failed_are_named_and_their_place_is_empty(finished: Path) -> None:
     cells = grid(finished / "grids.yaml", [])
     done = sweeping.read_cells(finished / "out" / "cells.jsonl")
-    gone = [c.recipe.digest() for c in cells if c.chosen.get("local.iterations") == 2][:3]  # fedavg's, and a seed
+    gone = [c.recipe.digest() for c in cells if c.chosen.get("local.steps_per_round") == 2][:3]  # fedavg's, and a seed
     some = {digest: line for digest, line in done.items() if digest not in gone}
     text, _ = sweeping.table(cells, some, (), dict.fromkeys(gone, "it <broke>"))
-    shown = charting.page(cells, some, text, "coalface sweep", ["local.iterations"])
+    shown = charting.page(cells, some, text, "coalface sweep", ["local.steps_per_round"])
     assert "4 settings in 5 runs of 8; the others are missing in the means." in shown
     assert shown.count("failed: it &lt;broke&gt;") == 3 and '<div class="warn">' in shown
     fedavg, centralized = Reader(shown).rows[1:3]
@@ -172,7 +172,7 @@ def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
     done = sweeping.read_cells(finished / "out" / "cells.jsonl")
     for place, line in enumerate(done.values()):
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
-    shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
+    shown = charting.page(cells, done, "", "coalface sweep", ["local.steps_per_round"])
     assert "Clients judged by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
 
 
@@ -194,7 +194,7 @@ def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(fi
     ]
     (one, _) = charting.points(moved, done)
     assert charting.SHARE in one.figures and "clients by branch/eer" not in one.figures  # of two sweeps' clients
-    shown = charting.page(cells, done, "", "coalface sweep", ["local.iterations"])
+    shown = charting.page(cells, done, "", "coalface sweep", ["local.steps_per_round"])
     assert f"<h3>{charting.SHARE} (%)</h3>" in shown and "<h3>clients by branch EER (%)</h3>" in shown
 
 
@@ -202,8 +202,8 @@ def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
     start = {"figures": {}, "untrained": {"unseen": {"eer": 40.0}}}
     cells, done = [], {}
     for half, eer in (("first", 10.0), ("second", 20.0)):
-        recipe = tinyruns.tiny(seed=3).model_copy(update={"half_split": half})
-        cells.append(Cell({"method": "pfm", "seed": 3, "half_split": half}, recipe))
+        recipe = tinyruns.tiny(seed=3).model_copy(update={"fold_split": half})
+        cells.append(Cell({"method": "pfm", "seed": 3, "fold_split": half}, recipe))
         done[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
     found = charting.points(cells, done)
     assert found == [

@@ -22,7 +22,7 @@ from coalface.engine.processes import wait_for_workers
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
 
-COMMANDS = ["run", "resume", "demo", "methods", "wire", "evaluate", "compare", "sweep", "data pack", "data sheet"]
+COMMANDS = ["run", "resume", "demo", "methods", "messages", "evaluate", "compare", "sweep", "data pack", "data preview"]
 COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
 
 
@@ -71,17 +71,17 @@ def test_the_methods_as_a_table_and_as_json() -> None:
 
 
 def test_the_wire_as_text_and_as_json() -> None:
-    found = json.loads(said("wire", "fedavg", "--json"))
+    found = json.loads(said("messages", "fedavg", "--json"))
     up = {s["field"]: s for s in found["sent"] if s["direction"] == "up"}
     assert up["backbone"]["bytes"] == 4 * 310_768  # parameters of cnn-small at 64×64
     assert any(field.startswith("Learner.head") for field in found["stays"])
-    text = said("wire", "fedavg")
+    text = said("messages", "fedavg")
     assert "1,243,072" in text and "stays at the party: Learner.head" in text
 
 
 @pytest.mark.parametrize("method", [row["method"] for row in json.loads(said("methods", "--json"))])
 def test_the_wire_of_every_method_is_shown_without_a_recipe(method: str) -> None:
-    assert re.search(r"^one .+, both ways: ", said("wire", method), re.MULTILINE)
+    assert re.search(r"^one .+, both ways: ", said("messages", method), re.MULTILINE)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
     text = said("data", "pack", pictures, tmp_path / "faces.pack", "--size", 16, "--grey")
     assert f"{tmp_path / 'faces.pack'}: 8 images of 2 identities, 16×16" in text
     assert read_pack(tmp_path / "faces.pack", verify=True).names == ("Ann", "Bob")
-    assert said("data", "sheet", tmp_path / "sheet.png", "--seed", 3) == f"wrote {tmp_path / 'sheet.png'}\n"
-    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert said("data", "preview", tmp_path / "preview.png", "--seed", 3) == f"wrote {tmp_path / 'preview.png'}\n"
+    assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
         (["run", "."], "Is a directory"),
         (["run", "tiny.yaml", "locl.lr=1"], "locl is not a key of a recipe; did you mean local?"),
         (["run", "tiny.yaml", "local.lr=[1"], "the value is not YAML"),
-        (["run", "tiny.yaml", "judge.lists.unseen.pair=3"], "did you mean judge.lists.unseen.pairs?"),
+        (["run", "tiny.yaml", "evaluation.pairs.unseen.pair=3"], "did you mean evaluation.pairs.unseen.pairs?"),
         (["run", "tiny.yaml", "method=fedavgg"], "did you mean 'fedavg'?"),
         (["run", "tiny.yaml", "engine.device=cuda:99"], "engine.device: 'cuda:99' is not there"),
         (["run", "tiny.yaml", "data.partition.parties=99"], "99 parties cannot each have one of 8 identities"),
         (["run", "tiny.yaml", "data.hold_out=12"], "holding out 12 of 12 identities leaves one side empty"),
         (["run", "tiny.yaml", "model.name=ir19"], "model.name: 'ir19' is not known; did you mean 'ir18'?"),
         (["run", "tiny.yaml", "data.size=16"], "images of 16×16 are too small; give size 32 or more"),
-        (["run", "tiny.yaml", "data.source.kind=folder", "data.source.path=x"], "data.root=FOLDER"),
+        (["run", "tiny.yaml", "data.faces.kind=folder", "data.faces.path=x"], "data.root=FOLDER"),
         (["resume", "nowhere"], "nowhere holds no run"),
-        (["wire", "fedav"], "did you mean 'fedavg'?"),
+        (["messages", "fedav"], "did you mean 'fedavg'?"),
         (["evaluate", "nowhere", "--on", "x"], "nowhere holds no model"),
         (["compare", "nowhere"], "nowhere is no run folder"),
         (
@@ -170,8 +170,8 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
             "--baseline seed=0: no setting of the sweep has it",
         ),
         (["data", "pack", "nowhere", "x"], "nowhere is not a folder"),
-        (["data", "sheet", "no/such/folder/sheet.png"], "no/such/folder/sheet.png: No such file or directory"),
-        (["data", "sheet", "."], "give the name of a file that ends in .png"),
+        (["data", "preview", "no/such/folder/preview.png"], "no/such/folder/preview.png: No such file or directory"),
+        (["data", "preview", "."], "give the name of a file that ends in .png"),
     ],
 )
 def test_what_a_person_can_mend_is_said_in_one_line(

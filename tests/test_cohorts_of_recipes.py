@@ -1,4 +1,4 @@
-"""`engine.cohorts` of a recipe; what cohorts do is in engine/test_cohorts.py."""
+"""`engine.client_batch` of a recipe; what cohorts do is in engine/test_cohorts.py."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def images(method: str = "fedface", **changes: Any) -> int:
 
 @pytest.mark.parametrize("method", ["fedface", "fedaws", "positive-only", "random-init", "fedfv", "feduv"])
 def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) -> None:
-    assert images(method, engine={"cohorts": "auto"}) == 256
-    assert images(method, engine={"cohorts": 12}) == 12
-    assert images(method) == images(method, engine={"cohorts": 0}) == 0
-    assert images(method, engine={"cohorts": "auto"}, local={"iterations": 1}) == 256
+    assert images(method, engine={"client_batch": "auto"}) == 256
+    assert images(method, engine={"client_batch": 12}) == 12
+    assert images(method) == images(method, engine={"client_batch": 0}) == 0
+    assert images(method, engine={"client_batch": "auto"}, local={"steps_per_round": 1}) == 256
 
 
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
@@ -44,19 +44,31 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("fedface-multi", {}, "clients of several identities have a softmax of their own each"),
     ("fedface", {"model": {"name": "mobilefacenet"}}, "the backbone has BatchNorm, whose statistics are of a party's"),
     ("fedface", {"local": {"epochs": 2}}, "a party of 4 images takes 2 local steps a round"),
-    ("fedfv", {"local": {"batch": 2}}, "a party of 4 images takes 2 local steps.*local.epochs=1 and local.batch=4"),
-    ("fedface", {"local": {"batch": 3}}, "a party of 4 images .* only some of its images"),
-    ("fedface", {"local": {"iterations": 3}}, "a party of 4 images takes 3 local steps a round"),
-    ("fedface", {"local": {"iterations": 1, "batch": 2}}, "takes 1 local steps a round, or only some of its images"),
+    (
+        "fedfv",
+        {"local": {"batch_size": 2}},
+        "a party of 4 images takes 2 local steps.*local.epochs=1 and local.batch_size=4",
+    ),
+    ("fedface", {"local": {"batch_size": 3}}, "a party of 4 images .* only some of its images"),
+    ("fedface", {"local": {"steps_per_round": 3}}, "a party of 4 images takes 3 local steps a round"),
     (
         "fedface",
-        {"local": {"iterations": 1, "party_batch": {"device-00": 2}}},
-        "local.party_batch gives parties batches",
+        {"local": {"steps_per_round": 1, "batch_size": 2}},
+        "takes 1 local steps a round, or only some of its images",
     ),
-    ("feduv", {"trouble": {"dropout": 0.1}}, "trouble is simulated party by party"),
-    ("feduv", {"trouble": {"corrupt": {"device-00": "nan"}}}, "trouble is simulated party by party"),
+    (
+        "fedface",
+        {"local": {"steps_per_round": 1, "party_batch_size": {"device-00": 2}}},
+        "local.party_batch_size gives parties batches",
+    ),
+    ("feduv", {"faults": {"dropout": 0.1}}, "trouble is simulated party by party"),
+    ("feduv", {"faults": {"corrupt": {"device-00": "nan"}}}, "trouble is simulated party by party"),
     ("fedaws", {"data": {"party_augment": {"device-00": {"flip": False}}}}, "data.party_augment changes the images"),
-    ("fedface", {"engine": {"shards": {"device-00": 2}}}, "engine.shards splits a party's work"),
+    (
+        "fedface",
+        {"engine": {"processes_per_party": {"device-00": 2}}},
+        "engine.processes_per_party splits a party's work",
+    ),
 ]
 
 
@@ -64,41 +76,43 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
 def test_where_it_cannot_be_auto_does_without_and_a_number_is_refused_with_the_reason(
     method: str, changes: dict[str, Any], why: str
 ) -> None:
-    assert images(method, **loader.merged(changes, {"engine": {"cohorts": "auto"}})) == 0
+    assert images(method, **loader.merged(changes, {"engine": {"client_batch": "auto"}})) == 0
     assert images(method, **changes) == 0
-    with pytest.raises(RecipeError, match=f"engine.cohorts: .*{why}.*set engine.cohorts=0, or auto to do without"):
-        images(method, **loader.merged(changes, {"engine": {"cohorts": 64}}))
+    with pytest.raises(
+        RecipeError, match=f"engine.client_batch: .*{why}.*set engine.client_batch=0, or auto to do without"
+    ):
+        images(method, **loader.merged(changes, {"engine": {"client_batch": 64}}))
 
 
 def test_settings_that_change_nothing_are_no_reason() -> None:
     for changes in (
-        {"trouble": {"dropout": 0.0}},
-        {"engine": {"shards": {"device-00": 1}}},
+        {"faults": {"dropout": 0.0}},
+        {"engine": {"processes_per_party": {"device-00": 1}}},
         {"local": {"momentum": 0.5, "weight_decay": 0.01}},
     ):
-        assert images("fedface", **loader.merged(changes, {"engine": {"cohorts": 40}})) == 40
+        assert images("fedface", **loader.merged(changes, {"engine": {"client_batch": 40}})) == 40
 
 
 @pytest.mark.parametrize("wrong", ["all", -1, 2.5])
 def test_what_is_no_number_of_images_is_refused_at_the_door(wrong: Any) -> None:
-    with pytest.raises(RecipeError, match=r"engine.cohorts"):
-        recipe(engine={"cohorts": wrong})
+    with pytest.raises(RecipeError, match=r"engine.client_batch"):
+        recipe(engine={"client_batch": wrong})
 
 
 def test_the_dry_run_says_what_is_computed_together_and_refuses_as_a_run_does() -> None:
-    assert "parties are computed together, 256 images at a time (engine.cohorts)" in preflight.describe(
-        recipe(engine={"cohorts": "auto"})
+    assert "parties are computed together, 256 images at a time (engine.client_batch)" in preflight.describe(
+        recipe(engine={"client_batch": "auto"})
     )
     assert "computed together" not in preflight.describe(recipe())
-    assert "computed together" not in preflight.describe(recipe(engine={"cohorts": "auto"}, local={"epochs": 2}))
-    with pytest.raises(RecipeError, match="engine.cohorts: a party of 4 images takes 2 local steps"):
-        preflight.describe(recipe(engine={"cohorts": 64}, local={"epochs": 2}))
+    assert "computed together" not in preflight.describe(recipe(engine={"client_batch": "auto"}, local={"epochs": 2}))
+    with pytest.raises(RecipeError, match="engine.client_batch: a party of 4 images takes 2 local steps"):
+        preflight.describe(recipe(engine={"client_batch": 64}, local={"epochs": 2}))
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(RecipeError, match="engine.cohorts: the method has no batched form"):
-        tinyruns.run(out, method="fedavg", engine={"cohorts": 64})
+    with pytest.raises(RecipeError, match="engine.client_batch: the method has no batched form"):
+        tinyruns.run(out, method="fedavg", engine={"client_batch": 64})
     assert not out.exists() or not any(out.iterdir())
 
 
@@ -106,7 +120,7 @@ def test_a_run_with_cohorts_is_one_without_but_for_rounding_and_says_so(tmp_path
     """The summary lists the same pieces, as often, of as many bytes; the size of cohorts stands among the numerics."""
     common: dict[str, Any] = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
     alone = tinyruns.run(tmp_path / "alone", **common)
-    many = tinyruns.run(tmp_path / "many", **common, engine={"cohorts": "auto"})
+    many = tinyruns.run(tmp_path / "many", **common, engine={"client_batch": "auto"})
     one, other = (load_file(folder / "model" / "backbone.safetensors") for folder in (alone, many))
     assert one.keys() == other.keys()
     assert max(float((one[n] - other[n]).abs().max()) for n in one) < 1e-5

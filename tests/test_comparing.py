@@ -49,7 +49,7 @@ def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run:
 
 def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
-    other = tinyruns.run(tmp_path / "other", judge={"lists": lists}, rounds=1)
+    other = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
     assert compare.intervals([fedavg_run, other]) == {}
     (_, row) = table.compare([fedavg_run, other], {}).rows
     assert row.differences["unseen/accuracy"].verdict is None  # the plain difference, and no word on chance

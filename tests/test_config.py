@@ -26,20 +26,20 @@ def fault(tree: dict[str, Any]) -> str:
     [
         ({"round": 3}, "round is not a key of a recipe; did you mean rounds?"),
         ({"data": {"hold_ut": 3}}, "data.hold_ut is not a key of a recipe; did you mean data.hold_out?"),
-        ({"data": {"source": {"identites": 3}}}, "did you mean data.source.identities?"),
+        ({"data": {"faces": {"identites": 3}}}, "did you mean data.faces.identities?"),
         ({"data": {"partition": {"partys": 3}}}, "did you mean data.partition.parties?"),
         ({"data": {"augment": {"flp": 3}}}, "did you mean data.augment.flip?"),
         ({"model": {"nam": "ir18"}}, "did you mean model.name?"),
         ({"engine": {"worker": 3}}, "did you mean engine.workers?"),
-        ({"judge": {"evry": 3}}, "did you mean judge.every?"),
-        ({"judge": {"lists": {"a": {"pair": 3}}}}, "did you mean judge.lists.a.pairs?"),
-        ({"judge": {"lists": {"a": {"source": {"pth": "x"}}}}}, "did you mean judge.lists.a.source.path?"),
-        ({"data": {"source": {"parts": {"a": {"pth": "x"}}}}}, "did you mean data.source.parts.a.path?"),
+        ({"evaluation": {"evry": 3}}, "did you mean evaluation.every?"),
+        ({"evaluation": {"pairs": {"a": {"pair": 3}}}}, "did you mean evaluation.pairs.a.pairs?"),
+        ({"evaluation": {"pairs": {"a": {"source": {"pth": "x"}}}}}, "did you mean evaluation.pairs.a.source.path?"),
+        ({"data": {"faces": {"parts": {"a": {"pth": "x"}}}}}, "did you mean data.faces.parts.a.path?"),
         ({"local": {"epoch": 3}}, "local.epoch is not a key of a recipe; did you mean local.epochs?"),
         ({"loss": {"name": "cosface", "margn": 0.3}}, "did you mean loss.margin?"),
         ({"methods": {"fedavg": {"smple": 3}}}, "did you mean methods.fedavg.sample?"),
         ({"method": "solo", "methods": {"fedprox": {"muu": 3}}}, "did you mean methods.fedprox.mu?"),
-        ({"trouble": {"drp": 3}}, "trouble.drp is not a key of a recipe; did you mean trouble."),
+        ({"faults": {"drp": 3}}, "faults.drp is not a key of a recipe; did you mean trouble."),
         ({"pretrain": {"methd": "solo"}}, "pretrain.methd is not a key of a recipe; did you mean method?"),
         ({"method": "fedavgg"}, "method: 'fedavgg' is not known; did you mean 'fedavg'?"),
         ({"methods": {"fedavgg": {}}}, "methods: 'fedavgg' is not known; did you mean 'fedavg'?"),
@@ -80,12 +80,21 @@ def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
         ({"local": {"lr": "fast"}}, "local.lr: Input should be a valid number"),
         ({"local": {"lr": -1}}, "local: local work needs lr > 0"),
         ({"data": None}, "data: a section with keys below it is needed, such as root, source, size; got None"),
-        ({"judge": {"lists": {"a": None}}}, "judge.lists.a: a section with keys below it is needed, such as kind"),
+        (
+            {"evaluation": {"pairs": {"a": None}}},
+            "evaluation.pairs.a: a section with keys below it is needed, such as kind",
+        ),
         ({"data": {"exclude": 3}}, "data.exclude: Input should be a valid tuple; got 3"),
-        ({"judge": {"lists": {"a": {"kind": "x"}}}}, "judge.lists.a.kind: Input should be 'lfw', 'all-pairs'"),
+        (
+            {"evaluation": {"pairs": {"a": {"kind": "x"}}}},
+            "evaluation.pairs.a.kind: Input should be 'lfw', 'all-pairs'",
+        ),
         ({"loss": {"name": ["x"]}}, "loss.name: ['x'] is not known"),
         ({"methods": {"fedavg": {"rounds": 3}}}, "methods.fedavg.rounds: set it at the top of the recipe"),
-        ({"engine": {"quorum": 2}}, "engine.quorum: Input should be less than or equal to 1; got 2"),
+        (
+            {"engine": {"min_reply_fraction": 2}},
+            "engine.min_reply_fraction: Input should be less than or equal to 1; got 2",
+        ),
     ],
 )
 def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str) -> None:
@@ -95,32 +104,35 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"data": {"source": {"kind": "joined"}}}, "data.source.parts: a source of kind 'joined' has parts"),
-        ({"data": {"source": {"parts": {"a": {}}}}}, "data.source.parts: a source of kind 'joined' has parts"),
+        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts: a source of kind 'joined' has parts"),
+        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: a source of kind 'joined' has parts"),
         (
-            {"data": {"source": {"kind": "joined", "parts": {"a/b": {}}}}},
-            "data.source.parts: 'a/b' cannot be the name of a party",
+            {"data": {"faces": {"kind": "joined", "parts": {"a/b": {}}}}},
+            "data.faces.parts: 'a/b' cannot be the name of a party",
         ),
         (
-            {"data": {"source": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
-            "data.source.parts.a.kind: a part is folder, rec or synthetic; got 'pack'",
+            {"data": {"faces": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
+            "data.faces.parts.a.kind: a part is folder, rec or synthetic; got 'pack'",
         ),
-        ({"data": {"source": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
-        ({"data": {"source": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
+        ({"data": {"faces": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
+        ({"data": {"faces": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
         ({"data": {"exclude": {"lfw": []}}}, "data.exclude: 'lfw' is not known. Known: none"),
         (
-            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"kind": "lfw", "path": "p"}}}},
-            "judge.lists.a.part: say which part the pairs are of: lfw, made",
+            {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"kind": "lfw", "path": "p"}}}},
+            "evaluation.pairs.a.part: say which part the pairs are of: lfw, made",
         ),
         (
-            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"part": "mad"}}}},
-            "judge.lists.a.part: 'mad' is not known; did you mean 'made'?",
+            {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "mad"}}}},
+            "evaluation.pairs.a.part: 'mad' is not known; did you mean 'made'?",
         ),
         (
-            {"data": {"source": JOINED}, "judge": {"lists": {"a": {"part": "made", "source": {}}}}},
-            "judge.lists.a: give either a part of data.source or a source, not both",
+            {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "made", "source": {}}}}},
+            "evaluation.pairs.a: give either a part of data.faces or a source, not both",
         ),
-        ({"judge": {"lists": {"a": {"source": JOINED}}}}, "judge.lists.a.source: a list is judged on images of one"),
+        (
+            {"evaluation": {"pairs": {"a": {"source": JOINED}}}},
+            "evaluation.pairs.a.source: a list is judged on images of one",
+        ),
     ],
 )
 def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, Any], said: str) -> None:
@@ -130,14 +142,14 @@ def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, A
 def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("rounds: 5\nlocal: {lr: 0.1, batch: 8}\n")
-    changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.source.domains=[studio, night]", "data.grey=false"]
-    recipe = loader.load(path, [*changes, "judge.lists.a.pairs=7", "data.max_identities="])
+    changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.faces.domains=[studio, night]", "data.grey=false"]
+    recipe = loader.load(path, [*changes, "evaluation.pairs.a.pairs=7", "data.max_identities="])
     assert (recipe.name, recipe.rounds) == ("mine", 5)
-    assert (recipe.local.lr, recipe.local.batch) == (0.001, 8)
+    assert (recipe.local.lr, recipe.local.batch_size) == (0.001, 8)
     assert recipe.build_method().sample == 4  # type: ignore[attr-defined]
-    assert recipe.data.source.domains == ("studio", "night")
+    assert recipe.data.faces.domains == ("studio", "night")
     assert recipe.data.grey is False
-    assert recipe.judge.lists["a"].pairs == 7
+    assert recipe.evaluation.pairs["a"].pairs == 7
     assert recipe.data.max_identities is None
 
 
@@ -238,7 +250,7 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
-    recipe = tiny(methods={"fedavg": {"sample": 2}}, trouble={}, loss={"name": "arcface"})
+    recipe = tiny(methods={"fedavg": {"sample": 2}}, faults={}, loss={"name": "arcface"})
     resolved = recipe.resolved()
     assert loader.parse(resolved).resolved() == resolved
     assert loader.parse(yaml.safe_load(yaml.safe_dump(resolved))).resolved() == resolved
@@ -264,14 +276,14 @@ def test_writing_out_a_default_changes_no_digest() -> None:
         {"loss": {"margin": 0.1}},
         {"methods": {"fedavg": {"sample": 1}}},
         {"data": {"hold_out": 5}},
-        {"data": {"source": {"seed": 1}}},
+        {"data": {"faces": {"seed": 1}}},
         {"data": {"partition": {"parties": 3}}},
         {"data": {"augment": {"flip": False}}},
         {"model": {"embedding_size": 64}},
-        {"judge": {"lists": {"unseen": {"pairs": 21}}}},
+        {"evaluation": {"pairs": {"unseen": {"pairs": 21}}}},
         {"engine": {"threads": 2}},
-        {"engine": {"block": 2}},
-        {"engine": {"quorum": 0.9}},
+        {"engine": {"sum_block": 2}},
+        {"engine": {"min_reply_fraction": 0.9}},
         {"pretrain": {"method": "centralized"}},
     ],
 )
@@ -280,8 +292,8 @@ def test_the_digest_changes_with_what_the_result_depends_on(changes: dict[str, A
 
 
 def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
-    values = {"data.root": "/x", "engine.workers": 3, "engine.window": 5, "engine.save_replies": False}
-    values |= {"engine.checkpoint": 4, "engine.keep": 5, "engine.tensorboard": True}
+    values = {"data.root": "/x", "engine.workers": 3, "engine.max_in_flight": 5, "engine.save_replies": False}
+    values |= {"engine.checkpoint_every": 4, "engine.keep_checkpoints": 5, "engine.tensorboard": True}
     assert set(values) == set(FREE)
     tree: dict[str, Any] = {**TINY, "name": "other", "methods": {"solo": {}}}
     for key, value in values.items():
@@ -290,9 +302,9 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
 
 
 def test_epochs_and_iterations_are_not_given_both() -> None:
-    with pytest.raises(RecipeError, match="local.epochs is 2 and local.iterations 3.*leave one of them out"):
-        tiny(local={"epochs": 2, "iterations": 3})
-    recipe = tiny(local={"iterations": 3})
+    with pytest.raises(RecipeError, match="local.epochs is 2 and local.steps_per_round 3.*leave one of them out"):
+        tiny(local={"epochs": 2, "steps_per_round": 3})
+    recipe = tiny(local={"steps_per_round": 3})
     again = loader.parse(recipe.resolved())  # config.yaml has the default of the other as well
     assert again.digest() == recipe.digest() and again.resolved() == recipe.resolved()
 
@@ -302,7 +314,7 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
     inner = loader.pretraining(recipe)
     assert (inner.name, inner.method, inner.rounds, inner.pretrain) == ("tiny-pretrain", "centralized", 1, None)
     assert inner.data.model_copy(update={"partition": recipe.data.partition}) == recipe.data
-    assert (inner.seed, inner.model, inner.judge.lists) == (recipe.seed, recipe.model, recipe.judge.lists)
+    assert (inner.seed, inner.model, inner.evaluation.pairs) == (recipe.seed, recipe.model, recipe.evaluation.pairs)
     assert inner.resolved()["loss"] == {"name": "softmax", "scale": 64.0}
     assert inner.local == loader.parse({}).local != recipe.local
     own = loader.pretraining(
@@ -319,14 +331,14 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
         ({"rounds": 7}, True),
         ({"method": "solo"}, True),
         ({"methods": {"fedavg": {"sample": 1}}}, True),
-        ({"trouble": {"dropout": 0.3}}, True),
-        ({"judge": {"every": 1, "flip": True}}, True),
-        ({"engine": {"quorum": 0.9, "block": 2, "workers": 2}}, True),
+        ({"faults": {"dropout": 0.3}}, True),
+        ({"evaluation": {"every": 1, "flip": True}}, True),
+        ({"engine": {"min_reply_fraction": 0.9, "sum_block": 2, "workers": 2}}, True),
         ({"data": {"partition": {"kind": "dirichlet", "parties": 3}}}, True),
         ({"seed": 1}, False),
         ({"data": {"hold_out": 5}}, False),
         ({"model": {"embedding_size": 64}}, False),
-        ({"judge": {"lists": {"unseen": {"pairs": 21}}}}, False),
+        ({"evaluation": {"pairs": {"unseen": {"pairs": 21}}}}, False),
         ({"engine": {"autocast": "bfloat16"}}, False),
         ({"pretrain": {"rounds": 2}}, False),
     ],
@@ -340,7 +352,7 @@ def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, An
 def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
     start = {"pretrain": {"method": "centralized"}, "data": {"side": "private", "private": {"identities": 12}}}
     digests = {
-        loader.pretraining(tiny(**loader.merged(start, {"data": {"private": {"dealt": dealt}}}))).digest()
+        loader.pretraining(tiny(**loader.merged(start, {"data": {"private": {"assigned": dealt}}}))).digest()
         for dealt in (None, 12, 4)
     }
     assert len(digests) == 1

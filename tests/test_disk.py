@@ -23,7 +23,7 @@ from coalface.data.readers.bin import write_bin
 from coalface.data.readers.pack import write_pack
 from coalface.data.readers.records import write_rec
 from coalface.data.stores import Kind, open_store
-from coalface.data.synthetic.generator import SyntheticFaces, sheet
+from coalface.data.synthetic.generator import SyntheticFaces, preview
 from coalface.data.tools.convert import Pairs, convert
 from coalface.engine import checkpoint
 from coalface.engine.checkpoint import Checkpoint
@@ -95,7 +95,7 @@ WRITERS: list[tuple[Callable[[Path], object], str]] = [
     (converted("bin", "of.bin"), "of.bin"),
     (converted("pack", "packed"), "packed/pixels.u8"),
     (lambda place: kits.make(place / "federation.yaml", place / "kits", NOW), "kits/ca/ca.crt"),
-    (lambda place: sheet(place / "sheet.png", images=1), "sheet.png"),
+    (lambda place: preview(place / "preview.png", images=1), "preview.png"),
     (lambda place: write_bin(place / "a.bin", [b"1" * SMALL] * 2, [True]), "a.bin"),
     (lambda place: verification.write_json(place / "a.json", "1" * SMALL), "a.json"),
 ]

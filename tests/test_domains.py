@@ -38,7 +38,7 @@ def rows(*sets: FaceSet) -> set[int]:
 
 def whole(recipe: Recipe) -> dict[int, str]:
     """Who is in each image of the store."""
-    faces = sources.open_source(recipe, recipe.data.source)
+    faces = sources.open_source(recipe, recipe.data.faces)
     return {int(row): faces.names[label] for row, label in zip(faces.rows, faces.labels, strict=True)}
 
 
@@ -138,7 +138,7 @@ def guessed(faces: FaceSet, who: dict[int, str]) -> float:
 def test_the_order_of_images_does_not_tell_who_is_in_them(method: str) -> None:
     """An adversary who takes neighbours for one person is right as often as by chance: 3 of 31."""
     street = {"identities": 13, "images": 16}
-    parts = {"data": {"source": {"parts": {"street": street}}}}
+    parts = {"data": {"faces": {"parts": {"street": street}}}}
     recipe = two_domains({"method": method}, parts, domains(clients=1))
     who, rates = whole(recipe), []
     for seed in range(3):
@@ -157,7 +157,7 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
         tinyruns.picture_folders(tmp_path / part, [f"{part}_{i}" for i in range(4)], images=3)
     tree = {key: value for key, value in TREE.items() if key not in ("data", "judge")}
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
-    data = {"root": str(tmp_path), "source": {"kind": "joined", "parts": parts}, "size": 32}
+    data = {"root": str(tmp_path), "faces": {"kind": "joined", "parts": parts}, "size": 32}
     recipe = loader.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
     train = splits.split(recipe).train
     assert train.files is not None and train.domains is not None
@@ -209,7 +209,7 @@ def test_clients_hold_together_what_is_pooled_whatever_their_number() -> None:
 
 
 def test_untold_takes_the_names_of_one_part_alone() -> None:
-    faces = sources.open_source(two_domains(), two_domains().data.source)
+    faces = sources.open_source(two_domains(), two_domains().data.faces)
     mixed = faces.select(generator(0, "test").permutation(len(faces)))
     for source, known in (("studio", 10), ("street", 9), (None, 0)):
         found = dealing.untold(mixed, source)
@@ -220,9 +220,7 @@ def test_untold_takes_the_names_of_one_part_alone() -> None:
 
 
 def test_a_third_part_is_nobodys() -> None:
-    third = {
-        "data": {"source": {"parts": {"night": {"kind": "synthetic", "identities": 5, "images": 4, "first": 300}}}}
-    }
+    third = {"data": {"faces": {"parts": {"night": {"kind": "synthetic", "identities": 5, "images": 4, "first": 300}}}}}
     recipe = two_domains(third)
     assert rows(*built(recipe).data.values()) == rows(*built(two_domains()).data.values())
     assert len(set(whole(recipe).values())) == 24
@@ -230,7 +228,7 @@ def test_a_third_part_is_nobodys() -> None:
 
 # --- the pre-training -------------------------------------------------------------------------------------------------
 
-PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"iterations": 2}}}
+PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"steps_per_round": 2}}}
 
 
 def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
@@ -327,15 +325,15 @@ def test_more_people_than_there_are_is_refused(change: dict[str, Any], said: str
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("change", [{"source": None}, {"source": None, "part": "street"}])
+@pytest.mark.parametrize("change", [{"faces": None}, {"source": None, "part": "street"}])
 def test_a_list_that_shows_another_domain_than_it_says_is_refused(change: dict[str, Any]) -> None:
     said = r"judge\.lists\.studio\.domain: it says source, which is studio, and the list shows people of street"
     with pytest.raises(RecipeError, match=said):
-        two_domains({"judge": {"lists": {"studio": {"domain": "source", **change}}}})
+        two_domains({"evaluation": {"pairs": {"studio": {"domain": "source", **change}}}})
 
 
 def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
-    same = {"judge": {"lists": {"studio": {"source": {"first": 5}}}}}
+    same = {"evaluation": {"pairs": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)
     with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
         _ = Parts(recipe).pairs
@@ -343,7 +341,7 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["dan", "dann"])
 def test_batches_of_two_domains_are_not_split_over_processes(method: str) -> None:
-    recipe = two_domains({"method": method, "engine": {"shards": {"pooled": 2}}})
+    recipe = two_domains({"method": method, "engine": {"processes_per_party": {"pooled": 2}}})
     with pytest.raises(
         RecipeError, match=rf"engine\.shards\.pooled: a batch of two domains, as {method} has it, is not"
     ):

@@ -13,7 +13,7 @@ from coalface.experiments.recipe import schema
 
 FV: dict[str, Any] = {
     "method": "pfm-fv",
-    "data": {"partition": {"parties": 4}, "source": {"identities": 20}},
+    "data": {"partition": {"parties": 4}, "faces": {"identities": 20}},
     "validators": {"v1": {"identities": 2, "pairs": 10}, "v2": {"identities": 2, "pairs": 10}},
 }
 
@@ -73,7 +73,12 @@ def test_the_memory_of_the_server_counts_the_candidates(fv: str, sums: str, vali
 def test_validators_do_not_widen_the_window() -> None:
     many = {f"v{n}": {"identities": 2, "pairs": 10} for n in range(5)}
     text = preflight.describe(
-        tiny(method="pfm-fv", validators=many, data={"source": {"identities": 24}}, engine={"window": 9, "workers": 2})
+        tiny(
+            method="pfm-fv",
+            validators=many,
+            data={"faces": {"identities": 24}},
+            engine={"max_in_flight": 9, "workers": 2},
+        )
     )
     assert "over 2 trainers and 5 validators" in text and "a window of 2 replies" in text
 
@@ -92,9 +97,12 @@ def test_validators_do_not_widen_the_window() -> None:
         (FV | {"validators": {"silo-00": {"identities": 2, "pairs": 10}}}, "a trainer already has this name"),
         ({"methods": {"fedavg": {"sample": 3}}}, "cannot sample 3 of 2 parties"),
         ({"data": {"party_augment": {"silo-0": {"flip": False}}}}, "data.party_augment: 'silo-0' is not known"),
-        ({"trouble": {"corrupt": {"silo-0": "nan"}}}, "trouble: the party: 'silo-0' is not known"),
-        (FV | {"engine": {"shards": {"v": 2}}}, "engine.shards: the party: 'v' is not known; did you mean 'v2'"),
-        ({"data": {"hold_out": 0}}, "judge.lists.unseen: no identity is held out"),
+        ({"faults": {"corrupt": {"silo-0": "nan"}}}, "faults: the party: 'silo-0' is not known"),
+        (
+            FV | {"engine": {"processes_per_party": {"v": 2}}},
+            "engine.processes_per_party: the party: 'v' is not known; did you mean 'v2'",
+        ),
+        ({"data": {"hold_out": 0}}, "evaluation.pairs.unseen: no identity is held out"),
         ({"engine": {"device": "cuda:99"}}, "engine.device: 'cuda:99' is not there"),
     ],
 )

@@ -40,9 +40,9 @@ from coalface.training.compute import Compute
 ALL = sorted(name for name, cls in METHODS.items() if not cls.domains)
 DEVICES: dict[str, Any] = {
     "method": "feduv",
-    "data": {"source": {"images": 5}, "test": {"images": 2}, "partition": {"kind": "one-identity"}},
+    "data": {"faces": {"images": 5}, "test": {"images": 2}, "partition": {"kind": "one-identity"}},
     "methods": {"feduv": {"sample": 4, "length": 127}},
-    "local": {"epochs": 1, "batch": 16, "lr": 0.5},
+    "local": {"epochs": 1, "batch_size": 16, "lr": 0.5},
 }
 
 
@@ -62,7 +62,7 @@ def rows(faces: FaceSet | None) -> set[int]:
 @pytest.mark.parametrize("method", ALL)
 def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
     kind = "one-identity" if METHODS[method].one_identity else "equal"
-    validators = {"judge": {"kind": "balanced", "identities": 2, "pairs": 10}}
+    validators = {"evaluation": {"kind": "balanced", "identities": 2, "pairs": 10}}
     public = METHODS[method].shares_public
     given = {"partition": {"kind": kind}} | ({"private": {"identities": 4}} if public else {})
     made = recipe(method=method, data=given, validators=validators)
@@ -125,7 +125,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_no_test_image_is_read_before_the_training_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe(method=method, rounds=1, judge={"lists": {}}, engine={"cohorts": "auto"})
+    made = recipe(method=method, rounds=1, evaluation={"pairs": {}}, engine={"client_batch": "auto"})
     test = splits.split(made).test
     assert test is not None
     wanted = {image.tobytes() for image in to_tensor(test.take(np.arange(len(test)))).numpy()}
@@ -305,7 +305,7 @@ def test_it_is_printed_and_reported(seen: Seen, tmp_path: Path) -> None:
 
 
 def test_a_sweep_has_a_row_for_each_and_cells_from_before_read_as_ever(tmp_path: Path) -> None:
-    changes = {"data": {"source": {"images": 5}, "test": {"images": 2}, "partition": {"parties": 2}}, "rounds": 1}
+    changes = {"data": {"faces": {"images": 5}, "test": {"images": 2}, "partition": {"parties": 2}}, "rounds": 1}
     path = tinyruns.write(tmp_path / "tiny.yaml", **changes)
     view = tinyruns.Silent()
     text = sweeping.sweep(path, ["method=fedavg,solo"], tmp_path / "out", view)

@@ -266,7 +266,7 @@ def test_a_data_set_is_judged_on_its_own_lists_as_a_recipe_does(fedavg_run: Path
     assert list(found) == ["model", "on", "lists"] and list(found["lists"]) == ["rfw-african", "rfw-asian"]
     wanted = {name: {"kind": "layout", "path": str(on), "list": name} for name in found["lists"]}
     recipe = loader.load(fedavg_run / "config.yaml")
-    recipe = loader.parse(loader.merged(recipe.model_dump(), {"judge": {"lists": wanted}}))
+    recipe = loader.parse(loader.merged(recipe.model_dump(), {"evaluation": {"pairs": wanted}}))
     backbone, _ = finished_model.read_model(fedavg_run / "model")
     lists = [one for one in Parts(recipe).pairs if one.name in wanted]
     figures = Verification(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])

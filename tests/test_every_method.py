@@ -34,9 +34,9 @@ from coalface.methods import METHODS, fedfr_joint, feduv
 from coalface.methods.fedavg import FedAvg, Global, State
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.local_training import Learner, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
-STILL = LocalWork(epochs=2, batch=4, lr=0.005)
+STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
 """For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""
 
 SETTINGS: dict[str, dict[str, Any]] = {"mime": {"local": STILL}, "mimelite": {"local": STILL}}
@@ -45,14 +45,14 @@ SETTINGS: dict[str, dict[str, Any]] = {"mime": {"local": STILL}, "mimelite": {"l
 GAINS: dict[str, float] = {"fedfr-uda": 0.1, "finetune-pseudo": 0.1}
 """How much better than the untrained model it must get, where that is not `GAIN`."""
 
-CALM = LocalWork(epochs=5, batch=8, lr=0.05, momentum=0.0)
+CALM = LocalTraining(epochs=5, batch_size=8, lr=0.05, momentum=0.0)
 """For clients of one identity: with momentum their few images pull too far before the server sets them apart."""
 
 LEARNING: dict[str, dict[str, Any]] = {
     "fedface": {"local": CALM},
     "fedaws": {"local": CALM},
     "fedfv": {"local": CALM},
-    "feduv": {"local": LocalWork(epochs=1, batch=8, lr=2.0, momentum=0.0), "rounds": 60, "length": 7},
+    "feduv": {"local": LocalTraining(epochs=1, batch_size=8, lr=2.0, momentum=0.0), "rounds": 60, "length": 7},
     "fedfr-uda": {"pretrain": 20, "labelling": Labelling(clusters=2)},
     "finetune-pseudo": {"pretrain": 20, "labelling": Labelling(clusters=2)},
 }
@@ -205,8 +205,8 @@ def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: b
         place = tmp_path / case
         with pytest.raises(Stop):
             stops = stopping(int(share * count))
-            run(method, place, build, checkpoint=2, save_replies=save_replies, transport=stops)
-        resumed = run(method, place, build, checkpoint=2, save_replies=save_replies)
+            run(method, place, build, checkpoint_every=2, save_replies=save_replies, transport=stops)
+        resumed = run(method, place, build, checkpoint_every=2, save_replies=save_replies)
         assert resumed.bytes() == whole, case
         assert {p: worlds.raw(m) for p, m in resumed.own_models().items()} == models, case
 
@@ -371,7 +371,9 @@ batched_methods = pytest.mark.parametrize("name", BATCHED)
 
 def cohorts(name: str, images: int, **changes: Any) -> tuple[Method, Tiny, Numerics]:
     """A method whose parties take one step each, a world in float64, and client batches of so many images."""
-    work = LocalWork(epochs=1, batch=8, lr=0.5)  # momentum and weight decay as by default: one step has no use for them
+    work = LocalTraining(
+        epochs=1, batch_size=8, lr=0.5
+    )  # momentum and weight decay as by default: one step has no use for them
     method, build = recipe(name, local=work, **changes)
     return method, replace(build, double=True), replace(worlds.NUMERICS, cohorts=images)
 
@@ -432,7 +434,7 @@ def tensor_bytes(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str
 @batched_methods
 def test_cohorts_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path) -> None:
     method, build, numerics = cohorts(name, 11)
-    rules: dict[str, Any] = {"numerics": numerics, "checkpoint": 2}
+    rules: dict[str, Any] = {"numerics": numerics, "checkpoint_every": 2}
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
     assert unbroken["cohorts"]
     enrolled = 7 if name == "feduv" else 0  # who answer singly first
@@ -479,9 +481,9 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
     if getattr(method, "sample", None):  # until it is drawn
         method = replace(method, rounds=6)  # type: ignore[type-var]
     bad = sorted(build().data)[-1]
-    trouble = SimulatedFaults(corrupt={bad: what}, dropout=0.15)  # it also drops out, after replies that were refused
+    faults = SimulatedFaults(corrupt={bad: what}, dropout=0.15)  # it also drops out, after replies that were refused
     heard = Heard([], [], [])
-    rules: dict[str, Any] = {"trouble": trouble, "patience": 99, "quorum": 0.3}
+    rules: dict[str, Any] = {"faults": faults, "max_abandoned_rounds": 99, "min_reply_fraction": 0.3}
     ran = run(method, tmp_path, build, transport=listening(heard), **rules)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert finite(ran.state)
@@ -512,7 +514,11 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
 def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(name: str, tmp_path: Path) -> None:
     """Lost replies, stopped and resumed: the same as lost replies alone."""
     method, build = recipe(name, rounds=5)
-    rules: dict[str, Any] = {"trouble": SimulatedFaults(lost=0.3, dropout=0.2), "patience": 99, "quorum": 0.3}
+    rules: dict[str, Any] = {
+        "faults": SimulatedFaults(lost=0.3, dropout=0.2),
+        "max_abandoned_rounds": 99,
+        "min_reply_fraction": 0.3,
+    }
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
     with pytest.raises(Stop):
         run(method, tmp_path / "broken", build, transport=stopping(2), **rules)
@@ -521,7 +527,7 @@ def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(nam
 
 @every_method
 def test_a_failing_party_ends_the_run_by_name(name: str, tmp_path: Path) -> None:
-    method, build = recipe(name, local=LocalWork(epochs=2, batch=4, lr=1e30))
+    method, build = recipe(name, local=LocalTraining(epochs=2, batch_size=4, lr=1e30))
     with pytest.raises(RunFailed, match=r"(silo-\d+|all), step .*, .* round \d: FloatingPointError: .*lower local.lr"):
         run(method, tmp_path, build)
 
@@ -562,7 +568,7 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     offer.
     """
     monkeypatch.setitem(feduv.SIZES, 7, 4)
-    local = LocalWork(epochs=5, batch=8, lr=0.05)
+    local = LocalTraining(epochs=5, batch_size=8, lr=0.05)
     method, build = recipe(name, **{"rounds": 20, "local": local} | SETTINGS.get(name, {}) | LEARNING.get(name, {}))
     if name == "feduv":
         build = replace(build, parties=16)

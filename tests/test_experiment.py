@@ -176,34 +176,40 @@ def test_a_resume_that_would_change_the_result_is_refused(fedavg_run: Path, chan
 
 
 NAN = float("nan")
-CORRUPT: dict[str, Any] = {"rounds": 4, "trouble": {"corrupt": {"silo-00": "nan"}}}
+CORRUPT: dict[str, Any] = {"rounds": 4, "faults": {"corrupt": {"silo-00": "nan"}}}
 
 
 def test_a_resume_may_lower_the_quorum_and_the_folder_says_so(tmp_path: Path) -> None:
-    out, engine = tmp_path / "run", {"quorum": 1.0, "patience": 2}
-    with pytest.raises(RunFailed, match=r"2 rounds in a row.*resume with a lower engine.quorum"):
+    out, engine = tmp_path / "run", {"min_reply_fraction": 1.0, "max_abandoned_rounds": 2}
+    with pytest.raises(RunFailed, match=r"2 rounds in a row.*resume with a lower engine.min_reply_fraction"):
         tinyruns.run(out, **CORRUPT, engine=engine)
     before = yaml.safe_load((out / "config.yaml").read_text())
-    experiment.resume(out, Silent(), ("engine.quorum=0.5", "engine.window=3"))
+    experiment.resume(out, Silent(), ("engine.min_reply_fraction=0.5", "engine.max_in_flight=3"))
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [r["abandoned"] for r in records] == [True, True, False, False]
     after = yaml.safe_load((out / "config.yaml").read_text())
-    assert after == {**before, "engine": {**before["engine"], "quorum": 0.5}}
+    assert after == {**before, "engine": {**before["engine"], "min_reply_fraction": 0.5}}
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     events = [e for e in events if e["event"] in ("round", "adjusted")]
     assert [e["event"] for e in events] == ["round", "round", "adjusted", "round", "round"]
-    assert events[2] == {"event": "adjusted", "engine.quorum": {"from": 1.0, "to": 0.5}}
+    assert events[2] == {"event": "adjusted", "engine.min_reply_fraction": {"from": 1.0, "to": 0.5}}
     assert "report" in (out / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"is a finished run, and engine.patience would be told wrongly of it"):
-        experiment.resume(out, Silent(), ("engine.patience=9",))
+    with pytest.raises(
+        RecipeError, match=r"is a finished run, and engine.max_abandoned_rounds would be told wrongly of it"
+    ):
+        experiment.resume(out, Silent(), ("engine.max_abandoned_rounds=9",))
     assert yaml.safe_load((out / "config.yaml").read_text()) == after
 
 
 def test_a_resume_may_give_more_patience_and_counts_anew_without(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(RunFailed):
-        tinyruns.run(out, **CORRUPT | {"rounds": 9}, engine={"quorum": 1.0, "patience": 2, "checkpoint": 50})
-    for changes, lines in (((), 4), (("engine.patience=3",), 7)):
+        tinyruns.run(
+            out,
+            **CORRUPT | {"rounds": 9},
+            engine={"min_reply_fraction": 1.0, "max_abandoned_rounds": 2, "checkpoint_every": 50},
+        )
+    for changes, lines in (((), 4), (("engine.max_abandoned_rounds=3",), 7)):
         with pytest.raises(RunFailed, match="rounds in a row"):
             experiment.resume(out, Silent(), changes)
         assert len((out / "metrics.jsonl").read_text().splitlines()) == lines
@@ -333,15 +339,15 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
 
 def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:
     view = Silent()
-    tree = {**tiny(rounds=1).model_dump(mode="json"), "judge": {}}
+    tree = {**tiny(rounds=1).model_dump(mode="json"), "evaluation": {}}
     out = experiment.run(loader.parse(tree), tmp_path / "run", view)
-    assert "tiny: judge.lists is empty, so nothing will be judged" in view.notes
+    assert "tiny: evaluation.pairs is empty, so nothing will be judged" in view.notes
     assert summary(out)["figures"] == {}
     assert "This run has not been judged yet." in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_judging_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
-    out = tinyruns.run(tmp_path / "run", judge={"every": 1})
+    out = tinyruns.run(tmp_path / "run", evaluation={"every": 1})
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert all(set(record["judged"]["unseen"]) >= {"accuracy", "eer"} for record in records)
     assert records[-1]["judged"] == summary(out)["figures"]
@@ -350,29 +356,29 @@ def test_judging_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
 def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     parts = {name: {"kind": "synthetic", "identities": 4, "images": 4, "seed": seed} for seed, name in enumerate("ab")}
     source = {"kind": "joined", "parts": parts}
-    lists = {"unseen": {"source": {"kind": "synthetic", "identities": 4, "images": 4, "first": 4}}}
-    data = {"source": source, "hold_out": 0, "partition": {"kind": "by-domain"}}
-    out = tinyruns.run(tmp_path / "run", data=data, judge={"lists": lists}, rounds=1)
+    lists = {"unseen": {"faces": {"kind": "synthetic", "identities": 4, "images": 4, "first": 4}}}
+    data = {"faces": source, "hold_out": 0, "partition": {"kind": "by-domain"}}
+    out = tinyruns.run(tmp_path / "run", data=data, evaluation={"pairs": lists}, rounds=1)
     assert [party["name"] for party in summary(out)["parties"]] == ["a", "b"]
     assert "- data: joined a b; by-domain, 2 parties" in (out / "model" / "README.md").read_text(encoding="utf-8")
-    assert yaml.safe_load((out / "config.yaml").read_text())["data"]["source"]["parts"]["b"]["seed"] == 1
+    assert yaml.safe_load((out / "config.yaml").read_text())["data"]["faces"]["parts"]["b"]["seed"] == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"data": {"partition": {"parties": 100}}}, "100 parties"),
-        ({"trouble": {"corrupt": {"silo-9": "nan"}}}, "trouble: the party: 'silo-9' is not known; did you mean 'silo-"),
-        ({"trouble": {"slow": {"silo9": 1.0}, "deadline": 2.0}}, "trouble: the party: 'silo9' is not known"),
-        ({"trouble": {"slow": {"silo-00": 1.0}}}, "trouble.slow makes nobody late without a deadline"),
-        ({"trouble": {"slow": {"silo-00": NAN}, "deadline": 1.0}}, "trouble.slow: numbers must be finite"),
+        ({"faults": {"corrupt": {"silo-9": "nan"}}}, "faults: the party: 'silo-9' is not known; did you mean 'silo-"),
+        ({"faults": {"slow": {"silo9": 1.0}, "deadline": 2.0}}, "faults: the party: 'silo9' is not known"),
+        ({"faults": {"slow": {"silo-00": 1.0}}}, "faults.slow makes nobody late without a deadline"),
+        ({"faults": {"slow": {"silo-00": NAN}, "deadline": 1.0}}, "faults.slow: numbers must be finite"),
         ({"loss": {"scale": NAN}}, r"loss.scale: numbers must be finite; got nan"),
         ({"loss": {"margin": "inf"}}, r"loss.margin: numbers must be finite; got 'inf'"),
         ({"local": {"lr": float("inf")}}, r"local.lr: numbers must be finite; got inf"),
-        ({"local": {"milestones": [0.5, NAN]}}, r"local.milestones: numbers must be finite"),
+        ({"local": {"lr_milestone_shares": [0.5, NAN]}}, r"local.lr_milestone_shares: numbers must be finite"),
         ({"methods": {"fedprox": {"mu": NAN}}}, r"methods.fedprox.mu: numbers must be finite; got nan"),
         ({"data": {"partition": {"alpha": float("inf")}}}, r"data.partition.alpha: Input should be a finite number"),
-        ({"engine": {"quorum": NAN}}, r"engine.quorum: Input should be"),
+        ({"engine": {"min_reply_fraction": NAN}}, r"engine.min_reply_fraction: Input should be"),
         ({"methods": {"fedavg": {"sample": 9}}}, "cannot sample 9 of 2 parties"),
         ({"methods": {"fedavg": {"sample": 0}}}, "cannot sample 0 of 2 parties"),
     ],
@@ -386,7 +392,7 @@ def test_what_cannot_be_run_is_said_first_and_leaves_the_folder_free(
 
 
 def test_a_run_in_which_no_round_counts_fails(tmp_path: Path) -> None:
-    changes = {"trouble": {"dropout": 1.0}}
+    changes = {"faults": {"dropout": 1.0}}
     with pytest.raises(RunFailed, match="no round counted.*the model is as it was at the start"):
         experiment.run(tiny(**changes), tmp_path / "run", Silent())
 
@@ -402,7 +408,7 @@ def test_one_process_at_a_time_is_at_a_run_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_workers_end_with_a_killed_run_and_a_resume_with_workers_gives_the_same_bytes(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"rounds": 40, "engine": {"threads": 1, "workers": 2, "checkpoint": 3}}
+    changes: dict[str, Any] = {"rounds": 40, "engine": {"threads": 1, "workers": 2, "checkpoint_every": 3}}
     unbroken = tinyruns.run(tmp_path / "unbroken", **changes)
     recipe, out = tinyruns.write(tmp_path / "tiny.yaml", **changes), tmp_path / "broken"
     command = [
@@ -447,8 +453,8 @@ def test_the_end_of_a_resumed_run_tells_of_the_rounds_before_it_too(
 ) -> None:
     changes: dict[str, Any] = {
         "rounds": 4,
-        "trouble": {"dropout": 0.5},
-        "engine": {"threads": 1, "patience": 9, "retries": 0},
+        "faults": {"dropout": 0.5},
+        "engine": {"threads": 1, "max_abandoned_rounds": 9, "retries": 0},
     }
     with Progress() as view:
         experiment.run(tiny(**changes), tmp_path / "run", view)

@@ -66,7 +66,7 @@ def test_a_node_killed_in_a_round_is_left_out_by_the_deadline_and_takes_part_aga
 @pytest.mark.ci
 def test_below_quorum_the_run_ends_and_says_why(standing: Standing) -> None:
     began = time.monotonic()
-    running = standing.up("--run-config", 'name="few" rounds=5 step-seconds=8 engine.patience=1')
+    running = standing.up("--run-config", 'name="few" rounds=5 step-seconds=8 engine.max_abandoned_rounds=1')
     standing.asked("few", 1)
     for party in ("silo-01", "silo-02"):
         standing.send(party, signal.SIGKILL)
@@ -168,7 +168,7 @@ def nodes(standing: Standing) -> list[dict[str, Any]]:
 
 def turned_away(standing: Standing, party: str = "silo-02") -> str:
     """What `up` says where a party's node cannot come; the party is as it was afterwards."""
-    code, said = standing.ended(standing.up("--no-run", "--within", "40"))
+    code, said = standing.ended(standing.up("--no-run", "--timeout", "40"))
     assert code == 1, said
     assert f"logs/{party}.log says:" in said
     standing.ended(standing.coalface("down", str(standing.kits), "--party", party))
@@ -204,7 +204,7 @@ def test_a_node_that_dials_without_tls_is_never_admitted(standing: Standing, wit
     script = script.replace('--root-certificates "$here/ca.crt"', "--insecure")
     script = script.replace('--auth-supernode-private-key "$here/node.key"', "")  # with it, Flower would not dial
     (without / "start.sh").write_text(script)
-    code, said = standing.ended(standing.up("--no-run", "--within", "40"))
+    code, said = standing.ended(standing.up("--no-run", "--timeout", "40"))
     assert code == 1 and "not all nodes are online within 40 s" in said, said
     assert "silo-02 dials without TLS (`--insecure`), and the SuperLink answers none but TLS" in said, said
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
@@ -271,7 +271,7 @@ def test_a_start_that_was_stopped_or_whose_superlink_forgot_or_hangs_is_made_goo
         code, said = made.ended(made.up("--no-run"))
         assert code == 0 and said.count("registering the parties' keys") == 1, said
         made.send("superlink", signal.SIGSTOP)
-        code, said = made.ended(made.up("--detach", "--within", "8"))
+        code, said = made.ended(made.up("--detach", "--timeout", "8"))
         assert code == 1 and "does not answer within 8 s: `coalface down" in said and "Traceback" not in said, said
     finally:
         made.leave()

@@ -43,7 +43,7 @@ def test_training_is_weights_gradients_momentum_and_a_copy() -> None:
     "changes",
     [
         {"method": "solo"},
-        {"method": "centralized", "data": {"source": {"identities": 200}}},
+        {"method": "centralized", "data": {"faces": {"identities": 200}}},
         {"methods": {"fedavg": {"momentum": "keep"}}},
     ],
     ids=str,

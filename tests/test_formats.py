@@ -42,8 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def recipe(root: Path, source: dict[str, Any], **more: Any) -> schema.Recipe:
-    data = {"root": str(root), "source": source, "size": 32, "partition": {"kind": "equal", "parties": 2}}
-    tree = {"rounds": 1, "local": {"batch": 8}, "loss": {"name": "softmax", "scale": 16.0}, "data": data, **more}
+    data = {"root": str(root), "faces": source, "size": 32, "partition": {"kind": "equal", "parties": 2}}
+    tree = {"rounds": 1, "local": {"batch_size": 8}, "loss": {"name": "softmax", "scale": 16.0}, "data": data, **more}
     return loader.parse(tree)
 
 
@@ -60,10 +60,10 @@ def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path)
     words: dict[str, Any] = {"val_targets": ["other"], "margin_list": [1.0, 0.5, 0.0], "embedding_size": 16}
     tree = {
         "rounds": 1,
-        "local": {"batch": 8},
+        "local": {"batch_size": 8},
         "data": {
             "root": str(root),
-            "source": {"kind": "rec", "path": "records"},
+            "faces": {"kind": "rec", "path": "records"},
             "size": 32,
             "partition": {"kind": "equal", "parties": 2},
         },
@@ -80,7 +80,7 @@ def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path)
 
 def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
     """Its numbers 00000, 00001 … could be names of the training identities too."""
-    lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
+    lists = {"evaluation": {"pairs": {"x": {"kind": "bin", "path": "records/other.bin"}}}}
     made = recipe(root, {"kind": "rec", "path": "records"}, **lists)
     parts = Parts(made)
     (found,) = parts.pairs
@@ -89,7 +89,7 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
 
 
 def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
-    lists = {"judge": {"lists": {"x": {"kind": "bin", "path": "faces"}}}}
+    lists = {"evaluation": {"pairs": {"x": {"kind": "bin", "path": "faces"}}}}
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(schema.RecipeError, match="no .bin of pairs"):
         _ = Parts(made).pairs
@@ -112,13 +112,13 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
     by_domain = {**made.data.model_dump(), "partition": {"kind": "by-domain"}}
     deal = Parts(loader.parse({**made.model_dump(), "data": by_domain})).trainers
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
-    lists = {"judge": {"lists": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
+    lists = {"evaluation": {"pairs": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
     judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     (found,) = Parts(judging).pairs
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
     with pytest.raises(schema.RecipeError, match="would be trained on as well"):
         _ = Parts(recipe(root, {"kind": "folder", "path": "rfw"}, **lists)).pairs
-    lists["judge"]["lists"]["x"].pop("list")
+    lists["evaluation"]["pairs"]["x"].pop("list")
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     with pytest.raises(schema.RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
         _ = Parts(unnamed).pairs

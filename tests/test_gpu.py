@@ -27,7 +27,7 @@ def fitting(name: str, **engine: Any) -> Recipe:
     if cls.shares_public:
         data = {"private": {"identities": 4}, "partition": {"parties": 2}}
     own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
-    validators = {"judge": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
+    validators = {"evaluation": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
     changes = {"method": name, "data": data, "methods": {name: own}, "validators": validators, "engine": engine}
     return loader.parse(loader.merged(tiny().model_dump(mode="json"), changes))
 

@@ -32,13 +32,13 @@ SPLIT: dict[str, Any] = {
     "method": "fedavg-fv",
     "rounds": 2,
     "methods": {"fedavg-fv": {"validation": {"smoothing": 0.5}}},
-    "judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 20}}},
-    "validators": {"v": {"half_of": "unseen"}},
+    "evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 20}}},
+    "validators": {"v": {"validates": "unseen"}},
 }
 
 
 def recipe(half: str, **changes: Any) -> schema.Recipe:
-    return tiny(**loader.merged(SPLIT | {"half_split": half}, changes))
+    return tiny(**loader.merged(SPLIT | {"fold_split": half}, changes))
 
 
 def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
@@ -237,8 +237,8 @@ def test_the_mean_of_both_halves_is_resampled_as_such() -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods, two seeds, both halves."""
     folder = tmp_path_factory.mktemp("halves")
-    path = tinyruns.write(folder / "tiny.yaml", **SPLIT | {"half_split": "first", "rounds": 1})
-    changes = ["method=fedavg,fedavg-fv", "seed=0,1", "half_split=first,second"]
+    path = tinyruns.write(folder / "tiny.yaml", **SPLIT | {"fold_split": "first", "rounds": 1})
+    changes = ["method=fedavg,fedavg-fv", "seed=0,1", "fold_split=first,second"]
     sweep(path, changes, folder / "out", Silent())
     return folder
 
@@ -253,7 +253,7 @@ def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
     assert header[:3] == ["setting", "runs", "unseen accuracy"]
     cells = list(read_cells(swept / "out" / "cells.jsonl").values())
     by = {
-        (c["cell"]["method"], c["cell"]["half_split"], c["cell"]["seed"]): c["figures"]["unseen"]["accuracy"]
+        (c["cell"]["method"], c["cell"]["fold_split"], c["cell"]["seed"]): c["figures"]["unseen"]["accuracy"]
         for c in cells
     }
     assert len(by) == 8 and len({by["fedavg", half, 0] for half in ("first", "second")}) == 2
@@ -267,7 +267,7 @@ def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
         of = {half: [by[method, half, seed] for seed in (0, 1)] for half in ("first", "second")}
         both = [(a + b) / 2 for a, b in zip(*of.values(), strict=True)]
         expected.append([f"method={method}", "4", mean_and_spread(both)])
-        expected += [[f"method={method}, half_split={half}", "2", mean_and_spread(v)] for half, v in of.items()]
+        expected += [[f"method={method}, fold_split={half}", "2", mean_and_spread(v)] for half, v in of.items()]
     assert [row[:3] for row in shown[:6]] == expected
     assert "the validators" in text and "A setting's own row is of each seed's mean of both." in " ".join(
         text.split("\n")
@@ -280,37 +280,37 @@ def test_the_differences_are_of_both_halves_together(swept: Path) -> None:
     found = [row for row in rows(text.partition("Differences to method=fedavg,")[2]) if len(row) == 5]
     assert [row[:2] for row in found[2:]] == [["method=fedavg-fv", f"unseen {f}"] for f in ("accuracy", "EER")]
     assert all(row[4] in ("higher", "lower", "undecided") for row in found[2:])
-    assert not any("half_split" in row[0] for row in found)
+    assert not any("fold_split" in row[0] for row in found)
 
 
 def test_methods_without_validators_are_judged_on_the_same_half(swept: Path) -> None:
     for cell in read_cells(swept / "out" / "cells.jsonl").values():
         (evidence,) = cell["evidence"]["unseen"]
-        assert evidence["folds"] == ([5, 6, 7, 8, 9] if cell["cell"]["half_split"] == "first" else [0, 1, 2, 3, 4])
+        assert evidence["folds"] == ([5, 6, 7, 8, 9] if cell["cell"]["fold_split"] == "first" else [0, 1, 2, 3, 4])
 
 
 def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_path: Path) -> None:
-    cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "half_split=first,second"])
+    cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "fold_split=first,second"])
     done = read_cells(swept / "out" / "cells.jsonl")
     less = {c.recipe.digest(): done[c.recipe.digest()] for c in cells[:-1]}
     text, _ = table(cells, less)
     shown = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
     assert shown["method=fedavg"] == "2" and shown["method=fedavg-fv"] == "1 of 2"
-    assert "method=fedavg-fv, half_split=second" not in shown
+    assert "method=fedavg-fv, fold_split=second" not in shown
     assert "judged on other pairs" in text  # a half is not held against both
 
 
 def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
     cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "seed=0,1"])
     text, _ = table(cells, read_cells(swept / "out" / "cells.jsonl"))
-    assert rows(text)[0][1] == "seeds" and "half_split=" not in rows(text)[3][0]
-    assert "Of unseen these are of one half alone: half_split=first,second gives both and their mean." in text
+    assert rows(text)[0][1] == "seeds" and "fold_split=" not in rows(text)[3][0]
+    assert "Of unseen these are of one half alone: fold_split=first,second gives both and their mean." in text
 
 
 def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
     changes = loader.merged(SPLIT, {"rounds": 1})
-    runs = [tinyruns.run(tmp_path / half, **changes, half_split=half) for half in ("first", "second")]
-    runs.append(tinyruns.run(tmp_path / "again", **changes, half_split="first", seed=1))
+    runs = [tinyruns.run(tmp_path / half, **changes, fold_split=half) for half in ("first", "second")]
+    runs.append(tinyruns.run(tmp_path / "again", **changes, fold_split="first", seed=1))
     found = intervals(runs)
     assert {run for run, _ in found} == {runs[2]}
 
@@ -321,14 +321,14 @@ def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"half_split": "third"}, "half_split: Input should be 'first' or 'second'; got 'third'"),
-        ({"half_split": None}, "validators.v.half_of: say which half with half_split=first or half_split=second"),
-        ({"validators": {"v": {"half_of": "unsee"}}}, "v.half_of: 'unsee' is not known; did you mean 'unseen'"),
-        ({"validators": {"v": {"half_of": "unseen", "pairs": 9}}}, "it holds half of unseen, so pairs means nothing"),
-        ({"validators": {"w": {"half_of": "unseen"}}}, "validators.w.half_of: v already holds that half of unseen"),
+        ({"fold_split": "third"}, "fold_split: Input should be 'first' or 'second'; got 'third'"),
+        ({"fold_split": None}, "validators.v.validates: say which half with fold_split=first or fold_split=second"),
+        ({"validators": {"v": {"validates": "unsee"}}}, "v.validates: 'unsee' is not known; did you mean 'unseen'"),
+        ({"validators": {"v": {"validates": "unseen", "pairs": 9}}}, "it holds half of unseen, so pairs means nothing"),
+        ({"validators": {"w": {"validates": "unseen"}}}, "validators.w.validates: v already holds that half of unseen"),
         (
-            {"validators": {"v": {"half_of": None, "identities": 3}}},
-            "half_split: no validator is `half_of` a list, so there is nothing to split",
+            {"validators": {"v": {"validates": None, "identities": 3}}},
+            "fold_split: no validator has `validates`, so there is nothing to split",
         ),
     ],
 )  # fmt: skip
@@ -348,9 +348,9 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
 
     def with_list(**wanted: Any) -> schema.Recipe:
         source = {"kind": "folder", "path": "people"}
-        data = {"root": str(tmp_path), "source": source, "size": 32, "exclude": [wanted["path"]]}
-        tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": {"unseen": wanted}}}
-        return loader.parse({**tree, "half_split": "first", "validators": {"v": {"half_of": "unseen"}}})
+        data = {"root": str(tmp_path), "faces": source, "size": 32, "exclude": [wanted["path"]]}
+        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": {"unseen": wanted}}}
+        return loader.parse({**tree, "fold_split": "first", "validators": {"v": {"validates": "unseen"}}})
 
     for path, kind, said in (
         ("two.txt", "lfw", ".* so a half needs two or more, and the list has 2 folds in all: split a list of ten"),
@@ -358,14 +358,14 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
         ("few.txt", "all-pairs", "a list without accuracy over folds cannot be split in halves"),
     ):
         made = with_list(path=path, kind=kind)
-        with pytest.raises(RecipeError, match=f"judge.lists.unseen: {said}"):
+        with pytest.raises(RecipeError, match=f"evaluation.pairs.unseen: {said}"):
             _ = Parts(made).pairs
 
 
 def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:
     lists = {"more": {"kind": "balanced", "pairs": 15}}
-    made = recipe("first", judge={"lists": lists})
-    with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of judge.lists.more \(s0-"):
+    made = recipe("first", evaluation={"pairs": lists})
+    with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of evaluation.pairs.more \(s0-"):
         _ = Parts(made).validators
-    split = recipe("first", judge={"lists": lists}, validators={"w": {"half_of": "more"}})
+    split = recipe("first", evaluation={"pairs": lists}, validators={"w": {"validates": "more"}})
     assert set(Parts(split).validators) == {"v", "w"}  # of both lists the other half is judged

@@ -91,10 +91,10 @@ def test_a_word_and_its_key_at_once_are_refused(word: dict[str, Any], key: dict[
 
 
 def test_targets_without_a_folder_say_what_to_give() -> None:
-    with pytest.raises(RecipeError, match="data.source"):
+    with pytest.raises(RecipeError, match="data.faces"):
         loader.parse({"val_targets": ["lfw"]})
     with pytest.raises(RecipeError, match="val_targets"):
-        loader.parse({"val_targets": "lfw", "data": {"source": {"kind": "folder", "path": "faces"}}})
+        loader.parse({"val_targets": "lfw", "data": {"faces": {"kind": "folder", "path": "faces"}}})
 
 
 def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path:
     made = import_insightface.translate(import_insightface.read_config(written(tmp_path, CONFIG)))
     recipe = made.recipe
     assert (recipe["method"], recipe["rounds"], recipe["model"]) == ("centralized", 20, {"name": "ir50"})
-    assert recipe["local"] == {"epochs": 1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128, "lr": 0.05} | {
+    assert recipe["local"] == {"epochs": 1, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 128, "lr": 0.05} | {
         "schedule": "cosine"
     }
-    assert recipe["data"]["source"] == {"kind": "rec", "path": "faces"}
+    assert recipe["data"]["faces"] == {"kind": "rec", "path": "faces"}
     assert recipe["engine"] == {"autocast": "bfloat16"}
     remarks = " | ".join(made.remarks)
     for word in ("warmup_epoch", "gradient_acc", "fp16", "batch_size", "square"):
@@ -275,4 +275,4 @@ def test_a_configuration_without_images_gets_a_recipe_that_runs_and_a_remark(
     )
     assert remark in text and ("val_targets are left out" in text) == (targets != "[]")
     recipe = loader.parse(yaml.safe_load(text))
-    assert recipe.data.source.kind == "synthetic" and recipe.judge.lists == {}
+    assert recipe.data.faces.kind == "synthetic" and recipe.evaluation.pairs == {}

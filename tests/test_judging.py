@@ -147,7 +147,7 @@ def looking(rank1: str | None, tmp_path: Path, **more: Any) -> VerificationPairs
         for seed, (name, images) in enumerate({"Ann": 3, "Bob": 3, "Cid": 1, "Dan": 5}.items()):
             picture_folders(tmp_path / "faces", [name], images, seed)
     wanted = {"source": {"kind": "folder", "path": str(tmp_path / "faces")}, "pairs": 12, "rank1": rank1} | more
-    return lists(judge={"lists": {"unseen": wanted}}, data={"root": str(tmp_path)})[0]
+    return lists(evaluation={"pairs": {"unseen": wanted}}, data={"root": str(tmp_path)})[0]
 
 
 def who(chosen: VerificationPairs, images: Any) -> list[str]:
@@ -221,7 +221,7 @@ def naive_hits(chosen: VerificationPairs, tensors: Tensors) -> list[bool]:
 
 def one_gallery() -> list[VerificationPairs]:
     """The four people held out of the tiny recipe's twelve, with four images each."""
-    return lists(judge={"lists": {"unseen": {"rank1": "one-gallery"}}})
+    return lists(evaluation={"pairs": {"unseen": {"rank1": "one-gallery"}}})
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -290,7 +290,7 @@ def test_lists_with_queries_are_kept_and_read_again(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         (
-            {"judge": {"lists": {"unseen": {"kind": "bin", "path": "x.bin", "rank1": "one-query"}}}},
+            {"evaluation": {"pairs": {"unseen": {"kind": "bin", "path": "x.bin", "rank1": "one-query"}}}},
             r"judge\.lists\.unseen\.rank1: a \.bin does not say who is in its images; leave it out",
         ),
         (
@@ -299,8 +299,8 @@ def test_lists_with_queries_are_kept_and_read_again(tmp_path: Path) -> None:
         ),
         (
             {
-                "judge": {"lists": {"unseen": {"rank1": "one-query"}}},
-                **{"validators": {"v": {"half_of": "unseen"}}, "half_split": "first"},
+                "evaluation": {"pairs": {"unseen": {"rank1": "one-query"}}},
+                **{"validators": {"v": {"validates": "unseen"}}, "fold_split": "first"},
             },
             r"judge\.lists\.unseen\.rank1: v holds half of its folds, and who is looked up has no fold",
         ),

@@ -12,8 +12,8 @@ from tinyruns import Silent
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 
-LARGE = {**FACES, "name": "large", "rounds": 1, "local": {"iterations": 1, "batch": 2, "lr": 0.01}}
-LARGE |= {"model": {"name": "ir50"}, "data": {**FACES["data"], "size": 112}, "judge": {"lists": {}}}
+LARGE = {**FACES, "name": "large", "rounds": 1, "local": {"steps_per_round": 1, "batch_size": 2, "lr": 0.01}}
+LARGE |= {"model": {"name": "ir50"}, "data": {**FACES["data"], "size": 112}, "evaluation": {"pairs": {}}}
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def test_damaged_digests_are_named(fedavg_run: Path, mixed: Path, tmp_path: Path
 def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     before = {"kind": "synthetic", "identities": 7, "images": 4, "first": 500}
-    start = {"method": "centralized", "rounds": 1, "data": {"source": before}}
+    start = {"method": "centralized", "rounds": 1, "data": {"faces": before}}
     out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1)
     earlier = splits.split(loader.pretraining(loader.load(out / "config.yaml"))).train.names
     assert len(earlier) == 3 and all(name >= "s0-0000500" for name in earlier)
@@ -252,7 +252,7 @@ def test_public_people_were_trained_on_by_all_parties(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_people_of_lfw_are_counted_as_by_their_names(tmp_path: Path) -> None:
     lfw = Path(os.environ["COALFACE_DATA"]) / "lfw"
-    changes = ["rounds=1", "data.min_images=6", "data.exclude=[]", "judge.lists={}", "engine.workers=1"]
+    changes = ["rounds=1", "data.min_images=6", "data.exclude=[]", "evaluation.pairs={}", "engine.workers=1"]
     recipe = loader.load(Path(__file__).parents[1] / "recipes" / "lfw" / "silos.yaml", [*changes, "data.size=32"])
     out = tmp_path / "run"
     experiment.run(recipe, out, tinyruns.Silent(), report=False)

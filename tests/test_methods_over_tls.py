@@ -29,22 +29,22 @@ SILOS: dict[str, Any] = {
     "name": "silos",
     "method": "fedavg",
     "rounds": 2,
-    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
     "data": {
         "size": 32,
-        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
         "partition": {"kind": "shares", "shares": {"source": 1, "target-00": 1}},
         "hold_out": 4,
     },
     "validators": {"clinic": {"identities": 4, "pairs": 10}},
-    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
+    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
     "engine": {"threads": 1},
 }
 """Two silos of two identities each, whom a validator judges."""
 
 PRETRAINED: dict[str, Any] = {
     **{key: value for key, value in SILOS.items() if key != "validators"},
-    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 8, "lr": 0.02}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch_size": 8, "lr": 0.02}},
 }
 """The server begins with a model of public identities."""
 
@@ -64,9 +64,9 @@ JOINT = loader.merged(
     {
         "name": "joint",
         "method": "fedfr-joint",
-        "data": {"source": {"images": 5}, "private": {"identities": 4}, "test": {"images": 2}},
+        "data": {"faces": {"images": 5}, "private": {"identities": 4}, "test": {"images": 2}},
         "methods": {"fedfr-joint": {"threshold": 0.5}},
-        "judge": {"personalised": {"fars": [0.1], "fpirs": [0.25]}},
+        "evaluation": {"personalised": {"fars": [0.1], "fpirs": [0.25]}},
     },
 )
 """Two clients of two identities each, who hold the public identities' images as well."""
@@ -134,7 +134,7 @@ def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: St
         ours, theirs = ({name: found[name] for name in found.keys() - of_models} for found in (ours, theirs))
     assert theirs == ours
     assert summary(there)["ledger"]["checked"] == summary(here)["ledger"]["checked"]
-    if "personalised" in RECIPES[method]["judge"]:  # by everybody's models; of a client's own nothing leaves it
+    if "personalised" in RECIPES[method]["evaluation"]:  # by everybody's models; of a client's own nothing leaves it
         ours, theirs = summary(here)["personalised"], summary(there)["personalised"]
         assert theirs["start"] and theirs["shared"] and theirs.keys().isdisjoint({"own", "branch"})
         assert all(theirs[kind] == ours[kind] for kind in ("start", "shared"))

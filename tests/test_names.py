@@ -24,20 +24,20 @@ HOSTILE += ["é" * 150, "\u202ex", "x" * 201, "-x"]
 PART = {"kind": "synthetic"}
 KEYS = {
     "name": lambda name: {"name": name},
-    "judge.lists": lambda name: {"judge": {"lists": {name: {"pairs": 10}}}},
+    "evaluation.pairs": lambda name: {"evaluation": {"pairs": {name: {"pairs": 10}}}},
     "validators": lambda name: {"validators": {name: {"identities": 3}}},
-    "data.source.parts": lambda name: {"data": {"source": {"kind": "joined", "parts": {name: PART}}}},
-    "data.source.parties": lambda name: {"data": {"source": {"kind": "own", "parties": [name]}}},
-    "data.source.domains": lambda name: {"data": {"source": {"domains": [name]}}},
+    "data.faces.parts": lambda name: {"data": {"faces": {"kind": "joined", "parts": {name: PART}}}},
+    "data.faces.parties": lambda name: {"data": {"faces": {"kind": "own", "parties": [name]}}},
+    "data.faces.domains": lambda name: {"data": {"faces": {"domains": [name]}}},
     "data.partition.shares": lambda name: {"data": {"partition": {"kind": "shares", "shares": {name: 1.0}}}},
     "data.party_augment": lambda name: {"data": {"party_augment": {name: {}}}},
-    "engine.shards": lambda name: {"engine": {"shards": {name: 2}}},
+    "engine.processes_per_party": lambda name: {"engine": {"processes_per_party": {name: 2}}},
     "model.name": lambda name: {"model": {"name": name}},
     "method": lambda name: {"method": name},
     "methods": lambda name: {"methods": {name: {}}},
     "loss.name": lambda name: {"loss": {"name": name}},
     "data.domains.source": lambda name: {"data": {"domains": {"source": name, "target": "b"}}},
-    "validators.v.half_of": lambda name: {"validators": {"v": {"half_of": name}}},
+    "validators.v.validates": lambda name: {"validators": {"v": {"validates": name}}},
     "pretrain.name": lambda name: {"pretrain": {"name": name}},
 }
 """Each key of a recipe that is a name, or holds names."""
@@ -54,8 +54,8 @@ def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str) -> None:
 
 @pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])
 def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
-    made = loader.parse({"name": name, "judge": {"lists": {name: {"pairs": 10}}}})
-    assert (made.name, *made.judge.lists) == (name, name)
+    made = loader.parse({"name": name, "evaluation": {"pairs": {name: {"pairs": 10}}}})
+    assert (made.name, *made.evaluation.pairs) == (name, name)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_of_a_name_that_is_refused_the_broken_rule_alone_is_said(name: str, brok
     assert said.startswith(repr(name[:80])[:-1]) and not any(other in said for other in others)
 
 
-@pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"judge": {"x" * 5_000: 1}}])
+@pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"evaluation": {"x" * 5_000: 1}}])
 def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=r"x{80}… is not a key") as caught:
         loader.parse(tree)
@@ -121,7 +121,7 @@ def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path
     """A cell is called after its values, and values may be paths; its run is a recipe like any other."""
     path = tmp_path / "tiny.yaml"
     tinyruns.write(path, rounds=1)
-    changes = ['judge.lists.unseen.path="a/b","../c"']
+    changes = ['evaluation.pairs.unseen.path="a/b","../c"']
     sweeping.sweep(path, changes, tmp_path / "sweep", tinyruns.Silent(), keep_runs=True)
     names = {loader.load(each).name for each in (tmp_path / "sweep").glob("runs/*/config.yaml")}
     assert names == {"tiny path=a_b", "tiny path=.._c"}

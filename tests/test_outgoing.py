@@ -250,8 +250,8 @@ def test_receipts_that_are_cut_after_what_the_parties_were_told_are_told_by_the_
 def test_a_damaged_checkpoint_is_told_and_replies_that_did_not_come_are_not_missed(
     tmp_path: Path, toy_steps: None
 ) -> None:
-    trouble = SimulatedFaults(dropout=0.4)
-    worlds.run(Moves(rounds=4), tmp_path, trouble=trouble, quorum=0.1, patience=4)
+    faults = SimulatedFaults(dropout=0.4)
+    worlds.run(Moves(rounds=4), tmp_path, faults=faults, min_reply_fraction=0.1, max_abandoned_rounds=4)
     records = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(0 < record["arrived"] < record["asked"] for record in records)
     assert told("verify", tmp_path)[0] == 0

@@ -1,4 +1,4 @@
-"""Parties with images of their own, named in no recipe: at their nodes, here with `--own`, and what is refused."""
+"""Parties with images of their own, named in no recipe: at nodes, here with `--party-data`, and what is refused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         said = yaml.safe_load((tmp_path / party / "party.yaml").read_text())
         (tmp_path / party / "party.yaml").write_text(yaml.safe_dump({**said, "role": "trainer"}))
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
-    path = written(tmp_path, method=method, data={"source": {"parties": list(PEOPLE)}})
+    path = written(tmp_path, method=method, data={"faces": {"parties": list(PEOPLE)}})
     tree = yaml.safe_load(path.read_text())
     del tree["validators"]
     if METHODS[method].shares_public:
@@ -124,7 +124,7 @@ def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Pat
         experiment.run(local, cut, Stopped(), report=False)
     shutil.copytree(parties, tmp_path / "moved")
     moved = {party: str(tmp_path / "moved" / party / "faces") for party in PEOPLE}
-    changes = [f"data.source.parts.{name}.path={moved[name]}" for name in ("silo-00", "silo-01")]
+    changes = [f"data.faces.parts.{name}.path={moved[name]}" for name in ("silo-00", "silo-01")]
     experiment.resume(cut, Silent(), (*changes, f"validators.clinic.source.path={moved['clinic']}"))
     for name in ("model/backbone.safetensors", "metrics.jsonl"):
         assert (whole / name).read_bytes() == (cut / name).read_bytes()
@@ -148,7 +148,7 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
     alone = party_data.party_data(made, "silo-00", tmp_path / "party.yaml")
     others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
-    both = sources.open_source(made, party_file.filled(made, others).data.source)
+    both = sources.open_source(made, party_file.filled(made, others).data.faces)
     assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
     np.testing.assert_array_equal(both.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
 
@@ -188,7 +188,7 @@ def test_a_party_of_whom_nothing_is_left_says_so(parties: Path) -> None:
     local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     few = picture_folders(parties / "few", ["Solo"], images=1)
     local = loader.parse(
-        loader.merged(local.model_dump(mode="json"), {"data": {"source": {"parts": {"silo-00": {"path": str(few)}}}}})
+        loader.merged(local.model_dump(mode="json"), {"data": {"faces": {"parts": {"silo-00": {"path": str(few)}}}}})
     )
     with pytest.raises(RecipeError, match="silo-00: none of its people has data.min_images=2 images or more"):
         preflight.check(local)
@@ -209,18 +209,18 @@ def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -
 def test_who_is_judged_is_not_trained_on_where_both_lie_in_one_folder(parties: Path) -> None:
     same = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
     made = recipe(
-        method="fedavg", validators={"clinic": {}}, judge={"lists": {"unseen": {"source": same, "pairs": 10}}}
+        method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": same, "pairs": 10}}}
     )
     local = party_file.filled(made, party_file.read_all(parties / "own.yaml"))
-    with pytest.raises(RecipeError, match=r"judge.lists.unseen: 3 identities \(silo-00/Adalind"):
+    with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: 3 identities \(silo-00/Adalind"):
         preflight.check(local)
 
 
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
-    before = {"method": "centralized", "rounds": 1, "data": {"source": {**UNSEEN, "first": 500}}}
+    before = {"method": "centralized", "rounds": 1, "data": {"faces": {**UNSEEN, "first": 500}}}
     path = written(tmp_path, method="fedavg", pretrain=before, rounds=1)
     inner = loader.pretraining(loader.load(path))
-    assert (inner.data.size, inner.data.source.parties, inner.validators) == (32, (), {})
+    assert (inner.data.size, inner.data.faces.parties, inner.validators) == (32, (), {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
     local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
@@ -279,11 +279,11 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": {"source": {"parties": []}}}, "data.source.parties: each party brings images of its own"),
-        ({"data": {"source": {"parties": ["a", "A"]}}}, "two of them have one name"),
-        ({"data": {"source": {"parties": ["../a"]}}}, "data.source.parties.0: '../a' cannot be the name"),
-        ({"data": {"source": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer already has"),
-        ({"data": {"source": {"parts": {"silo-9": {}}}}}, "'silo-9' is not known; did you mean 'silo-0"),
+        ({"data": {"faces": {"parties": []}}}, "data.faces.parties: each party brings images of its own"),
+        ({"data": {"faces": {"parties": ["a", "A"]}}}, "two of them have one name"),
+        ({"data": {"faces": {"parties": ["../a"]}}}, "data.faces.parties.0: '../a' cannot be the name"),
+        ({"data": {"faces": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer already has"),
+        ({"data": {"faces": {"parts": {"silo-9": {}}}}}, "'silo-9' is not known; did you mean 'silo-0"),
         ({"data": {"hold_out": 4}}, "data.hold_out: .* nobody can set people of all parties aside"),
         ({"data": {"private": {"identities": 2}}}, "data.private: .* each party trains on its own"),
         ({"data": {"max_identities": 2}}, "data.max_identities: .* let each party bring fewer"),
@@ -295,11 +295,17 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
             {"method": "fedfr-joint"},
             "data.public: in fedfr-joint the server and all parties hold images",
         ),
-        ({"judge": {"lists": {"unseen": {"source": None}}}}, "judge.lists.unseen.source: the server has none of the"),
+        (
+            {"evaluation": {"pairs": {"unseen": {"source": None}}}},
+            "evaluation.pairs.unseen.source: the server has none of the",
+        ),
         ({"validators": {"clinic": {"own": None, "identities": 4}}}, "validators.clinic: nobody can set people"),
-        ({"validators": {"clinic": {"half_of": "unseen"}}}, "validators.clinic.half_of: it brings images and pairs"),
-        ({"pretrain": {"method": "centralized"}}, "pretrain.data.source: the server has none of the parties' images"),
-        ({"data": {"source": {"kind": "synthetic"}}}, "data.source.parties: a source of kind 'synthetic' is dealt"),
+        (
+            {"validators": {"clinic": {"validates": "unseen"}}},
+            "validators.clinic.validates: it brings images and pairs",
+        ),
+        ({"pretrain": {"method": "centralized"}}, "pretrain.data.faces: the server has none of the parties' images"),
+        ({"data": {"faces": {"kind": "synthetic"}}}, "data.faces.parties: a source of kind 'synthetic' is dealt"),
     ],
 )
 def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -309,7 +315,7 @@ def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[
 
 def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) -> None:
     plain, filled = recipe(), party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
-    assert filled.digest() == plain.digest() and filled.data.source.parts.keys() == {"silo-00", "silo-01"}
+    assert filled.digest() == plain.digest() and filled.data.faces.parts.keys() == {"silo-00", "silo-01"}
     path = tmp_path / "told.yaml"
     path.write_text(yaml.safe_dump(filled.model_dump(mode="json")))
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
@@ -323,7 +329,7 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
 
 def test_a_plain_run_says_what_is_missing_and_a_dry_one_what_is_not_known(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    with pytest.raises(RecipeError, match=r"silo-01, silo-00, clinic: .* `coalface run … --own FILE`"):
+    with pytest.raises(RecipeError, match=r"silo-01, silo-00, clinic: .* `coalface run … --party-data FILE`"):
         experiment.run(loader.load(path), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
     unknown = CliRunner().invoke(app, ["run", str(path), "method=fedavg", "--dry-run"])
@@ -331,11 +337,11 @@ def test_a_plain_run_says_what_is_missing_and_a_dry_one_what_is_not_known(partie
     assert "2 trainers with images of their own, whose number they say when they join" in unknown.output
     assert "class embeddings, as many as a party has identities" in unknown.output
     known = CliRunner().invoke(
-        app, ["run", str(path), "method=fedavg", "--dry-run", "--own", str(parties / "own.yaml")]
+        app, ["run", str(path), "method=fedavg", "--dry-run", "--party-data", str(parties / "own.yaml")]
     )
     assert known.exit_code == 0 and "20 training images, 8 to 12 a party" in known.output, known.output
     assert CliRunner().invoke(app, ["run", str(path), "--dry-run"]).output.count("1 validator") == 1
-    wired = CliRunner().invoke(app, ["wire", "fedavg", "--recipe", str(path)])
+    wired = CliRunner().invoke(app, ["messages", "fedavg", "--recipe", str(path)])
     assert wired.exit_code == 0 and "backbone" in wired.output
 
 
@@ -445,7 +451,7 @@ def test_a_kit_says_what_its_party_is_and_where_its_images_lie(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"silo-02": {"role": "trainer"}}, "parties.silo-02 is a trainer, but the recipe's data.source.parties has no"),
+        ({"silo-02": {"role": "trainer"}}, "parties.silo-02 is a trainer, but the recipe's data.faces.parties has no"),
         ({"silo-01": {"faces": {"kind": "folder", "paht": "x"}}}, "parties.silo-01.faces.paht is not .* path"),
         ({"silo-01": {"faces": {"kind": "joined"}}}, "parties.silo-01: data.kind: a party's images are of kind"),
         ({"silo-01": {"pairs": {"kind": "bin", "path": "x"}}}, "parties.silo-01: pairs: a trainer has none"),
@@ -459,7 +465,7 @@ def test_a_federation_that_does_not_fit_is_refused(changes: dict[str, Any], said
 
 def test_images_of_its_own_are_refused_for_a_party_whose_recipe_names_them(tmp_path: Path) -> None:
     file = federation(tmp_path)
-    dealt = {"data": {"source": {"kind": "synthetic", "identities": 20}}, "validators": {"clinic": {"identities": 4}}}
+    dealt = {"data": {"faces": {"kind": "synthetic", "identities": 20}}, "validators": {"clinic": {"identities": 4}}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"method": "fedavg-fv", **dealt}))
     with pytest.raises(RecipeError, match="parties.clinic.pairs: by the recipe it brings no images of its own"):
         provisioning.make(file, tmp_path / "kits", NOW)

@@ -31,7 +31,7 @@ SHARED: dict[str, Any] = {
     **{key: value for key, value in TREE.items() if key != "validators"},
     "method": "fedfr-joint",
     "methods": {"fedfr-joint": {"threshold": 0.3}},
-    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 16, "lr": 0.05}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch_size": 16, "lr": 0.05}},
     "data": {**TREE["data"], "public": PEOPLE_OF_ALL},
 }
 
@@ -103,7 +103,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
 
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     made = recipe(method="fedavg")
-    assert loader.pretraining(made).data.source.first == 500
+    assert loader.pretraining(made).data.faces.first == 500
     here = party_data.party_data(made, "silo-00", parties / "silo-00" / "party.yaml")
     assert here.public is None and len(here.data["silo-00"]) == 12
 
@@ -150,12 +150,14 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Pa
 
 def test_who_is_judged_is_none_of_them_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
     public = pictures(tmp_path / "public")
-    same = recipe(data={"public": public}, judge={"lists": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None)
-    with pytest.raises(RecipeError, match=r"judge.lists.unseen: 3 identities \(Ada"):
+    same = recipe(
+        data={"public": public}, evaluation={"pairs": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None
+    )
+    with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: 3 identities \(Ada"):
         preflight.check(party_file.filled(same, party_file.read_all(parties / "own.yaml")))
     picture_folders(tmp_path / "others", ["Ada", "Berta", "Clara"], images=4, seed=10)
     others = {"unseen": {"source": {**public, "path": str(tmp_path / "others")}, "pairs": 10}}
-    apart = recipe(data={"public": public}, judge={"lists": others}, pretrain=None)
+    apart = recipe(data={"public": public}, evaluation={"pairs": others}, pretrain=None)
     preflight.check(
         party_file.filled(apart, party_file.read_all(parties / "own.yaml"))
     )  # of another folder they are other people
@@ -192,9 +194,9 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
 
 
 def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
-    own = {"source": {**PEOPLE_OF_ALL, "first": 600}}
+    own = {"faces": {**PEOPLE_OF_ALL, "first": 600}}
     made = recipe(method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": own})
-    assert loader.pretraining(made).data.source.first == 600
+    assert loader.pretraining(made).data.faces.first == 600
     assert (loader.pretraining(made).data.exclude, loader.pretraining(made).data.public) == ((), None)
 
 
@@ -211,15 +213,15 @@ def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
     ("changes", "said"),
     [
         ({"data": {"public": None}}, "data.public: in fedfr-joint the server and all parties hold images of public"),
-        ({"data": {"public": None}, "method": "fedavg"}, "pretrain.data.source: .* as `data: {public: "),
+        ({"data": {"public": None}, "method": "fedavg"}, "pretrain.data.faces: .* as `data: {public: "),
         ({"data": {"public": {"kind": "joined", "parts": {}}}}, "data.public.kind: images of public people are folder"),
-        ({"data": {"source": {"parties": ["public", "b"]}}}, "data.source.parties: public is what data.exclude calls"),
+        ({"data": {"faces": {"parties": ["public", "b"]}}}, "data.faces.parties: public is what data.exclude calls"),
         ({"data": {"public": {"kind": "synthetic", "path": "x"}}}, "data.public.kind: say what lies at its path"),
         ({"pretrain": {"data": {"public": {"first": 600}}}}, "pretrain.data.public: it is for parties that bring"),
         ({"data": {"exclude": {"pubic": []}}}, "data.exclude: .*did you mean .public"),
-        ({"pretrain": {"data": {"source": {"kind": "own", "parties": ["a"]}}}}, "pretrain.data.source: the server has"),
+        ({"pretrain": {"data": {"faces": {"kind": "own", "parties": ["a"]}}}}, "pretrain.data.faces: the server has"),
         (
-            {"data": {"source": {"kind": "synthetic", "parties": []}}},
+            {"data": {"faces": {"kind": "synthetic", "parties": []}}},
             "data.public: it is for parties that bring images",
         ),
     ],
@@ -230,6 +232,6 @@ def test_what_cannot_be_is_refused_with_what_to_do(changes: dict[str, Any], said
 
 
 def test_a_pre_training_on_others_is_refused(parties: Path, tmp_path: Path) -> None:
-    others = recipe(pretrain={"data": {"source": {**PEOPLE_OF_ALL, "first": 600}}})
+    others = recipe(pretrain={"data": {"faces": {**PEOPLE_OF_ALL, "first": 600}}})
     with pytest.raises(RecipeError, match="pretrain: fedfr-joint starts from the class embeddings of all public ident"):
         experiment.run(party_file.filled(others, party_file.read_all(parties / "own.yaml")), tmp_path / "run", Silent())

@@ -26,7 +26,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 SMALL = [
     "model.name=cnn-small", "model.embedding_size=16", "data.size=32", "loss.scale=16", "loss.margin=0.1",
     "engine.device=cpu", "engine.threads=1",
-    "local.iterations=2", "local.steps=8", "local.decays=[4, 6]", "local.batch=4", "methods.centralized.batch=12",
+    "local.steps_per_round=2", "local.total_steps=8", "local.lr_milestones=[4, 6]", "local.batch_size=4",
+    "methods.centralized.batch_size=12",
 ]  # fmt: skip
 
 
@@ -66,7 +67,8 @@ def test_the_recipe_of_pfms_paper_runs(
     root: Path, tmp_path: Path, recipe: str, method: str, parties: list[str]
 ) -> None:
     made = loader.load(
-        RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, "engine.shards={}", f"method={method}", f"data.root={root}"]
+        RECIPES / "pfm" / f"{recipe}.yaml",
+        [*SMALL, "engine.processes_per_party={}", f"method={method}", f"data.root={root}"],
     )
     out = experiment.run(made, tmp_path / "run", Silent(), report=False)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
@@ -81,7 +83,7 @@ def test_the_recipe_of_pfms_paper_runs(
 @pytest.mark.parametrize("recipe", ["paper-3-party", "paper-12-party"])
 def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
     for k, rounds in ((100, 3328), (400, 832), (1600, 208)):
-        made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.iterations={k}"])
+        made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.steps_per_round={k}"])
         assert made.rounds == rounds
         local = made.local
         marks = (0, 128_000, 230_400, 307_200)
@@ -103,7 +105,7 @@ def test_one_recipe_says_for_every_method_over_how_many_processes(
     assert preflight.check(made)
     assert Parts(made).numerics().shards == ({"pooled": 8} if method == "centralized" else silos)
     if method == "centralized":
-        assert made.engine.shards == silos | {"pooled": 8}
+        assert made.engine.processes_per_party == silos | {"pooled": 8}
 
 
 # --- the sweeps -------------------------------------------------------------------------------------------------------
@@ -126,8 +128,14 @@ def chosen(cell: Cell) -> Chosen:
     variant = method.validation.norm if hasattr(method, "validation") else ""
     variant = method.momentum if cell.recipe.method == "fedavg" else variant
     made = cell.recipe
-    assert made.half_split is not None and made.local.iterations is not None
-    return made.method, variant, f"{made.model.name} {LOSS.name_of(made.loss)}", made.local.iterations, made.half_split
+    assert made.fold_split is not None and made.local.steps_per_round is not None
+    return (
+        made.method,
+        variant,
+        f"{made.model.name} {LOSS.name_of(made.loss)}",
+        made.local.steps_per_round,
+        made.fold_split,
+    )
 
 
 def paper(setting: str, k: int, variants: list[tuple[str, str]]) -> set[Chosen]:
@@ -150,7 +158,7 @@ def test_the_twelve_party_sweep_is_the_papers() -> None:
     found = [chosen(cell) for cell in cells("paper-12-party")]
     assert set(found) == paper("ir18 arcface", 100, VARIANTS) and len(found) == 12
     every = RECIPES / "pfm" / "sweeps" / "paper-12-party.yaml"
-    assert len(grid(every, ["local.iterations=100,400,1600"])) == 36  # as its head says
+    assert len(grid(every, ["local.steps_per_round=100,400,1600"])) == 36  # as its head says
 
 
 @pytest.mark.parametrize("name", ["paper-3-party", "paper-12-party"])
@@ -159,10 +167,10 @@ def test_every_cell_has_the_papers_numbers(name: str) -> None:
     assert len({cell.recipe.digest() for cell in found}) == len(found)
     for cell in found:
         made, local = cell.recipe, cell.recipe.local
-        assert local.iterations in (100, 400, 1600)
-        marks = (*local.decays, local.steps)
+        assert local.steps_per_round in (100, 400, 1600)
+        marks = (*local.lr_milestones, local.total_steps)
         assert marks == (10 * 12_800, 18 * 12_800, 24 * 12_800, 26 * 12_800)
-        assert not any(mark % local.iterations for mark in marks if mark is not None)
+        assert not any(mark % local.steps_per_round for mark in marks if mark is not None)
         assert (local.lr, local.momentum, made.data.size, made.data.grey) == (0.1, 0.9, 112, False)
         assert (made.loss.scale, made.loss.margin) == (64, {"arcface": 0.5, "cosface": 0.35}[LOSS.name_of(made.loss)])
         if hasattr(method := made.build_method(), "validation"):
@@ -170,8 +178,12 @@ def test_every_cell_has_the_papers_numbers(name: str) -> None:
             assert (fv.candidates, fv.smoothing, fv.epsilon, fv.forgetting, fv.score) == (
                 3, 0.01, 0.001, 0.01, "accuracy"
             )  # fmt: skip
-        step = sum(local.party_batch.get(party, local.batch) for party in made.engine.shards if party != "pooled")
-        rest = 8 * local.batch if name == "paper-12-party" else 0  # silos on one GPU each
+        step = sum(
+            local.party_batch_size.get(party, local.batch_size)
+            for party in made.engine.processes_per_party
+            if party != "pooled"
+        )
+        rest = 8 * local.batch_size if name == "paper-12-party" else 0  # silos on one GPU each
         assert step + rest == made.methods["centralized"]["batch"] == 64 * 16
 
 
@@ -180,6 +192,6 @@ def test_centralised_training_is_there_for_every_network_and_loss(name: str) -> 
     found = cells(name)
     assert baseline_of([cell.setting for cell in found], "method=centralized") == found[0].setting
     for half in BOTH:
-        of = [cell.recipe for cell in found if cell.recipe.half_split == half]
+        of = [cell.recipe for cell in found if cell.recipe.fold_split == half]
         pooled = {(made.model.name, LOSS.name_of(made.loss)) for made in of if made.method == "centralized"}
         assert {(made.model.name, LOSS.name_of(made.loss)) for made in of} == pooled

@@ -38,9 +38,9 @@ def root(tmp_path: Path) -> Path:
 
 def tree(root: Path, **changes: Any) -> dict[str, Any]:
     lists = {"other": {"kind": "balanced", "pairs": 10, "source": {"kind": "folder", "path": "other"}}}
-    data = {"root": str(root / "data"), "source": {"kind": "folder", "path": "faces"}, "size": 32}
+    data = {"root": str(root / "data"), "faces": {"kind": "folder", "path": "faces"}, "size": 32}
     data["partition"] = {"kind": "equal", "parties": 2}
-    made = {"name": "tiny", "rounds": 1, "local": {"batch": 8}, "data": data, "judge": {"lists": lists}}
+    made = {"name": "tiny", "rounds": 1, "local": {"batch_size": 8}, "data": data, "evaluation": {"pairs": lists}}
     return loader.merged({**made, "engine": {"threads": 1}}, changes)
 
 
@@ -85,9 +85,9 @@ def test_parties_own_images_public_people_and_a_pre_training_tell_it_too(root: P
     folders = {"a": own, "b": root / "data" / "other"}
     parts = {name: {"kind": "folder", "path": str(path)} for name, path in folders.items()}
     made = tree(root, method="fedfr-joint", pretrain={"method": "centralized", "rounds": 1})
-    made["data"] |= {"public": made["data"]["source"], "partition": {}}
-    made["data"]["source"] = {"kind": "own", "parties": ["a", "b"], "parts": parts}
-    made["judge"] = {"lists": {}}
+    made["data"] |= {"public": made["data"]["faces"], "partition": {}}
+    made["data"]["faces"] = {"kind": "own", "parties": ["a", "b"], "parts": parts}
+    made["evaluation"] = {"pairs": {}}
     view = Listening()
     experiment.run(loader.parse(made), root / "run", view, report=False)
     told = [note.removeprefix("tiny: ") for note in view.before if note.startswith("tiny: ") and "passed over" in note]

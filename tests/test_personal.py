@@ -37,7 +37,7 @@ JUDGED: dict[str, Any] = {
     "pretrain": None,
     "data": {"test": {"images": 2}},
     "local": {"lr": 0.05},
-    "judge": {"personalised": {"fars": [0.1, 0.5], "fpirs": [0.25]}},
+    "evaluation": {"personalised": {"fars": [0.1, 0.5], "fpirs": [0.25]}},
 }
 """Three clients of two people, of each two test images: 2 genuine pairs a client, 32 impostors, 8 not enrolled."""
 
@@ -139,7 +139,7 @@ def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path, monkeyp
     """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
     monkeypatch.setitem(BACKBONES, "normed", Normed)
     wanted = {"one_to_one": "official", "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}
-    changes = {**JUDGED, "model": {"name": "normed", "batchnorm": "local"}, "judge": {"personalised": wanted}}
+    changes = {**JUDGED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": wanted}}
     made = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     told, hand = done(made, tmp_path / "run"), Hand(made)
     assert set(told) == {"start", "own", "clients", "trials", "counts"}

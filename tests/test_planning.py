@@ -102,7 +102,7 @@ def test_the_declared_fields_of_a_class() -> None:
 
 
 def test_the_dry_run_reads_well() -> None:
-    text = preflight.describe(tiny(engine={"workers": 2, "checkpoint": 5}))
+    text = preflight.describe(tiny(engine={"workers": 2, "checkpoint_every": 5}))
     assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
     assert "stays at the party: Learner.head" in text
     assert "the server asks for sums only of: backbone" in text
@@ -126,20 +126,20 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 FOLDER = {"kind": "folder", "path": "faces"}
-OF_FOLDER = {"data": {"source": FOLDER, "hold_out": 4}}
+OF_FOLDER = {"data": {"faces": FOLDER, "hold_out": 4}}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"data": {"partition": {"parties": 41}}},
-        {"trouble": {"corrupt": {"silo-77": "nan"}}},
+        {"faults": {"corrupt": {"silo-77": "nan"}}},
         {"data": {"hold_out": 0}},
-        {"data": {"source": {"kind": "folder", "path": "nosuch"}}},
-        {"judge": {"lists": {"unseen": {"kind": "lfw"}}}},
+        {"data": {"faces": {"kind": "folder", "path": "nosuch"}}},
+        {"evaluation": {"pairs": {"unseen": {"kind": "lfw"}}}},
         {
-            "data": {"source": FOLDER, "hold_out": 0},
-            "judge": {"lists": {"unseen": {"kind": "lfw", "path": "pairs.txt"}}},
+            "data": {"faces": FOLDER, "hold_out": 0},
+            "evaluation": {"pairs": {"unseen": {"kind": "lfw", "path": "pairs.txt"}}},
         },
         {"data": {"exclude": ["nosuch.txt"]}},
         {"engine": {"device": "cuda:77"}},
@@ -184,7 +184,10 @@ def test_the_versions_on_disk_are_as_many_as_a_party_comes_to_keep(checkpoint: i
             party = tmp_path / "run" / "parties" / "silo-00"
             self.most = max(self.most, len(list(party.glob("*.commit"))))
 
-    recipe, view = tiny(rounds=4, judge={"lists": {}}, engine={"checkpoint": checkpoint, "keep": keep}), Counts()
+    recipe, view = (
+        tiny(rounds=4, evaluation={"pairs": {}}, engine={"checkpoint_every": checkpoint, "keep_checkpoints": keep}),
+        Counts(),
+    )
     experiment.run(recipe, tmp_path / "run", view)
     assert f"up to {view.most} versions a party" in preflight.describe(recipe)
 

@@ -31,14 +31,14 @@ TREE: dict[str, Any] = {
     "name": "faces",
     "method": "fedavg",
     "rounds": 2,
-    "local": {"epochs": 1, "batch": 8, "lr": 0.02},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
     "data": {
         "size": 32,
-        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
         "partition": {"parties": 2},
         "hold_out": 4,
     },
-    "judge": {"fars": [0.1], "lists": {"unseen": {"kind": "balanced", "pairs": 10}}},
+    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
 }
 PARTIES = ("silo-00", "silo-01")
 

@@ -136,12 +136,15 @@ def test_what_the_result_does_not_depend_on_may_be_edited(half: Path, fedavg_run
 def test_a_quorum_edited_by_hand_is_noted_as_one_that_a_resume_is_given(half: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
     tree = yaml.safe_load((out / "config.yaml").read_text())
-    tree["engine"]["quorum"] = 0.25
+    tree["engine"]["min_reply_fraction"] = 0.25
     (out / "config.yaml").write_text(yaml.safe_dump(tree))
-    experiment.resume(out, Silent(), ("engine.patience=9",))
+    experiment.resume(out, Silent(), ("engine.max_abandoned_rounds=9",))
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     (noted,) = [event for event in events if event["event"] == "adjusted"]
-    assert noted["engine.quorum"] == {"from": 0.5, "to": 0.25} and noted["engine.patience"] == {"from": 5, "to": 9}
+    assert noted["engine.min_reply_fraction"] == {"from": 0.5, "to": 0.25} and noted["engine.max_abandoned_rounds"] == {
+        "from": 5,
+        "to": 9,
+    }
     experiment.resume(out, Silent())  # the new values are the run's from now on
     lines = (out / "events.jsonl").read_text().splitlines()
     assert len([line for line in lines if '"adjusted"' in line]) == 1

@@ -352,7 +352,7 @@ def test_who_trains_by_the_recipe_is_who_is_provisioned_for(tmp_path: Path) -> N
 
     def kits(out: str, method: str, *names: str, **data: Any) -> Path:
         file = written(tmp_path, parties={name: {"role": "trainer"} for name in names})
-        recipe = {"method": method, "data": {"source": {"kind": "synthetic", "identities": 20}, **data}}
+        recipe = {"method": method, "data": {"faces": {"kind": "synthetic", "identities": 20}, **data}}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         return provisioning.make(file, tmp_path / out, NOW)
 

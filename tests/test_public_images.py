@@ -25,11 +25,11 @@ from coalface.methods.fedfr_joint import FedFRJoint, State
 SHARED: dict[str, Any] = {
     "method": "fedfr-joint",
     "methods": {"fedfr-joint": {"threshold": 0.5}},
-    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch": 16, "lr": 0.05}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch_size": 16, "lr": 0.05}},
     "rounds": 1,
     "local": {"epochs": 1},
     "data": {
-        "source": {"images": 5},
+        "faces": {"images": 5},
         "hold_out": 2,
         "private": {"identities": 6},
         "partition": {"kind": "equal", "parties": 3},
@@ -39,7 +39,7 @@ SHARED: dict[str, Any] = {
 
 def recipe(**changes: Any) -> Recipe:
     """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
-    tree = loader.merged(loader.merged(tinyruns.TINY, {"data": {"source": {"identities": 14}}}), SHARED)
+    tree = loader.merged(loader.merged(tinyruns.TINY, {"data": {"faces": {"identities": 14}}}), SHARED)
     return loader.parse(loader.merged(tree, changes))
 
 
@@ -171,10 +171,13 @@ NONE = "starts from the class embeddings of all public identities, and {} leaves
             {"data": {"side": "public"}, "pretrain": None},
             "data.side: in fedfr-joint all parties hold the public images, so its clients",
         ),
-        ({"engine": {"shards": {"silo-00": 2}}}, "engine.shards.silo-00: the losses of fedfr-joint over one batch"),
         (
-            {"data": {"test": {"images": 2}, "partition": {"parties": 1}}, "judge": {"personalised": {}}},
-            "judge.personalised: a client's people are told from those of others, and 1 of the clients",
+            {"engine": {"processes_per_party": {"silo-00": 2}}},
+            "engine.processes_per_party.silo-00: the losses of fedfr-joint over one batch",
+        ),
+        (
+            {"data": {"test": {"images": 2}, "partition": {"parties": 1}}, "evaluation": {"personalised": {}}},
+            "evaluation.personalised: a client's people are told from those of others, and 1 of the clients",
         ),
     ],
 )

@@ -97,12 +97,15 @@ ONE = {"data": {"partition": {"kind": "one-identity"}}}
         ({"method": "fedface", **ONE}, ["one person's images", "class embeddings are sent"]),
         ({"method": "feduv", **ONE}, ["one person's images"]),
         ({"method": "fedface-multi"}, ["class embeddings are sent"]),
-        ({"local": {"iterations": 1, "batch": 8}}, ["as few as 8", "local.batch=8", "local.iterations=1"]),
-        ({"local": {"iterations": 3, "batch": 3}}, ["each step is on 3", "local.batch"]),
-        ({"local": {"iterations": 3, "batch": 9}}, []),
+        (
+            {"local": {"steps_per_round": 1, "batch_size": 8}},
+            ["as few as 8", "local.batch_size=8", "local.steps_per_round=1"],
+        ),
+        ({"local": {"steps_per_round": 3, "batch_size": 3}}, ["each step is on 3", "local.batch_size"]),
+        ({"local": {"steps_per_round": 3, "batch_size": 9}}, []),
         ({}, []),
-        ({"method": "solo", "local": {"iterations": 1, "batch": 1}}, []),
-        ({"method": "centralized", "local": {"iterations": 1, "batch": 1}}, []),
+        ({"method": "solo", "local": {"steps_per_round": 1, "batch_size": 1}}, []),
+        ({"method": "centralized", "local": {"steps_per_round": 1, "batch_size": 1}}, []),
     ],
 )
 def test_a_plan_says_what_its_settings_leave_to_be_read(changes: dict[str, Any], said: list[str]) -> None:
@@ -115,12 +118,12 @@ def test_a_run_says_it_at_its_start_in_its_report_and_on_its_card(tmp_path: Path
     notes: list[str] = []
     view = Silent()
     view.note = notes.append  # type: ignore[method-assign]
-    out = experiment.run(tiny(rounds=1, local={"iterations": 1, "batch": 2}), tmp_path / "run", view)
+    out = experiment.run(tiny(rounds=1, local={"steps_per_round": 1, "batch_size": 2}), tmp_path / "run", view)
     line = "embeddings of single images, since as few as 2 make an update"
     assert any(line in note for note in notes)
     assert line in (out / "report.html").read_text() and line in (out / "model" / "README.md").read_text()
 
 
 def test_wire_says_it_of_a_method_without_a_recipe() -> None:
-    told = CliRunner().invoke(app, ["wire", "fedface", "--json"])
+    told = CliRunner().invoke(app, ["messages", "fedface", "--json"])
     assert "class embeddings are sent" in json.loads(told.stdout)["readable"]

@@ -22,10 +22,10 @@ SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
 
 def absent(recipe: Recipe) -> str:
     """Why it cannot be planned here: images that do not come along; empty if it can."""
-    sources = [recipe.data.source, *recipe.data.source.parts.values()]
-    sources += [wanted.source for wanted in recipe.judge.lists.values() if wanted.source is not None]
+    sources = [recipe.data.faces, *recipe.data.faces.parts.values()]
+    sources += [wanted.source for wanted in recipe.evaluation.pairs.values() if wanted.source is not None]
     paths = [source.path for source in sources if source.path is not None]
-    paths += [wanted.path for wanted in recipe.judge.lists.values() if wanted.path is not None]
+    paths += [wanted.path for wanted in recipe.evaluation.pairs.values() if wanted.path is not None]
     if paths and not os.environ.get("COALFACE_DATA"):
         return "COALFACE_DATA is not set: this recipe reads images that do not come along"
     missing = [path for path in paths if not (recipe.root() / path).exists()]
@@ -39,7 +39,7 @@ def test_there_are_recipes() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
     recipe = loader.load(path)
-    assert recipe.judge.lists
+    assert recipe.evaluation.pairs
     if why := absent(recipe):
         pytest.skip(why)
     text = preflight.describe(recipe)
@@ -76,4 +76,4 @@ def test_every_cell_of_a_sweep_resolves_and_is_told_from_the_others(path: Path) 
 def test_no_recipe_names_a_path_of_one_machine(path: Path) -> None:
     recipe = loader.load(path)
     assert recipe.data.root is None
-    assert not (recipe.data.source.path or "").startswith("/")
+    assert not (recipe.data.faces.path or "").startswith("/")

@@ -24,7 +24,7 @@ GRIDS = [
     {"name": "base", "seed": [0, 1]},
     {"name": "faster", "local.lr": 0.5, "seed": [0, 1]},
     {"name": "without a branch", "methods.fedfr-joint.branch": "none", "seed": [0, 1]},
-    {"name": "one person each", "data.private.dealt": 3, "seed": 0},
+    {"name": "one person each", "data.private.assigned": 3, "seed": 0},
 ]
 
 
@@ -153,4 +153,4 @@ def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:
 
 def judged_otherwise(made: schema.Recipe) -> schema.Recipe:
     """The recipe, with impostors of the same client too."""
-    return loader.parse(loader.merged(made.resolved(), {"judge": {"personalised": {"one_to_one": "official"}}}))
+    return loader.parse(loader.merged(made.resolved(), {"evaluation": {"personalised": {"one_to_one": "official"}}}))

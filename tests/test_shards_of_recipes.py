@@ -1,4 +1,4 @@
-"""`engine.shards` of a recipe; what several processes do is in engine/test_sharding.py."""
+"""`engine.processes_per_party` of a recipe; what several processes do is in engine/test_sharding.py."""
 
 from __future__ import annotations
 
@@ -26,32 +26,40 @@ from coalface.models import Backbone
 
 @pytest.mark.usefixtures("quick_workers")
 def test_a_recipe_says_which_party_several_processes_play(tmp_path: Path, fedavg_run: Path) -> None:
-    out = tinyruns.run(tmp_path / "run", name="tiny-fedavg", engine={"shards": {"silo-00": 2, "silo-01": 1}})
+    out = tinyruns.run(
+        tmp_path / "run", name="tiny-fedavg", engine={"processes_per_party": {"silo-00": 2, "silo-01": 1}}
+    )
     one, many = (load_file(folder / "model" / "backbone.safetensors") for folder in (fedavg_run, out))
     assert all((many[name] - one[name]).abs().max() < 1e-3 for name in one)
     assert json.loads((out / "summary.json").read_text())["numerics"]["shards"] == {"silo-00": 2}
     assert [len(list((out / "parties" / f"silo-0{i}").glob("*.shard"))) for i in range(2)] == [1, 0]
     with pytest.raises(RecipeError, match=r"engine\.shards\.silo-00 would change it: start a new run"):
-        experiment.resume(out, tinyruns.Silent(), ("engine.shards.silo-00=3",))
+        experiment.resume(out, tinyruns.Silent(), ("engine.processes_per_party.silo-00=3",))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine": {"shards": {"silo-0": 2}}}, r"engine.shards: the party.*silo-0.*silo-00"),
-        ({"engine": {"shards": {"silo-00": 0}}}, r"engine.shards.silo-00: .*greater than or equal to 1"),
+        ({"engine": {"processes_per_party": {"silo-0": 2}}}, r"engine.processes_per_party: the party.*silo-0.*silo-00"),
         (
-            {"engine": {"shards": {"silo-00": 2}}, "loss": {"name": "adaface"}},
-            "engine.shards: AdaFace cannot be computed",
+            {"engine": {"processes_per_party": {"silo-00": 0}}},
+            r"engine.processes_per_party.silo-00: .*greater than or equal to 1",
         ),
-        ({"engine": {"shards": {"silo-00": 2}, "device": "meta"}}, r"engine.shards.silo-00: 2 processes take .*'meta'"),
+        (
+            {"engine": {"processes_per_party": {"silo-00": 2}}, "loss": {"name": "adaface"}},
+            "engine.processes_per_party: AdaFace cannot be computed",
+        ),
+        (
+            {"engine": {"processes_per_party": {"silo-00": 2}, "device": "meta"}},
+            r"engine.processes_per_party.silo-00: 2 processes take .*'meta'",
+        ),
         (
             {
                 "method": "fedface",
                 "data": {"partition": {"kind": "one-identity"}},
-                "engine": {"shards": {"device-00": 2}},
+                "engine": {"processes_per_party": {"device-00": 2}},
             },
-            "engine.shards.device-00: a client of fedface has one class embedding",
+            "engine.processes_per_party.device-00: a client of fedface has one class embedding",
         ),
     ],
 )
@@ -66,10 +74,14 @@ def test_what_cannot_be_split_is_refused_before_anything_is_written(
 
 
 def test_a_pre_training_is_not_split_and_a_recipe_without_shards_keeps_its_hash() -> None:
-    shards = {"engine": {"shards": {"silo-00": 2}}}
+    shards = {"engine": {"processes_per_party": {"silo-00": 2}}}
     recipe = tinyruns.tiny(pretrain={"method": "centralized", "rounds": 1}, **shards)
-    assert loader.pretraining(recipe).engine.shards == {}
-    assert tinyruns.tiny().digest() == tinyruns.tiny(engine={"shards": {}}).digest() != tinyruns.tiny(**shards).digest()
+    assert loader.pretraining(recipe).engine.processes_per_party == {}
+    assert (
+        tinyruns.tiny().digest()
+        == tinyruns.tiny(engine={"processes_per_party": {}}).digest()
+        != tinyruns.tiny(**shards).digest()
+    )
 
 
 # --- the one party of centralised training ----------------------------------------------------------------------------
@@ -102,7 +114,7 @@ def exactly(folder: Path, **changes: Any) -> worlds.Ran:
 @pytest.mark.usefixtures("quick_workers")
 def test_pooled_training_over_several_processes_is_that_over_one(tmp_path: Path) -> None:
     one = exactly(tmp_path / "one", method="centralized")
-    many = exactly(tmp_path / "many", method="centralized", engine={"shards": PARTS})
+    many = exactly(tmp_path / "many", method="centralized", engine={"processes_per_party": PARTS})
     assert dict(many.server.numerics.shards) == {"pooled": 2}
     assert one.state.backbone.keys() == many.state.backbone.keys()
     moved = max((many.state.backbone[n] - t).abs().max() for n, t in many.server.initial.items())
@@ -114,7 +126,7 @@ def test_pooled_training_over_several_processes_is_that_over_one(tmp_path: Path)
 
 @pytest.mark.usefixtures("quick_workers")
 def test_a_run_over_pooled_images_is_split_as_its_recipe_says(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"method": "centralized", "rounds": 1, "engine": {"shards": PARTS}}
+    changes: dict[str, Any] = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": PARTS}}
     out = tinyruns.run(tmp_path / "run", **changes)
     assert json.loads((out / "summary.json").read_text())["numerics"]["shards"] == {"pooled": 2}
     assert len(list((out / "parties" / "pooled").glob("*.shard"))) == 1
@@ -135,7 +147,9 @@ V: dict[str, Any] = {"validators": {"v": {"identities": 2, "pairs": 10}}}
 @pytest.mark.parametrize("augmented", [{}, {"silo-00": {"flip": False}}], ids=["alike", "party_augment"])
 def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int], augmented: dict[str, Any]) -> None:
     shards = PARTS | {"v": 2}
-    recipe = tinyruns.tiny(method=method, engine={"shards": shards}, data={"party_augment": augmented}, **V)
+    recipe = tinyruns.tiny(
+        method=method, engine={"processes_per_party": shards}, data={"party_augment": augmented}, **V
+    )
     assert preflight.check(recipe)
     assert Parts(recipe).numerics().shards == used
 
@@ -148,9 +162,13 @@ def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int]
 def test_a_party_of_no_method_is_refused_whatever_the_method(
     method: str, party: str, near: str, augmented: dict[str, Any]
 ) -> None:
-    recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}}, data={"party_augment": augmented}, **V)
+    recipe = tinyruns.tiny(
+        method=method, engine={"processes_per_party": {party: 2}}, data={"party_augment": augmented}, **V
+    )
     known = "Known: silo-00, silo-01, v, pooled"
-    with pytest.raises(RecipeError, match=f"engine.shards: the party: '{party}' is not known; did you mean '{near}'"):
+    with pytest.raises(
+        RecipeError, match=f"engine.processes_per_party: the party: '{party}' is not known; did you mean '{near}'"
+    ):
         preflight.check(recipe)
     with pytest.raises(RecipeError, match=known):
         preflight.check(recipe)
@@ -159,41 +177,43 @@ def test_a_party_of_no_method_is_refused_whatever_the_method(
 @pytest.mark.parametrize("split", [None, 2])
 def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | None) -> None:
     data = {
-        "source": {"kind": "synthetic", "identities": 12, "images": 4, "domains": ["studio", "street"]},
+        "faces": {"kind": "synthetic", "identities": 12, "images": 4, "domains": ["studio", "street"]},
         "partition": {"kind": "by-domain", "split": split},
     }
     names = ["street", "studio"] if split is None else ["street-a", "street-b", "studio-a", "studio-b"]
     for augmented in ({}, {names[-1]: {"flip": False}}):
         made: dict[str, Any] = {"method": "centralized", "data": {**data, "party_augment": augmented}}
-        assert preflight.check(tinyruns.tiny(engine={"shards": dict.fromkeys(names, 2)}, **made))
+        assert preflight.check(tinyruns.tiny(engine={"processes_per_party": dict.fromkeys(names, 2)}, **made))
         with pytest.raises(RecipeError, match=f"Known: {', '.join(names)}, pooled"):
-            preflight.check(tinyruns.tiny(engine={"shards": {"indoors": 2}}, **made))
+            preflight.check(tinyruns.tiny(engine={"processes_per_party": {"indoors": 2}}, **made))
 
 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
     for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
-        recipe = tinyruns.tiny(method=method, engine={"shards": {party: 2}, "device": "meta"}, **V)
+        recipe = tinyruns.tiny(method=method, engine={"processes_per_party": {party: 2}, "device": "meta"}, **V)
         machine.check_shards(Parts(recipe))
-    recipe = tinyruns.tiny(method="centralized", engine={"shards": {"pooled": 2}, "device": "meta"})
-    with pytest.raises(RecipeError, match=r"engine.shards.pooled: 2 processes take .*'meta'"):
+    recipe = tinyruns.tiny(method="centralized", engine={"processes_per_party": {"pooled": 2}, "device": "meta"})
+    with pytest.raises(RecipeError, match=r"engine.processes_per_party.pooled: 2 processes take .*'meta'"):
         machine.check_shards(Parts(recipe))
 
 
 def test_a_name_that_could_be_two_parties_is_refused() -> None:
     partition = {"kind": "shares", "shares": {"pooled": 1, "other": 2}}
     for changes in (
-        {"data": {"partition": partition}, "engine": {"shards": {"pooled": 2}}},
-        {"validators": {"pooled": {"identities": 2, "pairs": 10}}, "engine": {"shards": {"pooled": 2}}},
-        {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"shards": {"silo-00": 2}}},
+        {"data": {"partition": partition}, "engine": {"processes_per_party": {"pooled": 2}}},
+        {"validators": {"pooled": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"pooled": 2}}},
+        {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"silo-00": 2}}},
     ):
-        with pytest.raises(RecipeError, match=r"engine.shards.*: it could be two parties.* another name"):
+        with pytest.raises(RecipeError, match=r"engine.processes_per_party.*: it could be two parties.* another name"):
             preflight.check(tinyruns.tiny(**changes))
-    assert preflight.check(tinyruns.tiny(data={"partition": partition}, engine={"shards": {"other": 2}}))
+    assert preflight.check(tinyruns.tiny(data={"partition": partition}, engine={"processes_per_party": {"other": 2}}))
 
 
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
-    start = {"method": "centralized", "rounds": 1, "engine": {"shards": {"pooled": 2}}}
+    start = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
     assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().shards == {"pooled": 2}
-    with pytest.raises(RecipeError, match=r"pretrain: engine.shards: the party: 'poold' .*'pooled'"):
-        preflight.check(loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"shards": {"poold": 2}}}}))
+    with pytest.raises(RecipeError, match=r"pretrain: engine.processes_per_party: the party: 'poold' .*'pooled'"):
+        preflight.check(
+            loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"processes_per_party": {"poold": 2}}}})
+        )

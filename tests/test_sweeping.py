@@ -188,7 +188,7 @@ def test_only_new_and_changed_cells_are_run(swept: Path, tmp_path: Path) -> None
     sweep(folder / "tiny.yaml", ["method=solo", "seed=0"], folder / "out", view)
     assert [name for name, _, _ in view.started] == ["tiny"] and len(cells(folder / "out")) == 7
     view = Silent()
-    sweep(folder / "tiny.yaml", ["method=solo", "seed=0", "engine.checkpoint=3"], folder / "out", view)
+    sweep(folder / "tiny.yaml", ["method=solo", "seed=0", "engine.checkpoint_every=3"], folder / "out", view)
     assert view.started == []  # a setting that the result does not depend on
 
 
@@ -248,8 +248,8 @@ def test_differences_are_to_the_baseline_that_was_asked_for(swept: Path, tmp_pat
 
 
 def test_settings_judged_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
-    text = sweep(recipe(tmp_path), ["judge.lists.unseen.pairs=20,18"], tmp_path / "out", Silent())
-    assert rows(text)[-1] == ["judge.lists.unseen.pairs=18", "unseen", "", "", "judged on other pairs"]
+    text = sweep(recipe(tmp_path), ["evaluation.pairs.unseen.pairs=20,18"], tmp_path / "out", Silent())
+    assert rows(text)[-1] == ["evaluation.pairs.unseen.pairs=18", "unseen", "", "", "judged on other pairs"]
 
 
 def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_a_table_needs_the_cells_file_alone_and_overwrites_no_fuller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tinyruns.picture_folders(tmp_path / "data" / "faces", [f"p{i}" for i in range(12)])
-    path, out = recipe(tmp_path, data={"source": {"kind": "folder", "path": "faces"}}), tmp_path / "out"
+    path, out = recipe(tmp_path, data={"faces": {"kind": "folder", "path": "faces"}}), tmp_path / "out"
     monkeypatch.setenv("COALFACE_DATA", str(tmp_path / "data"))
     sweep(path, ["method=solo,fedavg"], out, Silent())
     full = (out / "table.md").read_text()
@@ -417,7 +417,7 @@ def test_final_losses_are_smoothed_over_steps_and_averaged_over_runs(swept: Path
         found = [done["solo", seed][party] for seed in (0, 1)]
         assert row.split("|")[place].strip() == f"{np.mean(found):.2f} ± {np.std(found, ddof=1):.2f}"
     records = [{"losses": {"a": 4.0, "b": 1.0}}, {"losses": {"a": 2.0}}]
-    smoothed = sweeping._smoothed(records, tinyruns.tiny(local={"iterations": 50}))
+    smoothed = sweeping._smoothed(records, tinyruns.tiny(local={"steps_per_round": 50}))
     keep = 0.99**50
     assert smoothed == {"a": pytest.approx(keep * 4 + (1 - keep) * 2), "b": 1.0}
 

@@ -216,10 +216,10 @@ def test_a_dry_run_and_the_wire_say_who_takes_part(method: str, swept: Path) -> 
     pooled = method != "fedfr-uda"
     assert f"{method} over {'1 party' if pooled else '3 parties'}" in text
     assert ("pooled: one party holds everybody's images" in text) == pooled
-    wire = said("wire", method)
+    wire = said("messages", method)
     assert ("trainer/target" in wire) == ("trainer/source" in wire) == (not pooled)
     if not pooled:
-        sent = json.loads(said("wire", method, "--json"))
+        sent = json.loads(said("messages", method, "--json"))
         up = {s["field"] for s in sent["sent"] if s["direction"] == "up"}
         assert up == {"header", "backbone", "images", "loss", "threshold", "clusters", "kept"}
         assert {field.partition(".")[0] for field in sent["stays"]} >= {"Own"}

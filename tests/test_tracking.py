@@ -41,7 +41,7 @@ def steps(values: Callable[[dict[str, Any]], float], run: Path) -> list[tuple[in
 
 
 def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
-    run = tinyruns.run(tmp_path / "run", **loader.merged(WANTED, {"judge": {"every": 1}}))
+    run = tinyruns.run(tmp_path / "run", **loader.merged(WANTED, {"evaluation": {"every": 1}}))
     found = read(run)
     assert found["loss"] == steps(lambda r: r["loss"], run)
     assert found["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
@@ -50,7 +50,7 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert found["parties/arrived"] == [(1, 2.0), (2, 2.0)] and found["parties/failed"] == [(1, 0.0), (2, 0.0)]
     assert found["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
     assert [step for step, seconds in found["seconds/round"] if seconds > 0] == [1, 2]
-    plain = tinyruns.run(tmp_path / "plain", judge={"every": 1})
+    plain = tinyruns.run(tmp_path / "plain", evaluation={"every": 1})
     assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     assert not (plain / tensorboard.FOLDER).exists()
 
@@ -94,7 +94,10 @@ def test_a_run_that_was_begun_without_has_all_its_rounds_once_it_is_wanted(fedav
 
 
 def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path) -> None:
-    changes = {"engine": {"tensorboard": True, "quorum": 1.0, "patience": 9}, "trouble": {"dropout": 0.3}}
+    changes = {
+        "engine": {"tensorboard": True, "min_reply_fraction": 1.0, "max_abandoned_rounds": 9},
+        "faults": {"dropout": 0.3},
+    }
     run = tinyruns.run(tmp_path / "run", rounds=5, seed=3, **changes)
     found = read(run)
     assert found["parties/failed"] == steps(lambda r: len(r["failed"]), run)

@@ -212,8 +212,8 @@ def test_copied_kits_keep_their_runs_in_the_copy_unless_told_otherwise(here: Sta
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    trouble = {"corrupt": {"silo-01": "nan"}}
-    return run(tmp_path_factory.mktemp("ran") / "tiny", rounds=2, trouble=trouble)
+    faults = {"corrupt": {"silo-01": "nan"}}
+    return run(tmp_path_factory.mktemp("ran") / "tiny", rounds=2, faults=faults)
 
 
 def test_the_status_of_a_local_run_is_what_its_summary_counts(ran: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
     text = run_config.changed(brought[0] / "operator" / "project", brought[1])
     assert parse_config_args([text]) == {"rounds": 5, "name": "my faces", "local.lr": 1e-5}
     assert run_config.changed(here.kits / "operator" / "project", usual) is None
-    assert "leave engine.quorum=0.2 out" in said("resume", far, "engine.quorum=0.2")[1]
+    assert "leave engine.min_reply_fraction=0.2 out" in said("resume", far, "engine.min_reply_fraction=0.2")[1]
 
 
 def test_logs_are_shown_without_what_drives_a_terminal(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`engine.updates` of a recipe; what it does to replies is in engine/test_narrowing.py."""
+"""`engine.update_dtype` of a recipe; what it does to replies is in engine/test_narrowing.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coalface.experiments.setup.parts import Parts
 
 
 def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:
-    recipe = tinyruns.tiny(engine={"updates": "int8"})
+    recipe = tinyruns.tiny(engine={"update_dtype": "int8"})
     out = experiment.run(recipe, tmp_path / "run", tinyruns.Silent(), report=False)
     said = json.loads((out / "summary.json").read_text())
     assert said["numerics"]["updates"] == "int8"
@@ -32,35 +32,42 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
     assert planned.in_all("up") < 0.4 * exact.in_all("up") and planned.in_all("down") == exact.in_all("down")
     assert {line["dtype"] for line in lines if line["name"] == "backbone/fc.weight"} == {"I8"}
     assert "scales of backbone/fc.weight" in {line["name"] for line in lines}
-    with pytest.raises(RecipeError, match="engine.updates"):
-        experiment.resume(out, tinyruns.Silent(), ("engine.updates=float16",))
+    with pytest.raises(RecipeError, match="engine.update_dtype"):
+        experiment.resume(out, tinyruns.Silent(), ("engine.update_dtype=float16",))
 
 
 def test_the_memory_for_sums_does_not_hang_on_the_type() -> None:
     for updates in (None, "float16", "int8"):
-        sums = [s.values for s in preflight.plan(tinyruns.tiny(engine={"updates": updates})).sent if "folded" in s.kind]
+        sums = [
+            s.values for s in preflight.plan(tinyruns.tiny(engine={"update_dtype": updates})).sent if "folded" in s.kind
+        ]
         assert sums == [s.values for s in preflight.plan(tinyruns.tiny()).sent if "folded" in s.kind] and sums[0] > 1000
 
 
 def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
-    made = {updates: tinyruns.tiny(engine={"updates": updates}).digest() for updates in (None, "float16", "int8")}
+    made = {updates: tinyruns.tiny(engine={"update_dtype": updates}).digest() for updates in (None, "float16", "int8")}
     assert made[None] == tinyruns.tiny().digest() and len(set(made.values())) == 3
-    with pytest.raises(RecipeError, match="engine.updates.*'float8'"):
-        tinyruns.tiny(engine={"updates": "float8"})
+    with pytest.raises(RecipeError, match="engine.update_dtype.*'float8'"):
+        tinyruns.tiny(engine={"update_dtype": "float8"})
 
 
 def test_a_pre_training_sends_whole_updates_unless_it_says_otherwise() -> None:
     pretrain = {"method": "fedavg", "rounds": 1}
-    assert loader.pretraining(tinyruns.tiny(engine={"updates": "int8"}, pretrain=pretrain)).engine.updates is None
-    own = pretrain | {"engine": {"updates": "float16"}}
-    assert loader.pretraining(tinyruns.tiny(pretrain=own)).engine.updates == "float16"
+    assert (
+        loader.pretraining(tinyruns.tiny(engine={"update_dtype": "int8"}, pretrain=pretrain)).engine.update_dtype
+        is None
+    )
+    own = pretrain | {"engine": {"update_dtype": "float16"}}
+    assert loader.pretraining(tinyruns.tiny(pretrain=own)).engine.update_dtype == "float16"
 
 
 def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     common = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
-    refused = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": 64})
-    with pytest.raises(RecipeError, match=r"engine.cohorts: engine.updates narrows .*; set engine.cohorts=0, or auto"):
+    refused = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": 64})
+    with pytest.raises(
+        RecipeError, match=r"engine.client_batch: engine.update_dtype narrows .*; set engine.client_batch=0, or auto"
+    ):
         _ = Parts(refused).client_batch
-    without = tinyruns.tiny(**common, engine={"updates": "int8", "cohorts": "auto"})
+    without = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": "auto"})
     assert Parts(without).client_batch == 0 and Parts(without).numerics().updates == "int8"
-    assert Parts(tinyruns.tiny(**loader.merged(common, {"engine": {"cohorts": "auto"}}))).client_batch == 256
+    assert Parts(tinyruns.tiny(**loader.merged(common, {"engine": {"client_batch": "auto"}}))).client_batch == 256

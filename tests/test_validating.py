@@ -25,7 +25,7 @@ from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts
 
 TWO: dict[str, Any] = {
-    "data": {"source": {"identities": 20}},
+    "data": {"faces": {"identities": 20}},
     "validators": {"v": {"identities": 4, "pairs": 10}, "w": {"identities": 3, "pairs": 10}},
 }
 
@@ -87,8 +87,8 @@ def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
     made = recipe(pretrain={"method": "centralized", "rounds": 1})
     before, now = (set(splits.split(r).train.names) for r in (loader.pretraining(made), made))
     assert before == now and len(before) == 9
-    split = {"half_split": "first", "validators": {"v": {"half_of": "unseen", "identities": None, "pairs": 3000}}}
-    halves = [recipe(pretrain={"method": "fedavg"}, **split | {"half_split": h}) for h in ("first", "second")]
+    split = {"fold_split": "first", "validators": {"v": {"validates": "unseen", "identities": None, "pairs": 3000}}}
+    halves = [recipe(pretrain={"method": "fedavg"}, **split | {"fold_split": h}) for h in ("first", "second")]
     assert loader.pretraining(halves[0]).digest() == loader.pretraining(halves[1]).digest()  # one model for both halves
 
 
@@ -109,7 +109,7 @@ def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
         ({"identities": 3, "part": "orl"}, "validators.x.part: identities are set aside from every part alike"),
         ({"kind": "lfw", "path": "p", "part": "orl"}, "validators.x.part: 'orl' is not known"),
         ({"kind": "lfw", "path": "p", "source": {"kind": "joined"}}, "validators.x.source: pairs are of images of one"),
-        ({"half_of": "unseen"}, "validators.x.half_of: say which half with half_split=first"),
+        ({"validates": "unseen"}, "validators.x.validates: say which half with fold_split=first"),
     ],
 )
 def test_a_validator_that_is_not_clear_is_refused(validator: dict[str, Any], said: str) -> None:
@@ -119,7 +119,7 @@ def test_a_validator_that_is_not_clear_is_refused(validator: dict[str, Any], sai
 
 def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:
     parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
-    data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
+    data = {"faces": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
     with pytest.raises(RecipeError, match="validators.x.part: say which part the pairs are of: a, b"):
         loader.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
 
@@ -152,9 +152,9 @@ def test_people_who_are_trained_on_or_judged_are_no_validators() -> None:
     with pytest.raises(RecipeError, match=r"validators.v: it would hold .* identities of the trainers \(s0-"):
         validating(recipe(**own(identities=20)))
     lists = {"other": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 5}}}
-    with pytest.raises(RecipeError, match=r"validators.v: .* of judge.lists.other \(s5-0000002, .*half_of"):
-        validating(recipe(judge={"lists": lists}, **own(identities=6, seed=5, first=2)))
-    apart = recipe(judge={"lists": lists}, **own(identities=6, seed=5, first=6))
+    with pytest.raises(RecipeError, match=r"validators.v: .* of evaluation.pairs.other \(s5-0000002, .*validates"):
+        validating(recipe(evaluation={"pairs": lists}, **own(identities=6, seed=5, first=2)))
+    apart = recipe(evaluation={"pairs": lists}, **own(identities=6, seed=5, first=6))
     assert not people(validating(apart)["v"][0]) & {f"s5-{i:07d}" for i in range(6)}
 
 
@@ -163,14 +163,16 @@ def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -
     judged = {"mine": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 7}}}
 
     def joined(**source: Any) -> schema.Recipe:
-        data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
+        data = {"faces": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
         wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
-        tree = {"method": "fedavg-fv", "data": data, "judge": {"lists": judged}, "validators": {"v": wanted}}
+        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": judged}, "validators": {"v": wanted}}
         return loader.parse(tree)
 
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
         validating(joined(seed=1))
-    with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of judge.lists.mine \(s7-0000000"):
+    with pytest.raises(
+        RecipeError, match=r"validators.v: it would hold 6 identities of evaluation.pairs.mine \(s7-0000000"
+    ):
         validating(joined(seed=7))
     assert len(people(validating(joined(seed=8))["v"][0])) > 3
 
@@ -186,10 +188,14 @@ def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None
     def with_bins(mine: str) -> schema.Recipe:
         packs = {name: {"kind": "bin", "path": f"{path}.bin"} for name, path in (("j", "one"), ("v", mine))}
         judged = {"lists": {"j": packs["j"]}}
-        return recipe(data={"root": str(tmp_path)}, judge=judged, validators={"v": {**packs["v"], "identities": None}})
+        return recipe(
+            data={"root": str(tmp_path)}, evaluation=judged, validators={"v": {**packs["v"], "identities": None}}
+        )
 
     for mine in ("one", "linked"):
-        with pytest.raises(RecipeError, match=r"validators.v: .* identities of judge.lists.j .* `half_of` a list"):
+        with pytest.raises(
+            RecipeError, match=r"validators.v: .* identities of evaluation.pairs.j .* `validates` a list"
+        ):
             validating(with_bins(mine))
     assert len(validating(with_bins("other"))["v"][1]) == 40
 
@@ -294,7 +300,7 @@ def test_silos_by_domain_and_split_further_have_their_own_changes_pooled_too(spl
     names = ["night", "studio"] if split == 1 else ["night-a", "night-b", "studio-a", "studio-b"]
     partition = {"kind": "by-domain", "split": split}
     data = {
-        "source": {"domains": ["studio", "night"], "identities": 20},
+        "faces": {"domains": ["studio", "night"], "identities": 20},
         "partition": partition,
         "augment": {"flip": False},
     }

@@ -31,7 +31,7 @@ from coalface.models.embedding import embed
 
 THREE: dict[str, Any] = {
     "method": "fedavg-fv",
-    "data": {"source": {"identities": 22}, "partition": {"parties": 3}},
+    "data": {"faces": {"identities": 22}, "partition": {"parties": 3}},
     "validators": {"v1": {"identities": 4, "pairs": 10}, "v2": {"identities": 4, "pairs": 10}},
 }
 """Three silos and two validators whose scores of a round are collected in it, and change nothing."""
@@ -49,7 +49,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A method without validators over four trainers."""
-    changes = {"data": {"source": {"identities": 16}, "partition": {"parties": 4}}}
+    changes = {"data": {"faces": {"identities": 16}, "partition": {"parties": 4}}}
     return tinyruns.run(tmp_path_factory.mktemp("grid") / "four", method="pfm", rounds=1, **changes)
 
 
@@ -107,9 +107,9 @@ def test_the_weighting_in_use_scores_what_the_run_logged(score: str, tmp_path: P
 
 
 def test_a_validator_of_half_a_list_scores_by_its_own_folds(tmp_path: Path) -> None:
-    half = {"half_split": "first", "validators": {"half": {"half_of": "unseen"}}}
-    half |= {"judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 100}}}}
-    half["data"] = {"source": {"identities": 22, "images": 8}, "partition": {"parties": 3}}
+    half = {"fold_split": "first", "validators": {"half": {"validates": "unseen"}}}
+    half |= {"evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 100}}}}
+    half["data"] = {"faces": {"identities": 22, "images": 8}, "partition": {"parties": 3}}
     run = tinyruns.run(tmp_path / "run", **(THREE | half), **settings(), rounds=1)
     grid = weighting_grid.build(run, steps=1)
     assert grid.pairs == {"half": 100} and len(grid.points) == 3
@@ -163,7 +163,7 @@ def test_without_validators_the_judge_scores_and_it_is_said(four: Path) -> None:
 
 
 def test_the_judges_score_is_the_one_of_the_run(tmp_path: Path) -> None:
-    changes = {"method": "fedavg", "rounds": 1, "data": {"source": {"identities": 14}, "partition": {"parties": 3}}}
+    changes = {"method": "fedavg", "rounds": 1, "data": {"faces": {"identities": 14}, "partition": {"parties": 3}}}
     run = tinyruns.run(tmp_path / "run", **changes)
     shares = {point.name: point for point in weighting_grid.build(run, steps=1).marks}["shares of the images"]
     accuracy = json.loads((run / "summary.json").read_text())["figures"]["unseen"]["accuracy"]
@@ -277,7 +277,7 @@ def test_a_grid_needs_somebody_who_scores(four: Path, tmp_path: Path) -> None:
     shutil.copytree(four, tmp_path / "run")
     config_file = tmp_path / "run" / "config.yaml"
     tree = yaml.safe_load(config_file.read_text())
-    tree["judge"]["lists"] = {}
+    tree["evaluation"]["pairs"] = {}
     config_file.write_text(yaml.safe_dump(tree))
     provenance.keep(tmp_path / "run", tree, {})
     with pytest.raises(ValueError, match="nobody can score the grid: the recipe has neither validators nor a list"):

@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 def on_folder(root: Path, **data: Any) -> schema.Recipe:
     source = {"kind": "folder", "path": "people"}
-    return loader.parse({"data": {"root": str(root), "source": source, "size": 32, **data}, "engine": {"threads": 1}})
+    return loader.parse({"data": {"root": str(root), "faces": source, "size": 32, **data}, "engine": {"threads": 1}})
 
 
 def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> schema.Recipe:
@@ -37,9 +37,9 @@ def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> sche
         "people": {"kind": "folder", "path": "people"},
         "made": {"kind": "synthetic", "identities": 8, "images": 4, "seed": 3},
     }
-    whole = {"root": str(root), "source": {"kind": "joined", "parts": parts}, "size": 32}
+    whole = {"root": str(root), "faces": {"kind": "joined", "parts": parts}, "size": 32}
     whole |= {"partition": {"kind": "by-domain"}, **data}
-    return loader.parse({"data": whole, "judge": {"lists": lists or {}}, "engine": {"threads": 1}})
+    return loader.parse({"data": whole, "evaluation": {"pairs": lists or {}}, "engine": {"threads": 1}})
 
 
 def test_training_and_held_out_identities_are_disjoint_and_together_all() -> None:
@@ -82,7 +82,7 @@ def test_max_identities_takes_so_many() -> None:
         ({"data": {"partition": {"kind": "dirichlet", "parties": 2}}}, ["silo-00", "silo-01"]),
         ({"data": {"partition": {"kind": "one-identity"}}}, [f"device-{i:02d}" for i in range(8)]),
         (
-            {"data": {"partition": {"kind": "by-domain"}, "source": {"domains": ["studio", "night"]}}},
+            {"data": {"partition": {"kind": "by-domain"}, "faces": {"domains": ["studio", "night"]}}},
             ["night", "studio"],
         ),
         ({"method": "centralized"}, ["pooled"]),
@@ -113,8 +113,8 @@ def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
 
 
 def test_a_folder_needs_a_path() -> None:
-    with pytest.raises(RecipeError, match="data.source.path: a source of kind 'folder' needs the folder"):
-        splits.split(loader.parse({"data": {"source": {"kind": "folder"}}}))
+    with pytest.raises(RecipeError, match="data.faces.path: a source of kind 'folder' needs the folder"):
+        splits.split(loader.parse({"data": {"faces": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
@@ -139,9 +139,12 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    recipe = loader.parse(loader.merged(tree, {"judge": {"lists": lists}}))
+    recipe = loader.parse(loader.merged(tree, {"evaluation": {"pairs": lists}}))
     parts = Parts(recipe)
-    said = r"judge.lists.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or data.hold_out"
+    said = (
+        r"evaluation.pairs.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or "
+        r"data.hold_out"
+    )
     with pytest.raises(RecipeError, match=said):
         _ = parts.pairs
     recipe = loader.parse(loader.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
@@ -149,17 +152,21 @@ def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
     assert chosen.pairs.same.tolist() == [True, False]
     whole = "{0}/Ann/Ann_0001 {0}/Ann/Ann_0002 1\n{0}/Ann/Ann_0002 {0}/Bob/Bob_0001 0\n".format(root / "people")
     (root / "whole.txt").write_text(whole)
-    tree = loader.merged(recipe.model_dump(mode="json"), {"judge": {"lists": {"few": {"path": "whole.txt"}}}})
+    tree = loader.merged(recipe.model_dump(mode="json"), {"evaluation": {"pairs": {"few": {"path": "whole.txt"}}}})
     (absolute,) = Parts(loader.parse(tree)).pairs
     assert absolute.pairs.same.tolist() == [True, False]
 
 
 def test_balanced_pairs_need_held_out_identities() -> None:
     recipe = tiny(data={"hold_out": 0})
-    with pytest.raises(RecipeError, match="judge.lists.unseen: no identity is held out: set data.hold_out, or give"):
+    with pytest.raises(
+        RecipeError, match="evaluation.pairs.unseen: no identity is held out: set data.hold_out, or give"
+    ):
         _ = Parts(recipe).pairs
-    recipe = tiny(judge={"lists": {"unseen": {"pairs": 100}}})
-    with pytest.raises(RecipeError, match="judge.lists.unseen: the images make 24 genuine pairs, and 100 are wanted"):
+    recipe = tiny(evaluation={"pairs": {"unseen": {"pairs": 100}}})
+    with pytest.raises(
+        RecipeError, match="evaluation.pairs.unseen: the images make 24 genuine pairs, and 100 are wanted"
+    ):
         _ = Parts(recipe).pairs
 
 
@@ -182,7 +189,7 @@ def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
     assert {chosen.faces.names[i] for i in chosen.faces.labels[chosen.pairs.left]} == {"people/Ann"}
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
-    apart = loader.parse(loader.merged(alone, {"judge": {"lists": whole}}))
+    apart = loader.parse(loader.merged(alone, {"evaluation": {"pairs": whole}}))
     (same,) = Parts(apart).pairs
     assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
 
@@ -192,7 +199,7 @@ def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
         name: {"kind": "synthetic", "identities": count, "images": 2, "seed": seed}
         for seed, (name, count) in enumerate(sizes.items())
     }
-    data = {"source": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
+    data = {"faces": {"kind": "joined", "parts": parts}, "size": 32, "hold_out": hold_out}
     parts = Parts(loader.parse({"data": {**data, "partition": {"kind": "by-domain"}}}))
     train, held = parts.split.train, parts.split.held
     assert not set(train.names) & set(held.names) and len(train.names) + len(held.names) == sum(sizes.values())
@@ -221,7 +228,7 @@ def test_held_out_identities_of_one_part(root: Path) -> None:
     (chosen,) = Parts(recipe).pairs
     assert {name.partition("/")[0] for name in chosen.faces.names} == {"made"}
     recipe = joined(root, lists)
-    with pytest.raises(RecipeError, match="judge.lists.made: no identity of part made is held out"):
+    with pytest.raises(RecipeError, match="evaluation.pairs.made: no identity of part made is held out"):
         _ = Parts(recipe).pairs
 
 
@@ -244,7 +251,7 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     recipe = joined(root, {"a": {"kind": "balanced", "pairs": 10, "source": source}})
     parts = Parts(recipe)
     if shared:
-        with pytest.raises(RecipeError, match="judge.lists.a: .* would be trained on as well"):
+        with pytest.raises(RecipeError, match="evaluation.pairs.a: .* would be trained on as well"):
             _ = parts.pairs
     else:
         assert len(parts.pairs) == 1
@@ -270,7 +277,7 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
 
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
     assert Parts(loader.parse({})).numerics().threads == 1
-    assert Parts(tiny(engine={"block": 3})).numerics().block == 3
+    assert Parts(tiny(engine={"sum_block": 3})).numerics().block == 3
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:
@@ -306,5 +313,5 @@ def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None
         assert set(train.names) == set(sides[0]) | set(names) and test is not None
         assert {name for own in Parts(both).clients.values() for name in own.names} == set(names)
         assert {test.names[label] for label in test.labels} == set(names)
-    with pytest.raises(RecipeError, match=r"data.private.dealt: 5 of 4 identities; give fewer"):
-        splits.split(tiny(data={**data, "private": {**private, "dealt": 5}}))
+    with pytest.raises(RecipeError, match=r"data.private.assigned: 5 of 4 identities; give fewer"):
+        splits.split(tiny(data={**data, "private": {**private, "assigned": 5}}))

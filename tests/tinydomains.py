@@ -14,9 +14,9 @@ TREE: dict[str, Any] = {
     "name": "tiny-domains",
     "method": "fedfr-uda",
     "rounds": 1,
-    "local": {"iterations": 2, "batch": 6, "lr": 0.02},
+    "local": {"steps_per_round": 2, "batch_size": 6, "lr": 0.02},
     "data": {
-        "source": {
+        "faces": {
             "kind": "joined",
             "parts": {
                 "studio": {"kind": "synthetic", "identities": 10, "images": 4},
@@ -26,9 +26,9 @@ TREE: dict[str, Any] = {
         "size": 32,
         "domains": {"source": "studio", "target": "street", "clients": 2, "hold_out": 3, "calibrate": 2},
     },
-    "judge": {
+    "evaluation": {
         "fars": [0.1],
-        "lists": {
+        "pairs": {
             "street": {"kind": "balanced", "part": "street", "pairs": 15, "rank1": "one-gallery"},
             "studio": {
                 "kind": "balanced",

@@ -20,14 +20,14 @@ from coalface.experiments.recipe.schema import Recipe
 TINY: dict[str, Any] = {
     "name": "tiny",
     "rounds": 2,
-    "local": {"batch": 16, "lr": 0.05},
+    "local": {"batch_size": 16, "lr": 0.05},
     "data": {
-        "source": {"kind": "synthetic", "identities": 12, "images": 4},
+        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
         "size": 32,
         "hold_out": 4,
         "partition": {"kind": "equal", "parties": 2},
     },
-    "judge": {"lists": {"unseen": {"kind": "balanced", "pairs": 20}}},
+    "evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 20}}},
     "engine": {"threads": 1},
 }
 

@@ -35,12 +35,12 @@ from coalface.experiments.setup.domains import untold
 from coalface.methods import METHODS
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.training.compute import Compute
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 NUMERICS = Numerics(threads=1, block=2)
 LOSS = CosFace(scale=16.0, margin=0.1)
-WORK = LocalWork(epochs=1, batch=4, lr=0.05)
+WORK = LocalTraining(epochs=1, batch_size=4, lr=0.05)
 
 OWN: dict[str, dict[str, Any]] = {"fedfv": {"sample": 4, "equivalents": 5}, "feduv": {"sample": None, "length": 127}}
 """What single methods need in tiny worlds, by name."""
@@ -312,7 +312,7 @@ def killed_in(folder: Path, delays: Iterable[float]) -> None:
         child = os.fork()
         if child == 0:
             method, build = killed()
-            run(method, folder / str(place), build, checkpoint=2)
+            run(method, folder / str(place), build, checkpoint_every=2)
             os._exit(0)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)

@@ -41,14 +41,14 @@ def pack(
 
 
 @data.command()
-def sheet(
-    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-sheet.png"),
+def preview(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-preview.png"),
     seed: Annotated[int, typer.Option(help="Other seeds show other people.")] = 0,
 ) -> None:
-    """Draw a sheet of the synthetic faces: the same people in every domain."""
+    """Draw a preview of the synthetic faces: the same people in every domain."""
     from coalface.data.synthetic import generator as synthetic
 
-    synthetic.sheet(out, seed=seed)
+    synthetic.preview(out, seed=seed)
     typer.echo(f"wrote {out}")
 
 

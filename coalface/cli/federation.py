@@ -26,7 +26,7 @@ def up(
     run: Annotated[bool, typer.Option("--run/--no-run", help="Start the run as well.")] = True,
     run_config: Annotated[str | None, typer.Option(help="Changes of the recipe, such as 'rounds=3'.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
-    within: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
     yes: Annotated[bool, typer.Option("--yes", help="Start it also where other users can reach its ports.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -47,7 +47,7 @@ def up(
     from coalface.flower.provision import verify  # after that: these bring threads along
 
     typed = quote(str(kits))
-    here = launcher.Loopback(kits, tell, within)
+    here = launcher.Loopback(kits, tell, timeout)
     runconfig.check(kits / "operator" / "project", run_config)
     monitor.say_faults(verify.check(kits, monitor.now()), tell)
     following = False

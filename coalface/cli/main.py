@@ -39,7 +39,7 @@ def run(
     out: Annotated[Path, typer.Option(help="The run folder to make.")] = Path("runs/run"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, its bytes and memory, and stop.")] = False,
     workers: Annotated[int | None, typer.Option(help="Worker processes; the bits do not depend on it.")] = None,
-    own: Annotated[
+    party_data: Annotated[
         Path | None, typer.Option(help="Where the images of parties lie that bring their own: party -> its party.yaml.")
     ] = None,
     quiet: Quiet = False,
@@ -52,8 +52,8 @@ def run(
 
     every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     loaded = loader.load(recipe, every)
-    if own is not None:
-        loaded = party_file.filled(loaded, party_file.read_all(own))
+    if party_data is not None:
+        loaded = party_file.filled(loaded, party_file.read_all(party_data))
     if dry_run:
         typer.echo(preflight.describe(loaded))
         return
@@ -211,7 +211,7 @@ def models(
 
 
 @app.command()
-def wire(
+def messages(
     method: Annotated[str, typer.Argument(help="A method's name; `coalface methods` lists them.")],
     recipe: Annotated[Path | None, typer.Option(help="A recipe with the model and the parties.")] = None,
     as_json: AsJson = False,
@@ -229,7 +229,7 @@ def wire(
         said = {"sent": plan.as_dicts(planned.sent), "stays": planned.stays, "readable": readable}
         typer.echo(json.dumps(said, indent=1))
         return
-    typer.echo(preflight.wire_text(loaded, planned))
+    typer.echo(preflight.messages_text(loaded, planned))
 
 
 @app.command()

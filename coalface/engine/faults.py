@@ -51,18 +51,18 @@ class SimulatedFaults:
         known = [*TENSOR_FAULTS, *COUNT_FAULTS]
         for party, what in self.corrupt.items():
             if what not in known:
-                raise ValueError(f"trouble.corrupt.{party}: {what!r} is unknown; choose one of {', '.join(known)}.")
+                raise ValueError(f"faults.corrupt.{party}: {what!r} is unknown; choose one of {', '.join(known)}.")
         for name in ("dropout", "lost"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"trouble.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
+                raise ValueError(f"faults.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
         for party, mean in self.slow.items():
             if not 0 <= mean < math.inf:
-                raise ValueError(f"trouble.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
+                raise ValueError(f"faults.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
         if not self.deadline > 0:
-            raise ValueError(f"trouble.deadline is in seconds, more than 0; got {self.deadline}.")
+            raise ValueError(f"faults.deadline is in seconds, more than 0; got {self.deadline}.")
         if any(self.slow.values()) and self.deadline == math.inf:
             raise ValueError(
-                "trouble.slow makes nobody late without a deadline: set trouble.deadline, in simulated seconds."
+                "faults.slow makes nobody late without a deadline: set faults.deadline, in simulated seconds."
             )
 
     def before(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:

@@ -218,7 +218,7 @@ class ServerFederation(Federation):
         """Why a party is simulated not to be reached by any of the tries, or None."""
         why = None
         for attempt in range(self.round_policy.retries + 1):
-            if (why := self.round_policy.trouble.before(self.round_policy.seed, party, _named(when, attempt))) is None:
+            if (why := self.round_policy.faults.before(self.round_policy.seed, party, _named(when, attempt))) is None:
                 return None
         return why
 
@@ -241,7 +241,7 @@ class ServerFederation(Federation):
         now.failed |= failed
         for party in failed:
             self.at.party_stats[party].failed += 1
-        share = self.round_policy.quorum * len(call.to)
+        share = self.round_policy.min_reply_fraction * len(call.to)
         need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
         if len(got.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
@@ -384,11 +384,11 @@ class ServerFederation(Federation):
             raise reply
         when = (request.stage, request.round, request.call)
         if attempt is not None and (
-            why := self.round_policy.trouble.after(self.round_policy.seed, request.party, _named(when, attempt))
+            why := self.round_policy.faults.after(self.round_policy.seed, request.party, _named(when, attempt))
         ):
             raise Lost(why)
         message = compression.decode(_data(reply), cls, sent, self.numerics.updates)
-        return self.round_policy.trouble.reply(request.party, message)
+        return self.round_policy.faults.reply(request.party, message)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""

@@ -24,7 +24,7 @@ _held: list[IO[str]] = []  # as long as this process lives
 ADVICE = (
     "A process that a run starts imports the modules anew, a script as well: define and register what the run needs at "
     'the top of a module, and start the run below `if __name__ == "__main__":`. Or let one process play all parties: '
-    "engine.workers=1, and no engine.shards"
+    "engine.workers=1, and no engine.processes_per_party"
 )
 """What to do where a process does not come to begin."""
 

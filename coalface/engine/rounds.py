@@ -19,19 +19,19 @@ class RoundPolicy:
     run: str
     """The run's name in requests and ledgers."""
     seed: int = 0
-    quorum: float = 0.5
+    min_reply_fraction: float = 0.5
     """Share of the asked parties whose replies must count, else the round is abandoned."""
-    patience: int = 5
+    max_abandoned_rounds: int = 5
     """The run ends when so many rounds in a row were abandoned; with 0, as with 1, at the first."""
-    checkpoint: int = 1
+    checkpoint_every: int = 1
     """Rounds between two checkpoints."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints kept."""
-    judge: int = 0
+    evaluate_every: int = 0
     """Rounds between two judgements by the observers; 0: none during the run."""
     on_error: str = "stop"
     """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
-    trouble: SimulatedFaults = SimulatedFaults()
+    faults: SimulatedFaults = SimulatedFaults()
     retries: int = 0
     """How often a party is asked the same again that was not reached, or whose reply was lost, late or torn."""
     max_update_norm: float = 30.0

@@ -153,7 +153,7 @@ class Server(Lab):
             self.at.party_stats[party].rounds += abandoned is None
         self._count()
         record = self._now.record(self._stages[self.at.stage].name, self.at.round, abandoned)
-        if self.round_policy.judge and (self.at.round % self.round_policy.judge == 0 or last):
+        if self.round_policy.evaluate_every and (self.at.round % self.round_policy.evaluate_every == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
         judged = time.perf_counter()
@@ -161,11 +161,11 @@ class Server(Lab):
         self.at.seconds["judging"] += judged - trained
         self._metrics.update(self._write_line("metrics.jsonl", record))
         in_a_row = self.at.abandoned
-        over = abandoned is not None and in_a_row >= self.round_policy.patience
+        over = abandoned is not None and in_a_row >= self.round_policy.max_abandoned_rounds
         if over:  # a resume goes on from here and counts anew; one after a kill in the row goes on counting
             self.at.abandoned = 0
-        if last or over or self.at.ordinal % self.round_policy.checkpoint == 0:
-            self._checkpoint(state, keep=1 if last else self.round_policy.keep)
+        if last or over or self.at.ordinal % self.round_policy.checkpoint_every == 0:
+            self._checkpoint(state, keep=1 if last else self.round_policy.keep_checkpoints)
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - judged
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
@@ -178,9 +178,8 @@ class Server(Lab):
             rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
             raise RunFailed(
                 f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
-                f"lower engine.quorum (now {self.round_policy.quorum:g}) or more engine.patience (now "
-                f"{self.round_policy.patience})."
-                f"{self._ways_back()}"
+                f"lower engine.min_reply_fraction (now {self.round_policy.min_reply_fraction:g}), or raise "
+                f"engine.max_abandoned_rounds (now {self.round_policy.max_abandoned_rounds}).{self._ways_back()}"
             )
         return state
 
@@ -199,7 +198,7 @@ class Server(Lab):
 
     @property
     def _row_policy(self) -> dict[str, float]:
-        return {"quorum": self.round_policy.quorum, "patience": self.round_policy.patience}
+        return {"quorum": self.round_policy.min_reply_fraction, "patience": self.round_policy.max_abandoned_rounds}
 
     def _checkpoint(self, state: Any, *, keep: int) -> None:
         at = self.at
@@ -278,7 +277,7 @@ class Server(Lab):
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
         check_same(found.record, self.numerics, self.round_policy.seed)
         self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
-        self.at.restore(found.record, found.posted, self.method, self.round_policy.keep)
+        self.at.restore(found.record, found.posted, self.method, self.round_policy.keep_checkpoints)
         if found.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew
             self.at.abandoned = 0
         self._refuse_faults()  # before any party is at work again

@@ -18,15 +18,15 @@ from coalface.experiments.report import page, table
 RECIPE = {
     "name": "demo",
     "rounds": 30,
-    "local": {"epochs": 1, "batch": 16, "lr": 0.02, "schedule": "cosine"},
+    "local": {"epochs": 1, "batch_size": 16, "lr": 0.02, "schedule": "cosine"},
     "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
     "data": {
-        "source": {"kind": "synthetic", "identities": 360, "images": 10, "domains": ["studio"]},
+        "faces": {"kind": "synthetic", "identities": 360, "images": 10, "domains": ["studio"]},
         "hold_out": 120,
         "partition": {"kind": "equal", "parties": 8},
     },
     "engine": {"workers": 2, "threads": 1},
-    "judge": {"every": 10, "lists": {"unseen": {"kind": "balanced", "pairs": 1500}}},
+    "evaluation": {"every": 10, "pairs": {"unseen": {"kind": "balanced", "pairs": 1500}}},
 }
 
 METHODS = ("fedavg", "solo", "centralized")

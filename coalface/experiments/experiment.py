@@ -72,7 +72,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
 
     What cannot be run is found here, before anything is written. Raises RecipeError, ValueError or OSError.
     """
-    played: tuple[str, ...] | None = () if recipe.data.source.kind == OWN and elsewhere else None
+    played: tuple[str, ...] | None = () if recipe.data.faces.kind == OWN and elsewhere else None
     parts, start, classifier, before = Parts(recipe, callback.packing, played=played), None, None, None
     if recipe.pretrain is not None:
         pretrained = pretraining.pretrained(parts, callback, make)
@@ -82,7 +82,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
     data, method, notes = parts.data, parts.method, []
     numerics, verification = parts.numerics(parts.client_batch), _verification(parts)
     if not verification.lists:
-        notes.append("judge.lists is empty, so nothing will be judged")
+        notes.append("evaluation.pairs is empty, so nothing will be judged")
     if recipe.pretrain is None and (wrong := method.untrained()):
         notes.append(wrong)
     evaluators: list[Evaluator] = [verification]
@@ -110,20 +110,20 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
 
 
 def _verification(parts: Parts) -> Verification:
-    judge, device = parts.recipe.judge, parts.recipe.engine.device
+    judge, device = parts.recipe.evaluation, parts.recipe.engine.device
     return Verification(parts.pairs, parts.backbone, judge.flip, device, judge.parties, fars=judge.fars)
 
 
 def _of_clients(parts: Parts) -> Evaluator:
     """What judges the test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
-    judge, test = parts.recipe.judge, parts.split.test
+    judge, test = parts.recipe.evaluation, parts.split.test
     assert test is not None
     if judge.personalised is None:
         return Enrolled(parts.data, parts.split.train, test)
     if len(served := personalised.tested(parts.clients, test)) < 2:
         raise RecipeError(
-            f"judge.personalised: a client's people are told from those of others, and {len(served)} of the clients "
-            "of data.partition has test images: deal to two or more, or take a smaller data.test.images"
+            f"evaluation.personalised: a client's people are told from those of others, and {len(served)} of the "
+            "clients of data.partition has test images: deal to two or more, or take a smaller data.test.images"
         )
     return Personalised(parts.data, parts.clients, test, **dict(judge.personalised))
 
@@ -133,19 +133,19 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
     engine = recipe.engine
     given: dict[str, Any] = {"retries": RETRIES}
     given |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
-    if recipe.data.source.kind == OWN:
+    if recipe.data.faces.kind == OWN:
         given.setdefault("max_share", MAX_SHARE)
         given.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return RoundPolicy(
         run=recipe.name,
         seed=recipe.seed,
-        quorum=engine.quorum,
-        patience=engine.patience,
-        checkpoint=engine.checkpoint,
-        keep=engine.keep,
-        judge=recipe.judge.every,
+        min_reply_fraction=engine.min_reply_fraction,
+        max_abandoned_rounds=engine.max_abandoned_rounds,
+        checkpoint_every=engine.checkpoint_every,
+        keep_checkpoints=engine.keep_checkpoints,
+        evaluate_every=recipe.evaluation.every,
         on_error=engine.on_error,
-        equal_steps=recipe.local.iterations is not None,
-        trouble=recipe.trouble,
+        equal_steps=recipe.local.steps_per_round is not None,
+        faults=recipe.faults,
         **given,
     )

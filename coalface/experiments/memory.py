@@ -42,7 +42,7 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     loss, work = recipe.loss, recipe.local
     classes = max(len(faces.names) for faces in parties.values())
     most = max(len(faces) for faces in parties.values())
-    batch = min(work.batch, most or work.batch)
+    batch = min(work.batch_size, most or work.batch_size)
     trained = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
     head, extra = 4 * loss.rows(classes) * backbone.embedding_size, _bytes(loss.extra(classes))
     velocity = trained + head + extra if getattr(method, "momentum", "keep") == "keep" and work.momentum else 0

@@ -74,7 +74,7 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
 
 
 def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: int, readable: str) -> str:
-    source, partition = recipe.data.source, recipe.data.partition
+    source, partition = recipe.data.faces, recipe.data.partition
     what = " ".join([source.kind, *([source.path] if source.path else []), *(source.parties or source.parts)])
     pooled = METHODS[recipe.method].pooled
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]

@@ -18,7 +18,7 @@ from coalface.core.compression import Updates
 from coalface.core.declarations import counterpart, kind_of, plays, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.data.faceset import FaceSet
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
@@ -149,17 +149,19 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
     if alone:
         who = "each update is" if alone == len(given) or not given else f"the updates of {alone} parties are"
         found.append(f"{who} made of one person's images (one identity a party) and tells that person's mean feature")
-    if isinstance(work, LocalWork):
-        drawn = None if work.iterations is None else work.iterations * work.batch
+    if isinstance(work, LocalTraining):
+        drawn = None if work.steps_per_round is None else work.steps_per_round * work.batch_size
         used = [min(images, drawn or images) for images, _ in given if images] or ([drawn] if drawn else [])
         if used and min(used) <= FEW:
-            said = f"local.iterations={work.iterations}" if work.iterations is not None else "a party's all"
-            found.append(
-                f"embeddings of single images, since as few as {min(used)} make an update (local.batch={work.batch}, "
-                f"{said}): exactly from one, nearly from {FEW}"
+            said = (
+                f"local.steps_per_round={work.steps_per_round}" if work.steps_per_round is not None else "a party's all"
             )
-        elif work.batch <= FEW:
-            found.append(f"something of single images, since each step is on {work.batch} (local.batch)")
+            found.append(
+                f"embeddings of single images, since as few as {min(used)} make an update "
+                f"(local.batch_size={work.batch_size}, {said}): exactly from one, nearly from {FEW}"
+            )
+        elif work.batch_size <= FEW:
+            found.append(f"something of single images, since each step is on {work.batch_size} (local.batch_size)")
     if planned.class_embeddings:
         found.append("class embeddings are sent, and a trained one is close to its person's mean feature")
     return f"can be read from what leaves: {'; '.join(found)}" if found else ""

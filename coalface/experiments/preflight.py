@@ -41,7 +41,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
-    nobody = () if recipe.data.source.kind == OWN and party_data.lacking(recipe) else None
+    nobody = () if recipe.data.faces.kind == OWN and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
     assert isinstance(parts.pairs, list)  # they are checked as they are read
@@ -51,17 +51,17 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
 
 def planned(parts: Parts) -> Plan:
     """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
-    recipe, trouble = parts.recipe, parts.recipe.trouble
-    for party in [] if parts.method.pooled else [*trouble.corrupt, *(name for name in trouble.slow if name != "*")]:
-        nearest(party, parts.data.data, "trouble: the party")
+    recipe, faults = parts.recipe, parts.recipe.faults
+    for party in [] if parts.method.pooled else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
+        nearest(party, parts.data.data, "faults: the party")
     machine.check_shards(parts)
-    return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.updates)
+    return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
 
 
 def plan(recipe: Recipe) -> Plan:
     """One round's messages, with as many parties as the recipe would deal, and nothing else checked.
 
-    For `coalface wire`: where the recipe names no validator, one stands in.
+    For `coalface messages`: where the recipe names no validator, one stands in.
     """
     parts, validators = Parts(recipe, sources.unseen), tuple(recipe.validators) or ("validator-0",)
     roles: dict[str, Sequence[str]] = {VALIDATOR: validators}
@@ -72,7 +72,7 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
-    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.updates)
+    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype)
 
 
 def _party_count(parts: Parts) -> int:
@@ -80,8 +80,8 @@ def _party_count(parts: Parts) -> int:
     data = parts.recipe.data
     if parts.method.pooled:
         return 1
-    if data.source.kind == OWN:
-        return len(data.source.parties)
+    if data.faces.kind == OWN:
+        return len(data.faces.parties)
     return data.partition.parties if data.partition.kind in ("equal", "dirichlet") else len(parts.trainers)
 
 
@@ -95,7 +95,7 @@ def stand_in(method: str) -> list[str]:
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
     return [
-        f"data.source={{kind: joined, parts: {parts}}}",
+        f"data.faces={{kind: joined, parts: {parts}}}",
         "data.domains={source: source, target: target, clients: 4}",
     ]
 
@@ -124,28 +124,28 @@ def describe(recipe: Recipe) -> str:
     over = several(len(parties), "trainer") if validators else several(len(parties), "party", "parties")
     over += f" ({asked:,} a round)" if asked < len(parties) else ""
     over += f" and {several(validators, 'validator')}" if validators else ""
-    every = several(engine.checkpoint, "round") if engine.checkpoint > 1 else "round"
+    every = several(engine.checkpoint_every, "round") if engine.checkpoint_every > 1 else "round"
     lines = [
         f"{recipe.name}: {recipe.method} over {over}, {rounds}, seed {recipe.seed}",
         "",
-        wire_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
+        messages_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
         "",
         *_traffic(messages),
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
-        *([f"parties are computed together, {together} images at a time (engine.cohorts)"] if together else []),
+        *([f"parties are computed together, {together} images at a time (engine.client_batch)"] if together else []),
         "",
         *_takes(recipe, parties, messages, asked),
         "",
         f"checked as a run does before it begins: {_images(parties)}, "
-        f"{several(len(recipe.judge.lists), 'list')} to judge on, the device {engine.device}",
+        f"{several(len(recipe.evaluation.pairs), 'list')} to judge on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
     lines += passed
     if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
-    if not recipe.judge.lists:
-        lines.append("judge.lists is empty, so nothing will be judged")
+    if not recipe.evaluation.pairs:
+        lines.append("evaluation.pairs is empty, so nothing will be judged")
     return "\n".join(lines)
 
 
@@ -165,10 +165,10 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
     folded = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("folded"))
     sums, candidates = _candidates(recipe, planned, asked)
-    window = min(asked, 1 if engine.workers == 1 else engine.window or 4 * engine.workers)
+    window = min(asked, 1 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
     each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
     each += f"activations of a batch of {found.batch}"
-    versions = min(planned.rounds, engine.keep * engine.checkpoint + 1)
+    versions = min(planned.rounds, engine.keep_checkpoints * engine.checkpoint_every + 1)
     saved = message if engine.save_replies else 0
     kept = f"{size(found.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
     unknown = f"; {', '.join(found.uncounted)} on top, whose size only the method knows" if found.uncounted else ""
@@ -222,7 +222,7 @@ def several(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def wire_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]] = ()) -> str:
+def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]] = ()) -> str:
     """Who sends what to whom in a round, what stays, and what can be read of it all the same.
 
     `trainers` are the images and identities of each, where they are known.

@@ -185,7 +185,7 @@ def _execute(
         status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         readable = plan.what_can_be_read(method, experiment.plan, _images_and_identities(transport))
         tell(*filter(None, [readable]))
-        if recipe.data.source.kind == OWN:
+        if recipe.data.faces.kind == OWN:
             tell(*status.image_counts(transport.members, experiment.policy.max_share))
         if adjusted:
             _adjust(out, recipe, adjusted)
@@ -288,7 +288,7 @@ def _transport(recipe: Recipe, setup: Setup, here: FederatedData, elsewhere: Car
         elif engine.workers == 1:
             carrier = InProcess(setup, here)
         else:
-            carrier = Workers(setup, here, engine.workers, engine.window or 4 * engine.workers)
+            carrier = Workers(setup, here, engine.workers, engine.max_in_flight or 4 * engine.workers)
         try:
             yield carrier
         finally:

@@ -134,8 +134,8 @@ def build(
     if standing is None:
         raise RecipeError(
             f"{run} has no checkpoint yet, which says what the server accepted: go on with `coalface resume "
-            f"{quote(str(run))}`; it has one after {recipe.engine.checkpoint} "
-            f"round{'s' * (recipe.engine.checkpoint > 1)}"
+            f"{quote(str(run))}`; it has one after {recipe.engine.checkpoint_every} "
+            f"round{'s' * (recipe.engine.checkpoint_every > 1)}"
         )
     parts = Parts(recipe)
     trainers = parts.trainers
@@ -308,9 +308,10 @@ def _scorers(parts: Parts) -> _Scorers:
     lists = [one for one in parts.pairs if one.pairs.headline is None]
     if not lists:
         raise RecipeError(
-            "nobody can score the grid: the recipe has neither validators nor a list of judge.lists with an accuracy"
+            "nobody can score the grid: the recipe has neither validators nor a list of evaluation.pairs with an "
+            "accuracy"
         )
-    verification = Verification(lists, backbone, recipe.judge.flip, device)
+    verification = Verification(lists, backbone, recipe.evaluation.flip, device)
 
     def of(model: Tensors) -> dict[str, float]:
         return {name: figures["accuracy"] for name, figures in verification.models([model]).items()}

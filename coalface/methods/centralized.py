@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -44,9 +44,9 @@ class Centralized(Method):
     pooled: ClassVar[bool] = True
 
     rounds: int = 20
-    batch: int | None = None
-    """Images of a step; None: `local.batch`. For as many as all silos take in a step together."""
-    local: LocalWork = LocalWork()
+    batch_size: int | None = None
+    """Images of a step; None: `local.batch_size`. For as many as all silos take in a step together."""
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
     def init(self, fed: Federation) -> State:
@@ -60,7 +60,7 @@ class Centralized(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        local = self.local if self.batch is None else replace(self.local, batch=self.batch)
+        local = self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
         loss, kept = learn(party, common.backbone, own, local, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 

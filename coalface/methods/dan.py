@@ -12,7 +12,7 @@ from typing import ClassVar
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -50,7 +50,7 @@ class DAN(Method):
     domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
 
     rounds: int = 20
-    local: LocalWork = LocalWork(iterations=100)
+    local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
     kernels: int = 5

@@ -11,7 +11,7 @@ from typing import ClassVar
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.domain_adaptation.losses import Adversary, fresh_discriminator, reversal_at
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -49,7 +49,7 @@ class DANN(Method):
     domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
 
     rounds: int = 20
-    local: LocalWork = LocalWork(iterations=100)
+    local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
     hidden: int = 128

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -56,7 +56,7 @@ class FedAvg(Method):
     rounds: int = 20
     sample: int | None = None
     """Parties a round, drawn anew each round; None: all."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
     """What a round's local training starts from: see `MomentumState`."""

@@ -23,7 +23,7 @@ class FedAwS(FedFace):
     paper: ClassVar[str] = "Yu et al. 2020"
     setting: ClassVar[str] = "cross-device"
 
-    start: Literal["mean", "random"] = "random"
+    head_init: Literal["mean", "random"] = "random"
     top_k: int | None = None
     """Each class embedding is pushed from so many nearest ones alone; None: from all."""
 

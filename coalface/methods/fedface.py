@@ -26,7 +26,7 @@ from coalface.core.method import (
     state,
     step,
 )
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import unit
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.spreadout import Spreading, mean_cosine
@@ -90,10 +90,10 @@ class FedFace(Method):
     rounds: int = 200
     sample: int | None = None
     """Clients a round, drawn anew each round; None: all, as the paper has it."""
-    local: LocalWork = LocalWork()
-    wanted: float = 0.9
+    local: LocalTraining = LocalTraining()
+    target_cosine: float = 0.9
     """m, the cosine from which on an image's loss is 0 (7)."""
-    start: Literal["mean", "random"] = "mean"
+    head_init: Literal["mean", "random"] = "mean"
     """A class embedding's start: the client's mean feature, or a direction that the server draws."""
     fixed: bool = False
     """Clients do not train their class embeddings; the server's step, if there is one, moves them still."""
@@ -104,7 +104,7 @@ class FedFace(Method):
     """The server's step; None: the preset's."""
 
     def __post_init__(self) -> None:
-        PositiveHinge(self.wanted)  # which says what it cannot be
+        PositiveHinge(self.target_cosine)  # which says what it cannot be
         if self.spreading is not None and self.preset != "paper":
             raise ValueError(
                 f"preset={self.preset} and spreading both say what the server's step is, and the preset would be lost: "
@@ -117,7 +117,7 @@ class FedFace(Method):
                 f"clients of one identity keep nothing between rounds, and with model.batchnorm={fed.policy} they "
                 "would keep BatchNorm's tensors: set model.batchnorm=average"
             )
-        return State(backbone=fed.initial, centres=first_directions(fed) if self.start == "random" else {})
+        return State(backbone=fed.initial, centres=first_directions(fed) if self.head_init == "random" else {})
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else fed.parties("trainer")
@@ -142,14 +142,18 @@ class FedFace(Method):
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
         centre = first_centres([party], common.backbone, [each.centre])[0]  # line 2
-        trained = train_one(party, common.backbone, centre, self.local, PositiveHinge(self.wanted), fixed=self.fixed)
+        trained = train_one(
+            party, common.backbone, centre, self.local, PositiveHinge(self.target_cosine), fixed=self.fixed
+        )
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 
     @batched("train")
     def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
         centres = first_centres(parties, common.backbone, [e.centre for e in each])
-        found = train_many(parties, common.backbone, centres, self.local, PositiveHinge(self.wanted), fixed=self.fixed)
+        found = train_many(
+            parties, common.backbone, centres, self.local, PositiveHinge(self.target_cosine), fixed=self.fixed
+        )
         return [
             Update(backbone=found.backbone, centre=unit(centre), images=len(party.data), loss=loss)
             for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)

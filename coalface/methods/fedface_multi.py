@@ -48,14 +48,14 @@ class FedFaceMulti(FedFace):
     setting: ClassVar[str] = "cross-silo"
     one_identity: ClassVar[bool] = False
 
-    start: Literal["mean"] = "mean"
+    head_init: Literal["mean"] = "mean"
     loss: CosineLoss = CosFace(scale=30.0, margin=0.4)
     """Of clients with two identities or more; of the others it is the squared hinge."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start != "mean":
-            raise ValueError("start: the server does not know how many identities a client has; leave it out")
+        if self.head_init != "mean":
+            raise ValueError("head_init: the server does not know how many identities a client has; leave it out")
         if self.loss.rows(2) != 2 or self.loss.extra(2):
             raise ValueError(
                 f"{type(self.loss).__name__} trains more than one class embedding for each identity, or something "
@@ -93,7 +93,9 @@ class FedFaceMulti(FedFace):
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
         if party.shards is not None:
-            raise ValueError("class embeddings that are sent are not split over processes: leave out engine.shards")
+            raise ValueError(
+                "class embeddings that are sent are not split over processes: leave out engine.processes_per_party"
+            )
         several = len(party.data.names) > 1
         centres = each.centre if each.centre.any() else _means(party, common.backbone, each.centre)
         party.backbone.load(common.backbone)
@@ -101,7 +103,7 @@ class FedFaceMulti(FedFace):
             party,
             centres,
             batches(party, self.local),
-            self.loss if several else PositiveHinge(self.wanted),
+            self.loss if several else PositiveHinge(self.target_cosine),
             lr=self.local.lr_at(party.round, party.rounds),
             momentum=self.local.momentum,
             weight_decay=self.local.weight_decay,

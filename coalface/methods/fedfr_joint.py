@@ -20,7 +20,7 @@ from coalface.data.faceset import FaceSet
 from coalface.training.features import unit_features
 from coalface.training.fedfr import JointLoss, frozen, untrained
 from coalface.training.local_training import Beside, Criterion, Trained, fresh_head, train
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.public_images import hard_negatives, public_features
@@ -78,14 +78,14 @@ class State:
     """(K_g, d) Φ_g."""
 
 
-WORK = LocalWork(epochs=4, lr=0.001)
+WORK = LocalTraining(epochs=4, lr=0.001)
 """As the text has it."""
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "phi_update": "average",
         "weights": "images",
         "previous": "global",
-        "branch_start": "random",
+        "branch_init": "random",
         "bias": "one",
         "epochs": (),
         "decay_after": (),
@@ -95,7 +95,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "phi_update": "none",
         "weights": "trained",
         "previous": "random",
-        "branch_start": "classes",
+        "branch_init": "classes",
         "bias": "each",
         "epochs": (10, 8, 6, 4),
         "decay_after": (8, 6, 4, 3),
@@ -121,7 +121,7 @@ class FedFRJoint(Method):
     rounds: int = 30
     sample: int | None = None
     """Clients a round, drawn anew each round; None: all, as the paper has it."""
-    local: LocalWork = WORK
+    local: LocalTraining = WORK
     loss: CosineLoss = CosFace(scale=30.0, margin=0.4)
     public: Literal["hard-negatives", "all", "none"] = "hard-negatives"
     """Which public images a client trains on beside its own; with none, over W alone."""
@@ -146,7 +146,7 @@ class FedFRJoint(Method):
     """A client's weight: its images, or its and its public ones."""
     previous: Literal["global", "random"] | None = None
     """f_prev's model at a client's first round: Θ_g, so that the term has no gradient, or one with fresh weights."""
-    branch_start: Literal["random", "classes"] | None = None
+    branch_init: Literal["random", "classes"] | None = None
     """Ω at first: of its own, or a copy of W. Π is the identity at first."""
     bias: Literal["one", "each"] | None = None
     """b: one for all at the loss's own optimum, or one for each of the client's people, at 0."""
@@ -169,11 +169,13 @@ class FedFRJoint(Method):
                 f"epochs and decay_after are 1 or more, as many of the one as of the other, or decay_after is []; got "
                 f"epochs={list(epochs)} and decay_after={list(after)}"
             )
-        if epochs and self.local.iterations is not None:
+        if epochs and self.local.steps_per_round is not None:
             raise ValueError(
-                "local.iterations takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
+                "local.steps_per_round takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
             )
-        if self.epochs is None and epochs and self.local.epochs not in (WORK.epochs, LocalWork().epochs):  # left out
+        if (
+            self.epochs is None and epochs and self.local.epochs not in (WORK.epochs, LocalTraining().epochs)
+        ):  # left out
             raise ValueError(
                 f"local.epochs is {self.local.epochs}, and preset={self.preset} would put {list(epochs)} in its place: "
                 "leave local.epochs out, or set epochs=[] and decay_after=[]"
@@ -220,7 +222,9 @@ class FedFRJoint(Method):
     def work(self, party: Party, own: Own | None, common: Global) -> tuple[float, int, Trained, Own]:
         """A round of local training: (its loss, images of an epoch, what was trained, what the client keeps)."""
         if party.shards is not None:
-            raise ValueError("several losses over one batch are not split over processes: leave engine.shards out")
+            raise ValueError(
+                "several losses over one batch are not split over processes: leave engine.processes_per_party out"
+            )
         before = own or self.first(party, common)
         beside = self.near(party, common, before.kept)
         data = beside.beside(party.data) if beside is not None else party.data
@@ -282,7 +286,7 @@ class FedFRJoint(Method):
             branch = {
                 "turn": torch.eye(size, dtype=classes.dtype, device=classes.device),
                 "shift": torch.zeros(size, dtype=classes.dtype, device=classes.device),
-                "own": classes.clone() if self.detail("branch_start") == "classes" else omega,
+                "own": classes.clone() if self.detail("branch_init") == "classes" else omega,
             }
         if self.branch == "binary":
             each = self.detail("bias") == "each"
@@ -313,7 +317,7 @@ class FedFRJoint(Method):
         total, steps = 0.0, 0
         for some, factor in parts:
             batches, cursor = some.batches(party, cursor)
-            batches = self._full(batches, some.batch)
+            batches = self._full(batches, some.batch_size)
             done = train(
                 party,
                 done.head,
@@ -331,7 +335,7 @@ class FedFRJoint(Method):
         return replace(done, loss=total / max(1, steps)), cursor
 
     def _full(self, batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
-        if not self.detail("drop_last") or self.local.iterations is not None:
+        if not self.detail("drop_last") or self.local.steps_per_round is not None:
             return batches
         # An image that alone was left over has joined the batch before it, and is left out too.
         full = [one[:size] for one in batches if len(one) >= size]

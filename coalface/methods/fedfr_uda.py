@@ -32,7 +32,7 @@ from coalface.core.method import (
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.features import mean_head, unit_features
 from coalface.training.local_training import Learner, MomentumState, fresh_head, learn
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import ArcFace, CosineLoss
 
 
@@ -128,7 +128,7 @@ class FedFRUDA(Method):
     rounds: int = 20
     pretrain: int = 0
     """Rounds of the first stage, in which the source trains alone; 0 where the recipe's `pretrain` gives the model."""
-    local: LocalWork = LocalWork(iterations=100)
+    local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = ArcFace(scale=30.0, margin=0.3)
     labelling: Labelling = Labelling()
     relabel: int = 0
@@ -139,7 +139,7 @@ class FedFRUDA(Method):
     """False: the source trains no more once the targets have labels."""
     weights: Literal["equal", "images"] = "equal"
     """How clients weigh in the mean: alike, as Equation 1 has it, or by their images."""
-    start: Literal["mean", "random"] = "mean"
+    head_init: Literal["mean", "random"] = "mean"
     """Where class embeddings start: at the mean features of their class, or at random."""
     momentum: MomentumState = "reset"
     head_momentum: MomentumState | None = None
@@ -228,8 +228,8 @@ class FedFRUDA(Method):
         found = self.labelling(features, common.threshold, party.rng)
         if not (found >= 0).any():
             raise ValueError(
-                f"{party.name}: none of its {len(found)} images is in a cluster of {self.labelling.smallest} or more "
-                f"at τ = {common.threshold:g}: raise the threshold, or lower labelling.smallest"
+                f"{party.name}: none of its {len(found)} images is in a cluster of {self.labelling.min_cluster_size} "
+                f"or more at τ = {common.threshold:g}: raise the threshold, or lower labelling.smallest"
             )
         counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
         kept = own.kept if own else party.backbone.kept()
@@ -270,7 +270,7 @@ class FedFRUDA(Method):
         classes = len(party.data.names)
         rows = self.loss.rows(classes)
         head = fresh_head(party, rows)
-        if self.start == "mean" and rows == classes:
+        if self.head_init == "mean" and rows == classes:
             features = unit_features(party, party.data, backbone, kept)
             means = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
             head = means[party.shards.span(classes) if party.shards is not None else slice(None)].to(head.dtype)

@@ -27,7 +27,7 @@ from coalface.core.method import (
     step,
 )
 from coalface.training.fedfv import AgainstOthers, equivalent_embeddings
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import unit
 from coalface.training.losses.spreadout import mean_cosine
 from coalface.training.one_identity import first_directions, train_many, train_one, why_not
@@ -90,7 +90,7 @@ class FedFV(Method):
     rounds: int = 15_000
     sample: int = 8
     """m, the clients that are selected in a round."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     equivalents: int = 100
     """n, equivalent class embeddings a round, the same for all selected clients."""
     fused: int = 2

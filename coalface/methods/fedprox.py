@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -58,7 +58,7 @@ class FedProx(Method):
     """Parties a round, drawn anew each round; None: all."""
     mu: float = 0.01
     """μ; 0 is FedAvg."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
     """What a round's local training starts from: see `MomentumState`."""

@@ -31,7 +31,7 @@ from coalface.core.method import (  # fmt: skip
     step,
 )
 from coalface.training.bch_codes import BCH, Codebook, code_scores, warm_up_threshold
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import OnCodes, projected
 from coalface.training.one_identity import embeddings_of, train_many, train_one, why_not
 
@@ -124,7 +124,7 @@ class FedUV(Method):
     rounds: int = 15_000
     sample: int | None = 8
     """Clients a round, drawn anew each round; None: all."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     length: int = 511
     """c, the bits of a codeword: 127, 255 or 511."""
     scaled: bool = True

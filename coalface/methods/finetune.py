@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from coalface.core.method import Federation, Party, Stage, message, step
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 @message
@@ -29,15 +29,15 @@ class Finetune(FedFRJoint):
     title: ClassVar[str] = "FedFR without a branch, then each client goes on alone for its own people"
 
     branch: Literal["binary", "softmax", "none"] = "none"
-    tuning: int = 4
+    tuning_epochs: int = 4
     """Epochs of the second stage, at `local`'s first learning rate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.branch != "none" or self.tuning < 1:
+        if self.branch != "none" or self.tuning_epochs < 1:
             raise ValueError(
-                f"it has no branch and tunes for 1 epoch or more; got branch={self.branch} and tuning={self.tuning}: "
-                "for a branch take fedfr-joint"
+                f"it has no branch and tunes for 1 epoch or more; got branch={self.branch} and "
+                f"tuning_epochs={self.tuning_epochs}: for a branch take fedfr-joint"
             )
 
     def stages(self) -> tuple[Stage, ...]:
@@ -63,6 +63,6 @@ class Finetune(FedFRJoint):
     def second(self) -> dict[str, Any]:
         """Its settings: those of the first stage, without the contrastive term."""
         same = ("loss", "public", "threshold", "previous", "drop_last")
-        local: LocalWork = replace(self.local, epochs=self.tuning, iterations=None, steps=None)
+        local: LocalTraining = replace(self.local, epochs=self.tuning_epochs, steps_per_round=None, total_steps=None)
         changed = {"local": local, "contrastive": 0.0, "branch": "none", "epochs": (), "decay_after": ()}
         return {name: getattr(self, name) for name in same} | {"preset": self.preset} | changed

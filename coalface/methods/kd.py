@@ -23,11 +23,11 @@ class Distilling(FedFRJoint):
     """A client's work beside a teacher, which is Θ_g with the class embeddings that the stage begins with."""
 
     weight: float
-    softness: float
+    distillation_temperature: float
 
     def criterion(self, known: int, head: Tensor) -> Criterion:
         assert isinstance(self.loss, MarginSoftmax)  # `KD` looks at it before anybody trains
-        return Distilled(self.loss, head, self.weight, self.softness)
+        return Distilled(self.loss, head, self.weight, self.distillation_temperature)
 
     def others(self, common: Global, before: Own) -> dict[str, Tensors]:
         return {"anchor": common.backbone}
@@ -41,17 +41,20 @@ class KD(Finetune):
 
     weight: float = 0.5
     """α. The paper of FedFR does not say it."""
-    softness: float = 4.0
+    distillation_temperature: float = 4.0
     """T. Nor this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.weight <= 1 or not self.softness > 0:
-            raise ValueError(f"weight is from 0 to 1 and softness above 0; got {self.weight} and {self.softness}")
+        if not 0 <= self.weight <= 1 or not self.distillation_temperature > 0:
+            raise ValueError(
+                f"weight is from 0 to 1 and distillation_temperature above 0; got {self.weight} and "
+                f"{self.distillation_temperature}"
+            )
         if not isinstance(self.loss, MarginSoftmax):
             raise ValueError(
                 f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: take one such as cosface"
             )
 
     def tuner(self) -> FedFRJoint:
-        return Distilling(weight=self.weight, softness=self.softness, **self.second())
+        return Distilling(weight=self.weight, distillation_temperature=self.distillation_temperature, **self.second())

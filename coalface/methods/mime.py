@@ -15,7 +15,7 @@ from torch import Tensor
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
 from coalface.training.gradients import full_gradient, gradient
 from coalface.training.local_training import Learner, MomentumState, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -89,7 +89,7 @@ class Mime(Method):
     """Parties a round, drawn anew each round; None: all."""
     gradient_batches: int | None = None
     """Batches that a full gradient is taken over; None: all images of the party."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     head_momentum: MomentumState = "keep"
     """Of the class embeddings: see `MomentumState`."""

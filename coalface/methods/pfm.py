@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -52,7 +52,7 @@ class PFM(Method):
     """Partially Federated Momentum: M_r = (Θ_{r−1} − Θ_r) / η_r, of which each of K local steps applies β M_{r−1} / K.
 
     Class embeddings have SGD's momentum at their party, which no round resets. With one trainer and K = 1 it is SGD
-    with momentum. K is `local.iterations`, or with `local.epochs` the steps that a trainer's epochs have; β is
+    with momentum. K is `local.steps_per_round`, or with `local.epochs` the steps that a trainer's epochs have; β is
     `local.momentum`; the weights w_i are the shares of the images.
     """
 
@@ -63,7 +63,7 @@ class PFM(Method):
     rounds: int = 20
     sample: int | None = None
     """Trainers a round, drawn anew each round; None: all."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=64.0, margin=0.35)
 
     def init(self, fed: Federation) -> State:

@@ -19,5 +19,5 @@ class PositiveOnly(FedFace):
     paper: ClassVar[str] = "Aggarwal et al. 2021, Table 1"
     setting: ClassVar[str] = "cross-device"
 
-    start: Literal["mean", "random"] = "random"
+    head_init: Literal["mean", "random"] = "random"
     spreadout: bool = False

@@ -19,6 +19,6 @@ class RandomInit(FedFace):
     paper: ClassVar[str] = "Aggarwal et al. 2021, Table 1"
     setting: ClassVar[str] = "cross-device"
 
-    start: Literal["mean", "random"] = "random"
+    head_init: Literal["mean", "random"] = "random"
     fixed: bool = True
     spreadout: bool = False

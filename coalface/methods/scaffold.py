@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -65,7 +65,7 @@ class Scaffold(Method):
     A party that took part has c_i⁺ = c_i − c + (x − y_i) / (K_i η), its mean gradient along the way (weight decay
     included); the others keep theirs. So Δc_i = (x − y_i) / (K_i η) − c, and the server takes Σ w_i Δc_i from the
     differences y_i − x, in which an absent party counts as zero. Backbones have no local momentum, with which c_i would
-    not be a gradient. K_i is `local.iterations`, or the steps that the party's epochs have.
+    not be a gradient. K_i is `local.steps_per_round`, or the steps that the party's epochs have.
     """
 
     title: ClassVar[str] = "corrects the drift of local steps by control variates"
@@ -79,7 +79,7 @@ class Scaffold(Method):
     """η_g."""
     weights: Literal["images", "equal"] = "images"
     """w_i: shares of the images, or equal as in the paper."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     head_momentum: MomentumState = "keep"
     """Of the class embeddings: see `MomentumState`."""

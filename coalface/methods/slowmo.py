@@ -13,7 +13,7 @@ import torch
 
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -64,7 +64,7 @@ class SlowMo(Method):
     """β. The paper tunes it by task; the default is ours."""
     slow_lr: float = 1.0
     """α."""
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
     """What a round's local training starts from: see `MomentumState`."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, private, state, step
 from coalface.training.local_training import Learner, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -41,7 +41,7 @@ class Solo(Method):
     setting: ClassVar[str] = "any"
 
     rounds: int = 20
-    local: LocalWork = LocalWork()
+    local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
     def init(self, fed: Federation) -> State:

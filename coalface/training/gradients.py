@@ -10,7 +10,7 @@ from coalface.core.method import Party, Tensors
 from coalface.training.distributed import classifier
 from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.local_training import HEAD, Learner, fresh_head
-from coalface.training.local_work import Cursor, LocalWork, by_epochs
+from coalface.training.local_work import Cursor, LocalTraining, by_epochs
 from coalface.training.losses.base import CosineLoss
 
 LOSS = "loss."
@@ -47,7 +47,7 @@ def full_gradient(
     party: Party,
     backbone: Tensors,
     learner: Learner | None,
-    work: LocalWork,
+    work: LocalTraining,
     loss: CosineLoss,
     *,
     batches: int | None = None,
@@ -66,7 +66,7 @@ def full_gradient(
     extra = learner.extra if learner else loss.extra(classes)
     head = learner.head if learner else fresh_head(party, loss.rows(classes))
     at = parameters | {LOSS + name: t.to(party.device) for name, t in extra.items()} | {HEAD: head.to(party.device)}
-    indices, _ = by_epochs(images, work.batch, 1, Cursor(), lambda epoch: rng.permutation(images))
+    indices, _ = by_epochs(images, work.batch_size, 1, Cursor(), lambda epoch: rng.permutation(images))
     total, seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
     for index in indices[:batches]:
         pixels, labels = classifier.batch(party, index, rng)

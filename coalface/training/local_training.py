@@ -15,7 +15,7 @@ from torch import Tensor
 from coalface.core.method import Party, Tensors, private
 from coalface.training.distributed import classifier
 from coalface.training.distributed.batchnorm import synchronised
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
 
 _DRAWN = 1 << 14  # rows that are drawn at a time where they are not kept
@@ -112,7 +112,7 @@ def learn(
     party: Party,
     backbone: Tensors,
     learner: Learner | None,
-    work: LocalWork,
+    work: LocalTraining,
     loss: CosineLoss,
     *,
     momentum: MomentumState,
@@ -216,9 +216,13 @@ def train(
     shards, classes = party.shards, len(head)
     if shards is not None:
         if fixed_head:
-            raise ValueError("fixed class embeddings are not split over processes: leave out engine.shards")
+            raise ValueError(
+                "fixed class embeddings are not split over processes: leave out engine.processes_per_party"
+            )
         if beside is not None or not isinstance(loss, CosineLoss):
-            raise ValueError("several losses over one batch are not split over processes: leave out engine.shards")
+            raise ValueError(
+                "several losses over one batch are not split over processes: leave out engine.processes_per_party"
+            )
         classifier.check_shardable(loss)
         classes = len(party.data.names)
     block = shards.span(classes) if shards is not None else slice(0, classes)

@@ -23,24 +23,24 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class LocalTraining:
     """One round's work at a party: whole epochs, or iterations that go on where the last round stopped."""
 
     epochs: int = 1
-    iterations: int | None = None
+    steps_per_round: int | None = None
     """K, steps a round; if given, it replaces `epochs`."""
-    steps: int | None = None
+    total_steps: int | None = None
     """All steps of a party over the stage: with K it says how many rounds there are."""
-    batch: int = 32
-    party_batch: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int = 32
+    party_batch_size: Mapping[str, int] = field(default_factory=dict)
     """Party -> its images a step, where they are not `batch`; with `iterations`, so that all take as many steps."""
     lr: float = 0.1
     """η in the first round."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """How η falls from round to round; within a round it is constant."""
-    milestones: tuple[float, ...] = (0.5, 0.75)
+    lr_milestone_shares: tuple[float, ...] = (0.5, 0.75)
     """For `step`: the shares of the stage's rounds after which η is divided by 10."""
-    decays: tuple[int, ...] = ()
+    lr_milestones: tuple[int, ...] = ()
     """For `step`, in place of `milestones`: the steps after which η is divided by 10. K must divide each."""
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -48,19 +48,19 @@ class LocalWork:
     """Share of the class embeddings that a step trains: those of its images and others drawn at random; None: all."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", *(["iterations"] if self.iterations is not None else [])):
+        for name in ("epochs", "batch_size", *(["steps_per_round"] if self.steps_per_round is not None else [])):
             if getattr(self, name) < 1:
                 raise ValueError(f"local.{name} is {getattr(self, name)}; give 1 or more")
-        if self.iterations is not None and self.epochs != 1:
+        if self.steps_per_round is not None and self.epochs != 1:
             raise ValueError(
-                f"local.epochs is {self.epochs} and local.iterations {self.iterations}, which would take its place: "
-                "leave one of them out (or set local.epochs=1 where a recipe gives it)"
+                f"local.epochs is {self.epochs} and local.steps_per_round {self.steps_per_round}, which would take "
+                "its place: leave one of them out (or set local.epochs=1 where a recipe gives it)"
             )
-        if bad := [party for party, images in self.party_batch.items() if images < 1]:
-            raise ValueError(f"local.party_batch of {bad[0]} is {self.party_batch[bad[0]]}; give 1 or more")
-        if self.party_batch and self.iterations is None:
+        if bad := [party for party, images in self.party_batch_size.items() if images < 1]:
+            raise ValueError(f"local.party_batch_size of {bad[0]} is {self.party_batch_size[bad[0]]}; give 1 or more")
+        if self.party_batch_size and self.steps_per_round is None:
             raise ValueError(
-                "local.party_batch needs local.iterations: in an epoch it would change the steps of a round"
+                "local.party_batch_size needs local.steps_per_round: in an epoch it would change the steps of a round"
             )
         if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError(
@@ -73,28 +73,40 @@ class LocalWork:
 
     def _check_steps(self) -> None:
         """Raise ValueError where the steps of a round do not fit those of the schedule or of the whole training."""
-        if self.decays and self.schedule != "step":
-            raise ValueError(f"local.decays are for the schedule 'step', and local.schedule is {self.schedule!r}")
-        marks = [*self.decays, *([self.steps] if self.steps is not None else [])]
+        if self.lr_milestones and self.schedule != "step":
+            raise ValueError(
+                f"local.lr_milestones are for the schedule 'step', and local.schedule is {self.schedule!r}"
+            )
+        marks = [*self.lr_milestones, *([self.total_steps] if self.total_steps is not None else [])]
         if not marks:
             return
-        if self.iterations is None:
-            raise ValueError("local.decays and local.steps count steps: give local.iterations, the steps of a round")
-        if min(marks) < 1 or (self.steps is not None and max(marks) > self.steps):
-            raise ValueError(f"local.decays {list(self.decays)} must lie within 1 to local.steps ({self.steps})")
-        if any(mark % self.iterations for mark in marks):
-            fits = [k for k in range(1, min(marks) + 1) if not any(mark % k for mark in marks)]
-            near = min(fits, key=lambda k: (abs(k - self.iterations), -k))  # type: ignore[operator]
+        if self.steps_per_round is None:
             raise ValueError(
-                f"local.iterations (K) is {self.iterations}, which does not divide the steps at which the learning "
-                f"rate changes or training ends ({', '.join(map(str, sorted(marks)))}), and within a round the rate is "
-                f"constant; the nearest K that does is {near}"
+                "local.lr_milestones and local.total_steps count steps: give local.steps_per_round, the steps of a "
+                "round"
+            )
+        if min(marks) < 1 or (self.total_steps is not None and max(marks) > self.total_steps):
+            raise ValueError(
+                f"local.lr_milestones {list(self.lr_milestones)} must lie within 1 to local.total_steps "
+                f"({self.total_steps})"
+            )
+        if any(mark % self.steps_per_round for mark in marks):
+            fits = [k for k in range(1, min(marks) + 1) if not any(mark % k for mark in marks)]
+            near = min(fits, key=lambda k: (abs(k - self.steps_per_round), -k))  # type: ignore[operator]
+            raise ValueError(
+                f"local.steps_per_round (K) is {self.steps_per_round}, which does not divide the steps at which the "
+                f"learning rate changes or training ends ({', '.join(map(str, sorted(marks)))}), and within a round "
+                f"the rate is constant; the nearest K that does is {near}"
             )
 
     @property
     def rounds(self) -> int | None:
         """The rounds that `steps` and K make; None where the recipe gives the rounds."""
-        return None if self.steps is None or self.iterations is None else self.steps // self.iterations
+        return (
+            None
+            if self.total_steps is None or self.steps_per_round is None
+            else self.total_steps // self.steps_per_round
+        )
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).
@@ -102,14 +114,14 @@ class LocalWork:
         `step`: η · 10^(−number of milestones m with m·R ≤ r − 1), or of decays d with d ≤ (r − 1)·K;
         `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
 
-        >>> LocalWork(lr=0.1, schedule="step", milestones=(0.5,)).lr_at(6, 10)
+        >>> LocalTraining(lr=0.1, schedule="step", lr_milestone_shares=(0.5,)).lr_at(6, 10)
         0.01
         """
         done = (round_ - 1) / max(1, rounds)
-        if self.decays and self.iterations is not None:
-            return self.lr / 10 ** bisect_right(sorted(self.decays), (round_ - 1) * self.iterations)
+        if self.lr_milestones and self.steps_per_round is not None:
+            return self.lr / 10 ** bisect_right(sorted(self.lr_milestones), (round_ - 1) * self.steps_per_round)
         if self.schedule == "step":
-            return self.lr / 10 ** bisect_right(sorted(self.milestones), done + 1e-9)
+            return self.lr / 10 ** bisect_right(sorted(self.lr_milestone_shares), done + 1e-9)
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * done)) / 2
         return self.lr
@@ -117,10 +129,14 @@ class LocalWork:
     def count(self, images: int) -> int:
         """The local steps of a round at a party with so many images.
 
-        >>> LocalWork(epochs=2, batch=4).count(9), LocalWork(iterations=7).count(9)
+        >>> LocalTraining(epochs=2, batch_size=4).count(9), LocalTraining(steps_per_round=7).count(9)
         (4, 7)
         """
-        return self.iterations if self.iterations is not None else self.epochs * (len(_cuts(images, self.batch)) + 1)
+        return (
+            self.steps_per_round
+            if self.steps_per_round is not None
+            else self.epochs * (len(_cuts(images, self.batch_size)) + 1)
+        )
 
     def batches(self, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
         """Batches of this round at a party, as indices into its data, and where the next round goes on."""
@@ -128,10 +144,10 @@ class LocalWork:
         def order(epoch: int) -> NDArray[np.int64]:
             return party.stream(party.stage, "epoch", epoch).permutation(len(party.data))
 
-        if self.iterations is not None:
-            batch = self.party_batch.get(party.name, self.batch)
-            return by_iterations(len(party.data), batch, self.iterations, cursor, order)
-        return by_epochs(len(party.data), self.batch, self.epochs, cursor, order)
+        if self.steps_per_round is not None:
+            batch = self.party_batch_size.get(party.name, self.batch_size)
+            return by_iterations(len(party.data), batch, self.steps_per_round, cursor, order)
+        return by_epochs(len(party.data), self.batch_size, self.epochs, cursor, order)
 
 
 Order = Callable[[int], NDArray[np.int64]]

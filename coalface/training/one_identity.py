@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from coalface.core.method import Backbone, Federation, Party, Tensors
 from coalface.training.local_training import Trained, sgd_step, train
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss, unit
 
 
@@ -60,7 +60,7 @@ def train_one(
     party: Party,
     backbone: Tensors,
     centre: Tensor,
-    work: LocalWork,
+    work: LocalTraining,
     loss: OwnClassLoss,
     *,
     extra: Tensors | None = None,
@@ -85,15 +85,15 @@ def train_one(
     )
 
 
-def batches(party: Party, work: LocalWork) -> list[NDArray[np.int64]]:
+def batches(party: Party, work: LocalTraining) -> list[NDArray[np.int64]]:
     """The batches of this round, as indices into the party's images; where the round stands says where it goes on."""
     images, done = len(party.data), party.round - 1
-    batch = min(work.party_batch.get(party.name, work.batch), images)
-    if work.iterations is None:
-        if work.epochs == 1 and images <= work.batch:
+    batch = min(work.party_batch_size.get(party.name, work.batch_size), images)
+    if work.steps_per_round is None:
+        if work.epochs == 1 and images <= work.batch_size:
             return [np.arange(images)]
         return work.batches(party, Cursor(epoch=done * work.epochs))[0]
-    epoch, offset = divmod(done * work.iterations * batch, images)
+    epoch, offset = divmod(done * work.steps_per_round * batch, images)
     return work.batches(party, Cursor(epoch=epoch, offset=offset))[0]
 
 
@@ -114,7 +114,7 @@ def train_many(
     parties: Sequence[Party],
     backbone: Tensors,
     centres: Sequence[Tensor],
-    work: LocalWork,
+    work: LocalTraining,
     loss: OwnClassLoss,
     *,
     extra: Tensors | None = None,
@@ -143,15 +143,15 @@ def train_many(
     )
 
 
-def why_not(work: LocalWork, images: int, backbone: Backbone) -> str:
+def why_not(work: LocalTraining, images: int, backbone: Backbone) -> str:
     """Why parties of up to so many images cannot be trained as one batch; empty where they can."""
-    if work.party_batch:
-        return "local.party_batch gives parties batches of their own"
-    if work.epochs > 1 or (work.iterations or 1) > 1 or images > work.batch:
+    if work.party_batch_size:
+        return "local.party_batch_size gives parties batches of their own"
+    if work.epochs > 1 or (work.steps_per_round or 1) > 1 or images > work.batch_size:
         steps = work.count(images)
         return (
             f"a party of {images} images takes {steps} local steps a round, or only some of its images: one step on "
-            f"all of them is local.epochs=1 and local.batch={images} or more"
+            f"all of them is local.epochs=1 and local.batch_size={images} or more"
         )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in backbone.module.modules()):
         return "the backbone has BatchNorm, whose statistics are of a party's own batch"

@@ -79,7 +79,7 @@ def test_a_file_in_the_place_of_the_cache_is_refused(
 ) -> None:
     cache.write_text("")
     picture_folders(tmp_path / "faces", ["A", "B"])
-    recipe = write(tmp_path / "tiny.yaml", data={"source": {"kind": "folder", "path": str(tmp_path / "faces")}})
+    recipe = write(tmp_path / "tiny.yaml", data={"faces": {"kind": "folder", "path": str(tmp_path / "faces")}})
     for command in (["cache"], ["cache", "clear"], ["run", str(recipe), "--out", str(tmp_path / "out")]):
         monkeypatch.setattr(sys, "argv", ["coalface", *command])
         with pytest.raises(SystemExit):
@@ -93,7 +93,7 @@ def test_what_cannot_be_written_to_the_cache_says_how_another_is_named(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "file" / "deep" / "cache"))
     picture_folders(tmp_path / "faces", ["A", "B"])
-    recipe = write(tmp_path / "tiny.yaml", data={"source": {"kind": "folder", "path": str(tmp_path / "faces")}})
+    recipe = write(tmp_path / "tiny.yaml", data={"faces": {"kind": "folder", "path": str(tmp_path / "faces")}})
     monkeypatch.setattr(sys, "argv", ["coalface", "run", str(recipe), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit):
         main.main()

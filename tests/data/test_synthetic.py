@@ -10,7 +10,7 @@ from coalface.data.readers.pack import cached_pack
 from coalface.data.source import Source
 from coalface.data.synthetic import appearance, generator, rendering
 from coalface.data.synthetic.appearance import DOMAINS, IDENTITY, NUISANCE, Domain
-from coalface.data.synthetic.generator import BLOCK, SyntheticFaces, sheet
+from coalface.data.synthetic.generator import BLOCK, SyntheticFaces, preview
 
 
 def pixels(source: SyntheticFaces) -> np.ndarray:
@@ -193,12 +193,12 @@ def test_an_edit_of_the_generator_makes_new_packs(edited: str, tmp_path: Path, m
 
 
 def test_the_sheet_shows_each_identity_in_each_domain(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    sheet(tmp_path / "sheet.png", seed=4, identities=2, images=3, size=32, domains=("studio", "night"))
-    picture = cv2.imread(str(tmp_path / "sheet.png"))
+    preview(tmp_path / "preview.png", seed=4, identities=2, images=3, size=32, domains=("studio", "night"))
+    picture = cv2.imread(str(tmp_path / "preview.png"))
     assert picture.shape == (18 + 2 * 32, 2 * 3 * 32 + 6, 3)
     night = pixels(SyntheticFaces(2, 3, seed=4, size=32, grey=False, domains=("night",)))
     assert np.array_equal(picture[18 + 32 :, -32:, ::-1], night[5])
     with pytest.raises(FileNotFoundError, match="absent"):
-        sheet(tmp_path / "absent" / "sheet.png", identities=1, images=1, size=32)
+        preview(tmp_path / "absent" / "preview.png", identities=1, images=1, size=32)
     with pytest.raises(ValueError, match=r"ends in \.png"):
-        sheet(tmp_path, identities=1, images=1, size=32)
+        preview(tmp_path, identities=1, images=1, size=32)

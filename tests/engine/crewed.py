@@ -63,7 +63,7 @@ class Trapped(FaceSet):
 def begin(folder: Path) -> None:
     """What is killed from outside: a run in a process group of its own."""
     os.setsid()
-    run(long(), folder, EXACT, numerics=SHARDS, checkpoint=2)
+    run(long(), folder, EXACT, numerics=SHARDS, checkpoint_every=2)
 
 
 def long() -> Method:

@@ -84,7 +84,7 @@ def test_an_answer_tells_who_arrived_even_when_all_fields_were_folded(tmp_path: 
         seen.append(fed.ask(method.remember, each={"silo-1": NUDGE, "silo-0": NUDGE}))
         seen.append(fed.ask(method.move, common=common, aggregate=aggregate))
 
-    run(Asks(rounds=1, asks=ask), tmp_path, trouble=SimulatedFaults(corrupt={"silo-2": "nan"}))
+    run(Asks(rounds=1, asks=ask), tmp_path, faults=SimulatedFaults(corrupt={"silo-2": "nan"}))
     notes, moves = seen
     assert (notes.arrived, list(notes.each), notes.each["remembered"]) == (
         ("silo-0", "silo-1"),

@@ -88,7 +88,7 @@ def test_a_reply_that_is_too_large_counts_no_more_than_one_that_never_came(
     tmp_path: Path, factor: float, carrier: type[InProcess]
 ) -> None:
     attacked = run(Moves(), tmp_path / "attacked", FIVE, transport=hostile(times(factor), carrier=carrier))
-    absent = run(Moves(), tmp_path / "absent", FIVE, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
+    absent = run(Moves(), tmp_path / "absent", FIVE, faults=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert without(attacked) == without(absent)
     assert {"silo-1"} == set().union(*(r["failed"] for r in metrics(tmp_path / "attacked")))
 
@@ -204,7 +204,7 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
 @pytest.mark.parametrize("absent", [0, 1, 2])
 def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
     """Of silo-1's 11 images and the others' 12 + 10 + 12 + 11, half of what arrives is the most that one can count."""
-    trouble = SimulatedFaults(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
+    faults = SimulatedFaults(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
 
     class Large(InProcess):
         def __init__(self, setup: Setup, world: FederatedData) -> None:
@@ -217,7 +217,7 @@ def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
                     reply = codec.encode(Moved(values=_zeros(), delta=_zeros(), images=1000, loss=0.0))
                 yield request, reply
 
-    bound: dict[str, Any] = {"transport": Large, "trouble": trouble, "max_share": 0.5, "max_update_norm": 0.0}
+    bound: dict[str, Any] = {"transport": Large, "faults": faults, "max_share": 0.5, "max_update_norm": 0.0}
     made = run(Moves(rounds=1), tmp_path, FIVE, **bound).state.values["a"][0].item()
     moved = [(12, 1), (10, 3), (12, 4), (11, 5)][: 4 - absent]
     assert made == pytest.approx(sum(n * by for n, by in moved) / sum(2 * n for n, _ in moved))

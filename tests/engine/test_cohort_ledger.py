@@ -89,7 +89,7 @@ def test_the_chain_is_followed_to_its_end_and_a_changed_line_is_told(tmp_path: P
     ],
 )
 def test_a_ledger_of_cohorts_that_was_changed_is_not_gone_on_with(tmp_path: Path, change: Any, says: str) -> None:
-    rules: dict[str, Any] = {"numerics": ELEVEN, "checkpoint": 1}
+    rules: dict[str, Any] = {"numerics": ELEVEN, "checkpoint_every": 1}
     with pytest.raises(Stop):
         run(fedface(rounds=3), tmp_path, EXACT, transport=stopping(5), **rules)
     path = tmp_path / "cohorts.jsonl"
@@ -100,7 +100,7 @@ def test_a_ledger_of_cohorts_that_was_changed_is_not_gone_on_with(tmp_path: Path
 
 
 def test_a_line_that_a_kill_cut_off_is_taken_back(tmp_path: Path) -> None:
-    rules: dict[str, Any] = {"numerics": ELEVEN, "checkpoint": 1}
+    rules: dict[str, Any] = {"numerics": ELEVEN, "checkpoint_every": 1}
     unbroken = run(fedface(rounds=3), tmp_path / "unbroken", EXACT, **rules).bytes()
     with pytest.raises(Stop):
         run(fedface(rounds=3), tmp_path / "broken", EXACT, transport=stopping(6), **rules)

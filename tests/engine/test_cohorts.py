@@ -25,12 +25,12 @@ from coalface.engine.transport import RunFailed
 from coalface.methods.fedface import Centre, FedFace, Global, State, Update
 from coalface.methods.feduv import FedUV
 from coalface.models.groups import Backbone
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(parties=7, one_identity=True, double=True)
 IMAGES = (6, 5, 4, 6, 5, 4, 6)
 """Of silo-0 to silo-6."""
-WORK = LocalWork(epochs=1, batch=8, lr=0.3)
+WORK = LocalTraining(epochs=1, batch_size=8, lr=0.3)
 ELEVEN = replace(worlds.NUMERICS, cohorts=11)
 """Cohorts of silo-0 and -1, silo-2 and -3, silo-4 and -5, and silo-6."""
 
@@ -213,7 +213,7 @@ BLACK = OneBlack(**vars(EXACT))
 def test_a_party_whose_embeddings_are_no_numbers_is_refused_by_name_and_the_others_count(
     tmp_path: Path, settings: Any
 ) -> None:
-    rules: dict[str, Any] = {"on_error": "exclude", "quorum": 0.5}
+    rules: dict[str, Any] = {"on_error": "exclude", "min_reply_fraction": 0.5}
     alone = run(fedface(**settings), tmp_path / "alone", BLACK, **rules)
     many = run(fedface(**settings), tmp_path / "many", BLACK, numerics=ELEVEN, **rules)
     for ran in (alone, many):
@@ -249,8 +249,8 @@ class Boasting(FedFace):
 
 def test_a_party_that_claims_too_many_images_is_refused_by_name_and_the_others_count(tmp_path: Path) -> None:
     method = Boasting(rounds=2, local=WORK)
-    alone = run(method, tmp_path / "alone", EXACT, quorum=0.5)
-    many = run(method, tmp_path / "many", EXACT, quorum=0.5, numerics=ELEVEN)
+    alone = run(method, tmp_path / "alone", EXACT, min_reply_fraction=0.5)
+    many = run(method, tmp_path / "many", EXACT, min_reply_fraction=0.5, numerics=ELEVEN)
     for line in metrics(many.folder):
         assert line["failed"] == {"silo-2": "images is 100; this party can have 1 to 4"}
     assert furthest(alone, many) < 1e-12

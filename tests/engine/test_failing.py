@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("toy_steps")
 
 
 def test_a_refused_reply_is_named_and_leaves_its_party_where_it_was(tmp_path: Path) -> None:
-    ran = run(Moves(rounds=2), tmp_path, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
+    ran = run(Moves(rounds=2), tmp_path, faults=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert ran.state.values["a"].tolist() == pytest.approx([2 * (12 * 1 + 10 * 3) / 22] * 3)
     assert ran.state.control["a"].tolist() == pytest.approx([2.0 * (1 + 3)] * 3)
     assert metrics(tmp_path)[0]["failed"] == {"silo-1": "values/a holds values that are not finite"}
@@ -30,8 +30,8 @@ def test_a_refused_reply_is_named_and_leaves_its_party_where_it_was(tmp_path: Pa
 @pytest.mark.parametrize("kind", ["lost", "dropout"])
 def test_control_variates_add_up_whatever_is_lost(tmp_path: Path, kind: str) -> None:
     """SCAFFOLD's invariant: the server's c is the mean of the c_i, through lost replies and abandoned rounds."""
-    trouble = SimulatedFaults(**{kind: 0.4})
-    ran = run(Moves(rounds=12), tmp_path, trouble=trouble, quorum=0.6, patience=12)
+    faults = SimulatedFaults(**{kind: 0.4})
+    ran = run(Moves(rounds=12), tmp_path, faults=faults, min_reply_fraction=0.6, max_abandoned_rounds=12)
     records = metrics(tmp_path)
     assert {r["abandoned"] for r in records} == {True, False}
     total = sum(c.total["a"][0].item() for c in controls(ran).values())
@@ -78,8 +78,8 @@ def test_what_a_round_accepted_before_it_was_abandoned_does_not_count(tmp_path: 
 @pytest.mark.parametrize(("quorum", "parties", "need"), [(0.5, 3, 2), (0.0, 3, 1), (1.0, 3, 3), (0.34, 3, 2)])
 def test_a_quorum_is_rounded_up(tmp_path: Path, quorum: float, parties: int, need: int) -> None:
     for bad in range(parties):
-        trouble = SimulatedFaults(corrupt={f"silo-{i}": "nan" for i in range(bad)})
-        run(Moves(rounds=1), tmp_path / str(bad), trouble=trouble, quorum=quorum)
+        faults = SimulatedFaults(corrupt={f"silo-{i}": "nan" for i in range(bad)})
+        run(Moves(rounds=1), tmp_path / str(bad), faults=faults, min_reply_fraction=quorum)
         assert metrics(tmp_path / str(bad))[0]["abandoned"] == (parties - bad < need)
 
 
@@ -87,7 +87,13 @@ def test_a_quorum_that_is_met_exactly_is_met(tmp_path: Path) -> None:
     parties = 25
     missing = {f"silo-{i}": "nan" for i in range(25 - 7)}  # 0.28 · 25 is a little more than 7 in floating point
     assert 0.28 * 25 > 7
-    run(Moves(rounds=1), tmp_path, Tiny(parties=parties), trouble=SimulatedFaults(corrupt=missing), quorum=0.28)
+    run(
+        Moves(rounds=1),
+        tmp_path,
+        Tiny(parties=parties),
+        faults=SimulatedFaults(corrupt=missing),
+        min_reply_fraction=0.28,
+    )
     assert not metrics(tmp_path)[0]["abandoned"]
 
 
@@ -115,7 +121,7 @@ class Weighted(Moves):
 
 
 def test_a_round_without_any_weight_is_abandoned(tmp_path: Path) -> None:
-    run(Weighted(rounds=1), tmp_path, trouble=SimulatedFaults(corrupt={"silo-1": "nan"}))
+    run(Weighted(rounds=1), tmp_path, faults=SimulatedFaults(corrupt={"silo-1": "nan"}))
     assert "give a party that answers a weight" in metrics(tmp_path)[0]["reason"]
 
 
@@ -141,8 +147,8 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=range(len(TROUBLES)))
-def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, trouble: SimulatedFaults) -> None:
-    ran = run(Moves(rounds=8, note=True), tmp_path, trouble=trouble, patience=9, quorum=0.4)
+def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, faults: SimulatedFaults) -> None:
+    ran = run(Moves(rounds=8, note=True), tmp_path, faults=faults, max_abandoned_rounds=9, min_reply_fraction=0.4)
     at, mine, records = ran.server.at, listed(tmp_path), metrics(tmp_path)
     assert {name: stats.bytes_up for name, stats in at.party_stats.items()} == mine
     assert at.totals["up"] == sum(mine.values()) == sum(record["bytes_up"] for record in records)
@@ -154,12 +160,12 @@ def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Pa
         assert bool(at.totals.get(what, 0)) == bool(hit)
         if what == "refused":  # it is `move` that is refused, and then `remember` is not asked
             assert at.totals.get(what, 0) == len(hit) * moved
-    if trouble == SimulatedFaults():
+    if faults == SimulatedFaults():
         assert "bytes_lost" not in records[0] and "bytes_refused" not in records[0]
 
 
 def test_bytes_survive_a_resume(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"trouble": TROUBLES[-1], "patience": 9, "quorum": 0.4}
+    settings: dict[str, Any] = {"faults": TROUBLES[-1], "max_abandoned_rounds": 9, "min_reply_fraction": 0.4}
     whole = run(Moves(rounds=6), tmp_path / "whole", **settings)
     with pytest.raises(Stop):
         run(Moves(rounds=6), tmp_path / "cut", transport=stopping(7), **settings)

@@ -42,16 +42,16 @@ def stop_after(rounds: int) -> Any:
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_abandoned_rounds_push_out_no_accepted_checkpoint(tmp_path: Path, keep: int) -> None:
-    ended(tmp_path, 20, report=stop_after(4), keep=keep)
-    ended(tmp_path, 20, trouble=NOBODY, keep=keep)
+    ended(tmp_path, 20, report=stop_after(4), keep_checkpoints=keep)
+    ended(tmp_path, 20, faults=NOBODY, keep_checkpoints=keep)
     assert kept(tmp_path) == [*range(5 - keep, 5), 9]  # five abandoned rounds leave one
-    ended(tmp_path, 20, report=stop_after(10), keep=keep)
+    ended(tmp_path, 20, report=stop_after(10), keep_checkpoints=keep)
     assert kept(tmp_path) == [*range(6 - keep, 5), 10]  # which goes with the next that is accepted
 
 
 def test_a_checkpoint_that_holds_an_accepted_round_is_kept_though_its_last_was_abandoned(tmp_path: Path) -> None:
-    ended(tmp_path, 20, report=stop_after(2), checkpoint=3)
-    ended(tmp_path, 20, trouble=SimulatedFaults(lost=0.5), checkpoint=3, report=stop_after(9))
+    ended(tmp_path, 20, report=stop_after(2), checkpoint_every=3)
+    ended(tmp_path, 20, faults=SimulatedFaults(lost=0.5), checkpoint_every=3, report=stop_after(9))
     fresh = [not r["abandoned"] for r in metrics(tmp_path)]
     assert any(fresh[2:5]) and any(fresh[5:8]) and not all(fresh)
     assert kept(tmp_path) == [5, 8]
@@ -72,7 +72,7 @@ def test_what_follows_a_way_back_is_the_run_that_never_went_astray(tmp_path: Pat
     with pytest.raises(
         RunFailed, match=rf"accepted checkpoints are those after round {to} and {to + 1}; .*--from-round {to}"
     ):
-        run(Moves(rounds=8), folder, FIVE, trouble=NOBODY, patience=2, **given)
+        run(Moves(rounds=8), folder, FIVE, faults=NOBODY, max_abandoned_rounds=2, **given)
     ends = checkpoint.accepted_ends(folder / "checkpoints", [8])
     assert list(ends) == [to, to + 1]
     before = (folder / "ledger" / "silo-0.jsonl").read_bytes()

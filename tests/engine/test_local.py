@@ -79,7 +79,7 @@ def counting(n: int, window: int) -> Any:
 @pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(("n", "window"), [(1, 1), (2, 2), (3, 4)])
 def test_any_number_of_workers_gives_the_same_bits_within_the_window(tmp_path: Path, n: int, window: int) -> None:
-    rules: dict[str, Any] = {"trouble": SimulatedFaults(lost=0.2, dropout=0.1), "quorum": 0.2}
+    rules: dict[str, Any] = {"faults": SimulatedFaults(lost=0.2, dropout=0.1), "min_reply_fraction": 0.2}
     alone = run(Moves(rounds=4, note=True), tmp_path / "alone", ROLES, **rules)
     many = run(Moves(rounds=4, note=True), tmp_path / "many", ROLES, transport=counting(n, window), **rules)
     assert many.bytes() == alone.bytes()
@@ -259,7 +259,7 @@ class Broken(worlds.FaceSet):
 
 def killed_and_resumed(tmp_path: Path, delays: list[float]) -> None:
     method, build = worlds.killed()
-    unbroken = run(method, tmp_path / "unbroken", build, checkpoint=2).bytes()
+    unbroken = run(method, tmp_path / "unbroken", build, checkpoint_every=2).bytes()
     paths = os.pathsep.join([str(Path(worlds.__file__).parent), os.environ.get("PYTHONPATH", "")])
     code = f"import pathlib, worlds; worlds.killed_in(pathlib.Path({str(tmp_path)!r}), {delays})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
@@ -268,7 +268,7 @@ def killed_and_resumed(tmp_path: Path, delays: list[float]) -> None:
         folder = tmp_path / str(place)
         begun = folder / "metrics.jsonl"
         reached.add(len(begun.read_text().splitlines()) if begun.exists() else 0)
-        assert run(method, folder, build, checkpoint=2).bytes() == unbroken
+        assert run(method, folder, build, checkpoint_every=2).bytes() == unbroken
         for path in (folder / "ledger").iterdir():
             ledger.verify(path)
     assert len(reached) > 1  # the kills came at several places of the run

@@ -24,10 +24,10 @@ from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply
 from coalface.methods import METHODS
 from coalface.training.federated_validation import FederatedValidation
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 FIVE = Tiny(parties=5, validators=1)
-WORK = LocalWork(iterations=2, batch=4, lr=0.1, momentum=0.9)
+WORK = LocalTraining(steps_per_round=2, batch_size=4, lr=0.1, momentum=0.9)
 
 
 def aggregated(rounds: int = 4, **settings: Any) -> Any:
@@ -71,8 +71,8 @@ def opened_sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def killed_and_resumed(folder: Path, transport: Any = InProcess, *, every: int = 1) -> Ran:
     with pytest.raises(Dies):
-        run(aggregated(), folder, FIVE, transport=DiesInRound3, checkpoint=every)
-    return run(aggregated(), folder, FIVE, transport=transport, checkpoint=every, on_error="exclude")
+        run(aggregated(), folder, FIVE, transport=DiesInRound3, checkpoint_every=every)
+    return run(aggregated(), folder, FIVE, transport=transport, checkpoint_every=every, on_error="exclude")
 
 
 def test_a_repeated_round_in_which_the_same_parties_answer_is_the_same_round(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_repeated_round_with_other_parties_or_weights_opens_no_sum(
     transport: Any, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Dies):
-        run(aggregated(), tmp_path, FIVE, transport=DiesInRound3, checkpoint=every)
+        run(aggregated(), tmp_path, FIVE, transport=DiesInRound3, checkpoint_every=every)
     sums = opened_sums(monkeypatch)
-    ran = run(aggregated(), tmp_path, FIVE, transport=transport, checkpoint=every, on_error="exclude")
+    ran = run(aggregated(), tmp_path, FIVE, transport=transport, checkpoint_every=every, on_error="exclude")
     lines = metrics(ran.folder)
     assert [r["abandoned"] for r in lines] == [False, False, True, False]
     assert "opened over other parties or by other weights" in lines[2]["reason"]

@@ -52,9 +52,9 @@ def test_nobody_who_is_asked_waits_for_posted_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_with_open_tickets_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, every: int) -> None:
     method = Lagged(rounds=5, lag=2)
-    unbroken = run(method, tmp_path / "unbroken", ROLES, checkpoint=every).bytes()
+    unbroken = run(method, tmp_path / "unbroken", ROLES, checkpoint_every=every).bytes()
     for after in range(1, 16, 2):
-        resumed = stopped_and_resumed(method, tmp_path / f"{after}", after, ROLES, checkpoint=every).bytes()
+        resumed = stopped_and_resumed(method, tmp_path / f"{after}", after, ROLES, checkpoint_every=every).bytes()
         assert resumed == unbroken, after
 
 

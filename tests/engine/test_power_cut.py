@@ -262,7 +262,7 @@ def test_after_any_power_cut_a_run_ends_with_the_same_model_and_whole_chains(
     tmp_path: Path, trials: int, every: int, save_replies: bool
 ) -> None:
     rng = np.random.default_rng(every)
-    settings: dict[str, Any] = {"checkpoint": every, "save_replies": save_replies}
+    settings: dict[str, Any] = {"checkpoint_every": every, "save_replies": save_replies}
     method = Moves(rounds=7, note=True)
     unbroken = bits(run(method, tmp_path / "unbroken", **settings))
     lines = ledger.verify(tmp_path / "unbroken" / "ledger" / f"{PARTY}.jsonl").lines

@@ -33,9 +33,9 @@ def test_a_stage_hands_its_state_to_the_next(tmp_path: Path) -> None:
 
 
 def test_every_stage_can_be_resumed(tmp_path: Path) -> None:
-    unbroken = run(Staged(), tmp_path / "unbroken", checkpoint=3).bytes()
+    unbroken = run(Staged(), tmp_path / "unbroken", checkpoint_every=3).bytes()
     for after in range(15):
-        resumed = stopped_and_resumed(Staged(), tmp_path / f"{after}", after, checkpoint=3)
+        resumed = stopped_and_resumed(Staged(), tmp_path / f"{after}", after, checkpoint_every=3)
         assert resumed.bytes() == unbroken, after
 
 
@@ -46,7 +46,7 @@ def test_every_stage_can_be_resumed(tmp_path: Path) -> None:
 def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, every: int) -> None:
     method, rules = (
         Moves(rounds=5, note=True),
-        {"checkpoint": every, "trouble": SimulatedFaults(lost=0.2), "quorum": 0.3},
+        {"checkpoint_every": every, "faults": SimulatedFaults(lost=0.2), "min_reply_fraction": 0.3},
     )
     unbroken = run(method, tmp_path / "unbroken", **rules)
     for after in range(0, 24, 3):
@@ -83,11 +83,11 @@ def test_lines_of_rounds_that_are_repeated_are_taken_back(tmp_path: Path) -> Non
             raise Stop
 
     with pytest.raises(Stop):
-        run(Moves(rounds=5), tmp_path, checkpoint=3, report=stop)
+        run(Moves(rounds=5), tmp_path, checkpoint_every=3, report=stop)
     assert len(metrics(tmp_path)) == 4
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 5, "cut')
-    run(Moves(rounds=5), tmp_path, checkpoint=3)
+    run(Moves(rounds=5), tmp_path, checkpoint_every=3)
     assert [r["round"] for r in metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 

@@ -25,7 +25,11 @@ EIGHT = Tiny(parties=8)
 
 def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Path) -> None:
     rules = round_policy(loader.parse({}))
-    given: dict[str, Any] = {"quorum": rules.quorum, "trouble": SimulatedFaults(dropout=0.3), "checkpoint": 50}
+    given: dict[str, Any] = {
+        "min_reply_fraction": rules.min_reply_fraction,
+        "faults": SimulatedFaults(dropout=0.3),
+        "checkpoint_every": 50,
+    }
     for retries, abandoned in ((0, True), (rules.retries, False)):
         run(Moves(rounds=50), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **given)
         assert any(r["abandoned"] for r in metrics(tmp_path / str(retries))) is abandoned
@@ -34,27 +38,34 @@ def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Pat
 @pytest.mark.parametrize(
     "trouble", [SimulatedFaults(dropout=0.3), SimulatedFaults(lost=0.3), SimulatedFaults(slow={"*": 1.0}, deadline=1.0)]
 )
-def test_what_comes_in_the_end_counts_as_what_came_at_once(tmp_path: Path, trouble: SimulatedFaults) -> None:
+def test_what_comes_in_the_end_counts_as_what_came_at_once(tmp_path: Path, faults: SimulatedFaults) -> None:
     whole = run(Moves(), tmp_path / "whole", EIGHT).bytes()
     CALLS.clear()
-    tried = run(Moves(), tmp_path / "tried", EIGHT, trouble=trouble, retries=20)
+    tried = run(Moves(), tmp_path / "tried", EIGHT, faults=faults, retries=20)
     assert len(CALLS) == 3 * 8  # each trains once
     assert {**tried.bytes(), "metrics": b""} == {**whole, "metrics": b""}
     assert tried.server.at.totals.get("again", 0) == tried.server.at.totals.get("lost", 0)
-    assert bool(tried.server.at.totals.get("lost")) is not bool(trouble.dropout)
+    assert bool(tried.server.at.totals.get("lost")) is not bool(faults.dropout)
 
 
 def test_the_first_try_is_drawn_as_ever(tmp_path: Path) -> None:
     """So a run in which nothing is asked again is what it was, and one retry can only add replies."""
     for retries in (0, 1):
-        run(Moves(), tmp_path / str(retries), EIGHT, trouble=SimulatedFaults(dropout=0.4), quorum=0.0, retries=retries)
+        run(
+            Moves(),
+            tmp_path / str(retries),
+            EIGHT,
+            faults=SimulatedFaults(dropout=0.4),
+            min_reply_fraction=0.0,
+            retries=retries,
+        )
     few, more = ([set(r["failed"]) for r in metrics(tmp_path / str(retries))] for retries in (0, 1))
     assert all(b <= a for a, b in zip(few, more, strict=True)) and few != more
 
 
 @pytest.mark.parametrize("after", [3, 11, 20])
 def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, after: int) -> None:
-    rules: dict[str, Any] = {"trouble": SimulatedFaults(dropout=0.3, lost=0.3), "retries": 1, "quorum": 0.3}
+    rules: dict[str, Any] = {"faults": SimulatedFaults(dropout=0.3, lost=0.3), "retries": 1, "min_reply_fraction": 0.3}
     unbroken = run(Moves(), tmp_path / "unbroken", EIGHT, **rules)
     resumed = stopped_and_resumed(Moves(), tmp_path / "broken", after, EIGHT, **rules)
     assert resumed.bytes() == unbroken.bytes()

@@ -63,7 +63,7 @@ def test_observers_see_models_now_and_then_and_at_the_end(tmp_path: Path) -> Non
         return {"first": models.shared["a"][0].item(), "own": own}
 
     plain = run(Moves(rounds=5), tmp_path / "plain")
-    judged = run(Moves(rounds=5), tmp_path / "judged", observers=[observe, lambda *_: {"two": 2}], judge=2)
+    judged = run(Moves(rounds=5), tmp_path / "judged", observers=[observe, lambda *_: {"two": 2}], evaluate_every=2)
     records = metrics(tmp_path / "judged")
     assert [r["round"] for r in records if "judged" in r] == [2, 4, 5]
     assert records[3]["judged"]["own"] == {"silo-0": 4.0, "silo-1": 8.0, "silo-2": 12.0}
@@ -87,7 +87,14 @@ def test_the_lab_sees_every_party_whoever_dropped_out_or_is_at_work(tmp_path: Pa
         seen.append(set(dict(server.own_models(models))))
         return {}
 
-    trouble = SimulatedFaults(dropout=0.5)
-    run(Moves(rounds=4), tmp_path / "dropout", observers=[observe], judge=1, trouble=trouble, quorum=0.0)
-    run(Busy(rounds=1), tmp_path / "busy", observers=[observe], judge=1)
+    faults = SimulatedFaults(dropout=0.5)
+    run(
+        Moves(rounds=4),
+        tmp_path / "dropout",
+        observers=[observe],
+        evaluate_every=1,
+        faults=faults,
+        min_reply_fraction=0.0,
+    )
+    run(Busy(rounds=1), tmp_path / "busy", observers=[observe], evaluate_every=1)
     assert seen == [{"silo-0", "silo-1", "silo-2"}] * 5

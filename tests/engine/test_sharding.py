@@ -165,7 +165,9 @@ def test_workers_give_the_bytes_of_one_process_for_each_party(tmp_path: Path) ->
 
 
 def test_a_step_that_looks_at_a_part_of_what_is_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"silo-1, step tell, .*shard 1 of 2 came to another reply.*engine.shards"):
+    with pytest.raises(
+        RunFailed, match=r"silo-1, step tell, .*shard 1 of 2 came to another reply.*engine.processes_per_party"
+    ):
         run(Tells(), tmp_path, EXACT, numerics=SHARDS)
     assert run(Tells(), tmp_path / "one", EXACT, numerics=ONE).state.total > 0
 
@@ -205,7 +207,7 @@ class Looking(InProcess):
 def test_one_commit_names_the_parts_of_all_and_goes_with_them(tmp_path: Path, save_replies: bool) -> None:
     Looking.seen = []
     method, _ = worlds.recipe("pfm", rounds=6)
-    run(method, tmp_path, EXACT, numerics=SHARDS, transport=Looking, keep=1, save_replies=save_replies)
+    run(method, tmp_path, EXACT, numerics=SHARDS, transport=Looking, keep_checkpoints=1, save_replies=save_replies)
     assert len(Looking.seen) == 6 and max(map(len, Looking.seen)) <= 3  # what no resume can need is gone
     assert [name.partition(".")[2].rpartition(".")[2] for name in files(tmp_path)] == ["shard", "commit"]
 
@@ -216,7 +218,7 @@ def test_one_commit_names_the_parts_of_all_and_goes_with_them(tmp_path: Path, sa
 )
 def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, after: int, save_replies: bool) -> None:
     method, _ = worlds.recipe("pfm")
-    settings: dict[str, Any] = {"numerics": SHARDS, "checkpoint": 2, "save_replies": save_replies}
+    settings: dict[str, Any] = {"numerics": SHARDS, "checkpoint_every": 2, "save_replies": save_replies}
     unbroken = run(method, tmp_path / "unbroken", EXACT, **settings).bytes()
     with pytest.raises(Stop):
         run(method, tmp_path / "broken", EXACT, transport=stopping(after), **settings)
@@ -267,7 +269,7 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     for other, size in ((ONE, 1), (dataclasses.replace(SHARDS, shards={PARTY: 3}), 3)):
         with pytest.raises(CheckpointError, match=r"other numerics: shards \{'silo-1': 2\} \(now"):
             run(method, tmp_path, EXACT, numerics=other)
-        with pytest.raises(ValueError, match=r"lies in 2 parts.*engine.shards"):
+        with pytest.raises(ValueError, match=r"lies in 2 parts.*engine.processes_per_party"):
             Commit.open(path).part(0, size)
     with pytest.raises(ValueError, match=r"lies in 1 parts"):
         Commit.open(whole).part(1, 2)
@@ -365,7 +367,9 @@ def test_a_process_that_stands_still_does_not_hang_the_run(tmp_path: Path, monke
 @pytest.mark.parametrize("on_error", ["stop", pytest.param("exclude", marks=SLOW)])
 def test_a_world_that_a_helper_cannot_build_ends_the_run_and_is_said(tmp_path: Path, on_error: str) -> None:
     method, _ = worlds.recipe("pfm")
-    with pytest.raises(RunFailed, match=r"silo-1, shard 1 of 2 could not begin: ZeroDivisionError.*no engine.shards"):
+    with pytest.raises(
+        RunFailed, match=r"silo-1, shard 1 of 2 could not begin: ZeroDivisionError.*no engine.processes_per_party"
+    ):
         run(method, tmp_path, Unbuildable(double=True, norm=True), numerics=SHARDS, on_error=on_error)
 
 
@@ -379,7 +383,9 @@ def test_a_method_that_a_helper_cannot_import_is_said(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "only_here", here)
     Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
     here.Mine = Mine  # type: ignore[attr-defined]
-    said = r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module.*no engine.shards\.$"
+    said = (
+        r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module.*no engine.processes_per_party\.$"
+    )
     with pytest.raises(RunFailed, match=said):
         run(Mine(), tmp_path / "module", EXACT, numerics=SHARDS)
 
@@ -393,7 +399,7 @@ class Unbuildable(Tiny):
 
 def killed(tmp_path: Path, kills: list[tuple[int, float]], whole: bool) -> None:
     """Begin a run, kill -9 it so many seconds after so many rounds, the whole group or the first process; resume."""
-    unbroken = run(crewed.long(), tmp_path / "unbroken", EXACT, numerics=SHARDS, checkpoint=2).bytes()
+    unbroken = run(crewed.long(), tmp_path / "unbroken", EXACT, numerics=SHARDS, checkpoint_every=2).bytes()
     paths = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
     reached = []
     for place, (rounds, delay) in enumerate(kills):
@@ -410,7 +416,7 @@ def killed(tmp_path: Path, kills: list[tuple[int, float]], whole: bool) -> None:
         (os.killpg if whole else os.kill)(started.pid, signal.SIGKILL)
         started.wait()
         reached.append(begun.read_text().count("\n"))
-        assert run(crewed.long(), folder, EXACT, numerics=SHARDS, checkpoint=2).bytes() == unbroken
+        assert run(crewed.long(), folder, EXACT, numerics=SHARDS, checkpoint_every=2).bytes() == unbroken
         for path in (folder / "ledger").iterdir():
             ledger.verify(path)
         assert len(files(folder)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,26 @@ from coalface.experiments import experiment
 from coalface.experiments import run as running
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import parts, splits
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often each of these was called since the recipe was read."""
     counter: collections.Counter[str] = collections.Counter()
-    built = {"method": (Recipe, "_method"), "local work": (LocalWork, "__post_init__")}
+    built = {"method": (Recipe, "_method"), "local work": (LocalTraining, "__post_init__")}
     built |= {"split": (splits, "split"), "backbone": (parts, "build")}
     for name, (place, attribute) in built.items():
-
-        def counted(*given: Any, name: str = name, call: Any = getattr(place, attribute), **named: Any) -> Any:
-            counter[name] += 1
-            return call(*given, **named)
-
-        monkeypatch.setattr(place, attribute, counted)
+        monkeypatch.setattr(place, attribute, counted(counter, name, getattr(place, attribute)))
     return counter
+
+
+def counted(counter: collections.Counter[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*given: Any, **named: Any) -> Any:
+        counter[name] += 1
+        return call(*given, **named)
+
+    return noted
 
 
 def test_a_recipe_makes_its_method_and_local_work_once(counts: collections.Counter[str]) -> None:

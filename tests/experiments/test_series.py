@@ -8,7 +8,7 @@ import pytest
 
 from coalface.experiments.report.series import Level, Line, Point, Spread, axes, name_of, over
 
-KEY = "local.iterations"
+KEY = "local.steps_per_round"
 
 
 def cell(seed: int, value: float | None, half: str | None = None, start: float | None = None, **chosen: Any) -> Point:
@@ -105,10 +105,10 @@ def test_axes_are_the_keys_with_three_numbers_that_vary_by_themselves() -> None:
 def test_a_setting_is_named_in_few_words_but_never_by_the_same_ones() -> None:
     assert name_of({"method": "pfm", "loss.name": "arcface", "data.x.parties": 3}) == "pfm, arcface, parties=3"
     two = [
-        Point({"local.batch": b, "pretrain.local.batch": c, "K": k}, 0, {"f": 1.0})
+        Point({"local.batch_size": b, "pretrain.local.batch_size": c, "K": k}, 0, {"f": 1.0})
         for b, c in ((1, 2), (2, 1)) for k in (1, 2)
     ]  # fmt: skip
     assert [line.name for line in over(two, "K", "f").lines] == [
-        "local.batch=1, pretrain.local.batch=2",
-        "local.batch=2, pretrain.local.batch=1",
+        "local.batch_size=1, pretrain.local.batch_size=2",
+        "local.batch_size=2, pretrain.local.batch_size=1",
     ]

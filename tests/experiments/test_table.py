@@ -107,7 +107,7 @@ def test_any_console_width_renders_without_control_characters(write_run, width):
 
 
 def source(**keys):
-    return {"source": {"kind": "synthetic", "path": None, "identities": 400, "parts": {}, **keys}}
+    return {"faces": {"kind": "synthetic", "path": None, "identities": 400, "parts": {}, **keys}}
 
 
 def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
@@ -118,16 +118,16 @@ def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
     edit(third, data=source(kind="synthetic", identities=500) | one)
     found = {a.key: list(a.values.values()) for a in table.compare([first, second]).apart}
     assert found == {
-        "data.source.kind": ["folder", "synthetic"],
+        "data.faces.kind": ["folder", "synthetic"],
         "data.partition.kind": ["equal", "one-identity"],
         "data.partition.seed": ["8", "9"],
     }
     found = {a.key: list(a.values.values()) for a in table.compare([first, second, third]).apart}
-    assert found["data.source.identities"] == ["absent", "400", "500"]
-    assert "data.source.path" not in found and "data.partition.parties" not in found
+    assert found["data.faces.identities"] == ["absent", "400", "500"]
+    assert "data.faces.path" not in found and "data.partition.parties" not in found
     edit(second, data=source(kind="folder", path="others", identities=400) | equal)
     (only,) = table.compare([first, second]).apart
-    assert (only.key, only.values) == ("data.source.path", {"a": "faces", "b": "others"})
+    assert (only.key, only.values) == ("data.faces.path", {"a": "faces", "b": "others"})
 
 
 def test_every_key_of_a_source_and_a_partition_is_told_of():

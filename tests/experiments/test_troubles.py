@@ -15,7 +15,7 @@ from coalface.privacy import ledger
 
 def troubled(folder: Path, trouble: dict[str, Any]) -> runs.Run:
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"trouble": trouble}, sort_keys=False))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"faults": trouble}, sort_keys=False))
     return runs.read(folder)
 
 
@@ -120,7 +120,12 @@ def test_the_check_of_the_chains_is_told(checked: dict[str, Any], said: str, wel
 
 def test_the_report_of_a_troubled_run_agrees_with_its_ledgers(tmp_path: Path) -> None:
     trouble = {"corrupt": {"silo-01": "nan"}, "lost": 0.3}
-    out = tinyruns.run(tmp_path / "run", rounds=6, trouble=trouble, engine={"threads": 1, "quorum": 0.5, "patience": 9})
+    out = tinyruns.run(
+        tmp_path / "run",
+        rounds=6,
+        faults=trouble,
+        engine={"threads": 1, "min_reply_fraction": 0.5, "max_abandoned_rounds": 9},
+    )
     found = json.loads((out / "summary.json").read_text())
     lines = [json.loads(text) for path in (out / "ledger").glob("*.jsonl") for text in path.read_text().splitlines()]
     listed = sum(line["bytes"] for line in lines)

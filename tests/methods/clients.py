@@ -23,13 +23,13 @@ from coalface.core.method import Method, Tensors
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 
 EXACT = Tiny(parties=7, one_identity=True, flip=False, double=True)
 """Seven clients of 4 to 6 images, of which nothing is drawn."""
-WHOLE = LocalWork(epochs=1, batch=8, lr=0.3, weight_decay=5e-3)
+WHOLE = LocalTraining(epochs=1, batch_size=8, lr=0.3, weight_decay=5e-3)
 """One step on all images, as Algorithm 1 of FedFace has it."""
-STEPS = LocalWork(epochs=2, batch=3, lr=0.05, weight_decay=5e-3, momentum=0.5)
+STEPS = LocalTraining(epochs=2, batch_size=3, lr=0.05, weight_decay=5e-3, momentum=0.5)
 """Several steps, with momentum."""
 
 Slopes = Callable[[Tensor, Tensors], tuple[list[float], Tensor, Tensors]]
@@ -40,7 +40,7 @@ by the embeddings and by the rest."""
 class Client:
     """One client: its images and its local training."""
 
-    def __init__(self, name: str, build: Tiny, work: LocalWork) -> None:
+    def __init__(self, name: str, build: Tiny, work: LocalTraining) -> None:
         self._party, self._work = naive.party(name, build), work
         self.images = len(self._party.data)
         self.net: nn.Module = build().backbone.module
@@ -87,7 +87,7 @@ class Client:
         return theta, own
 
 
-def clients(build: Tiny, work: LocalWork) -> dict[str, Client]:
+def clients(build: Tiny, work: LocalTraining) -> dict[str, Client]:
     """Every client of a world by its name."""
     return {name: Client(name, build, work) for name in sorted(build().data)}
 

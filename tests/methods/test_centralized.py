@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 def test_rounds_are_parts_of_one_long_training(tmp_path: Path) -> None:
@@ -14,7 +14,9 @@ def test_rounds_are_parts_of_one_long_training(tmp_path: Path) -> None:
     build = Tiny(pooled=True, flip=False)
 
     def backbone(rounds: int, iterations: int) -> dict[str, torch.Tensor]:
-        method, _ = recipe("centralized", rounds=rounds, local=LocalWork(iterations=iterations, batch=5, lr=0.05))
+        method, _ = recipe(
+            "centralized", rounds=rounds, local=LocalTraining(steps_per_round=iterations, batch_size=5, lr=0.05)
+        )
         found: dict[str, torch.Tensor] = run(method, tmp_path / str(rounds), build).state.backbone
         return found
 

@@ -15,9 +15,9 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import Request
 from coalface.methods.fedavg import FedAvg
 from coalface.training.local_training import HEAD, fresh_head
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
-FULL = LocalWork(iterations=1, batch=64, lr=0.5, momentum=0.0, weight_decay=0.0)
+FULL = LocalTraining(steps_per_round=1, batch_size=64, lr=0.5, momentum=0.0, weight_decay=0.0)
 
 
 def equal(one: Tensors, other: Tensors) -> bool:
@@ -50,8 +50,10 @@ def fresh(name: str, build: Tiny) -> torch.Tensor:
     return fresh_head(context.party(Request("test", name, "train", 1, 1, 2, 1, "train", None, None, None, (0, None))))
 
 
-@pytest.mark.parametrize("work", [LocalWork(iterations=3, batch=5), LocalWork(epochs=2, batch=4, lr=0.05)])
-def test_one_party_with_kept_momentum_is_centralised_training(tmp_path: Path, work: LocalWork) -> None:
+@pytest.mark.parametrize(
+    "work", [LocalTraining(steps_per_round=3, batch_size=5), LocalTraining(epochs=2, batch_size=4, lr=0.05)]
+)
+def test_one_party_with_kept_momentum_is_centralised_training(tmp_path: Path, work: LocalTraining) -> None:
     """Averaging over one party is the identity, so all that is left is plain SGD."""
     alone = Tiny(pooled=True)
     federated = run(recipe("fedavg", local=work, momentum="keep")[0], tmp_path / "fedavg", alone)
@@ -68,7 +70,7 @@ def test_unequal_parties_count_by_their_images(tmp_path: Path) -> None:
     mean = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in whole.items()}
     for name, n in images.items():
         others = SimulatedFaults(corrupt={other: "nan" for other in images if other != name})
-        single = run(method, tmp_path / name, trouble=others, quorum=0.0).state.backbone
+        single = run(method, tmp_path / name, faults=others, min_reply_fraction=0.0).state.backbone
         for key, tensor in single.items():
             mean[key] += n / sum(images.values()) * tensor.double()
     assert all(torch.allclose(mean[n].float(), t, atol=1e-7) for n, t in whole.items())
@@ -125,7 +127,7 @@ def test_a_sample_is_drawn_anew_each_round(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_follows_the_round(tmp_path: Path) -> None:
-    work = replace(FULL, schedule="step", milestones=(0.5,))
+    work = replace(FULL, schedule="step", lr_milestone_shares=(0.5,))
     constant = run(FedAvg(rounds=2, local=FULL, loss=LOSS), tmp_path / "constant", Tiny(flip=False))
     falling = run(FedAvg(rounds=2, local=work, loss=LOSS), tmp_path / "falling", Tiny(flip=False))
     first = run(FedAvg(rounds=1, local=FULL, loss=LOSS), tmp_path / "first", Tiny(flip=False)).state.backbone

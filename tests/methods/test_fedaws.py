@@ -28,7 +28,7 @@ WIDE = Spreading(margin=1.3, step=0.1)
         ({"spreading": WIDE, "top_k": 3, "local": STEPS}, {}, {"spread"}),
         ({"spreading": replace(WIDE, reduce="mean", steps=3, momentum=0.5), "top_k": 2}, {}, {"spread"}),
         ({"spreading": WIDE, "top_k": 2, "sample": 3}, {}, {"spread"}),
-        ({"spreading": WIDE, "top_k": 2}, {"trouble": TROUBLED, "quorum": 0.3}, {"spread", "failed"}),
+        ({"spreading": WIDE, "top_k": 2}, {"faults": TROUBLED, "min_reply_fraction": 0.3}, {"spread", "failed"}),
     ],
 )
 def test_it_pushes_each_from_its_nearest_alone_by_a_plain_loop(
@@ -41,7 +41,7 @@ def test_it_pushes_each_from_its_nearest_alone_by_a_plain_loop(
 
 def test_without_top_k_it_is_fedface_from_random_class_embeddings(tmp_path: Path) -> None:
     one = run(FedAwS(rounds=3, local=STEPS), tmp_path / "fedaws", EXACT).bytes()
-    assert run(FedFace(rounds=3, local=STEPS, start="random"), tmp_path / "fedface", EXACT).bytes() == one
+    assert run(FedFace(rounds=3, local=STEPS, head_init="random"), tmp_path / "fedface", EXACT).bytes() == one
 
 
 def test_the_presets_hold_with_top_k_too(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
     settings = method.spreading or PRESETS[method.preset]
     states = naive.watched(type(method), monkeypatch)
     _, heard = heard_run(method, folder, build, **rules)
-    theta, centres, seen = build().backbone.shared(), drawn(build) if method.start == "random" else {}, set[str]()
+    theta, centres, seen = build().backbone.shared(), drawn(build) if method.head_init == "random" else {}, set[str]()
     lines, members = clients.metrics(folder), clients.clients(build, method.local)
     for line, state, came in zip(lines, states, clients.counted(heard, "train", lines), strict=True):
         lr = method.local.lr_at(line["round"], method.rounds)
@@ -111,13 +111,13 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
         ({"local": STEPS}, replace(EXACT, norm=True), {}, {"started in the first round", "spread"}),
         ({"spreadout": False}, EXACT, {}, {"started in the first round"}),
         ({"preset": "official"}, EXACT, {}, {"started in the first round", "spread"}),
-        ({"start": "random", "fixed": True}, EXACT, {}, {"spread"}),
+        ({"head_init": "random", "fixed": True}, EXACT, {}, {"spread"}),
         ({"spreading": Spreading(margin=1.1, step=0.05)}, EXACT, {}, {"started in the first round", "spread"}),
         ({"sample": 3, "rounds": 3}, EXACT, {}, {"started in the first round", "started later", "spread"}),
         (
             {"rounds": 3},
             EXACT,
-            {"trouble": TROUBLED, "quorum": 0.3},
+            {"faults": TROUBLED, "min_reply_fraction": 0.3},
             {"started in the first round", "started later", "spread", "failed"},
         ),
     ],
@@ -135,7 +135,7 @@ def test_the_constants_of_the_presets() -> None:
     paper, official = PRESETS["paper"], PRESETS["official"]
     assert (paper.margin, paper.step, paper.steps, paper.momentum, paper.reduce) == (0.7, 0.01, 1, 0.0, "sum")
     assert (official.margin, official.steps, official.momentum, official.reduce) == (0.7, 10, 0.9, "mean")
-    assert FedFace().wanted == 0.9
+    assert FedFace().target_cosine == 0.9
     assert FedFace().rounds == 200
     assert FedFace().sample is None
     assert FedFace().preset == "paper"
@@ -143,7 +143,7 @@ def test_the_constants_of_the_presets() -> None:
 
 def test_the_servers_step_is_of_no_learning_rate(tmp_path: Path) -> None:
     """With fixed class embeddings the server alone moves them: the same at ten times the clients' rate."""
-    common: dict[str, Any] = {"rounds": 3, "start": "random", "fixed": True}
+    common: dict[str, Any] = {"rounds": 3, "head_init": "random", "fixed": True}
     slow, fast = (FedFace(local=replace(WHOLE, lr=lr), **common) for lr in (0.05, 0.5))
     one, other = run(slow, tmp_path / "slow", EXACT).state, run(fast, tmp_path / "fast", EXACT).state
     assert naive.furthest(one.centres, drawn(EXACT)) > 0.01
@@ -203,7 +203,7 @@ def test_a_party_of_two_identities_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"wanted": 2.0}, "wanted cosine from -1 to 1"),
+        ({"target_cosine": 2.0}, "target cosine from -1 to 1"),
         ({"preset": "official", "spreading": Spreading(step=0.5)}, "preset=official and spreading both say"),
     ],
 )

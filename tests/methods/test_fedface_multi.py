@@ -24,14 +24,14 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.faults import SimulatedFaults
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.spreadout import Spreading
 from coalface.training.losses.subcenter import SubCenterArcFace
 
 COSFACE = CosFace(scale=16.0, margin=0.1)
-WORK = LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.5, weight_decay=5e-3)
+WORK = LocalTraining(epochs=2, batch_size=4, lr=0.05, momentum=0.5, weight_decay=5e-3)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,13 @@ def multi(**changes: Any) -> FedFaceMulti:
     [
         ({}, Tiny(parties=5, one_identity=True, norm=True), {}),
         ({"sample": 3, "local": WORK, "preset": "official"}, Tiny(parties=5, one_identity=True), {}),
-        ({"fixed": True, "local": LocalWork(iterations=3, batch=2)}, Tiny(parties=5, one_identity=True), {}),
+        (
+            {"fixed": True, "local": LocalTraining(steps_per_round=3, batch_size=2)},
+            Tiny(parties=5, one_identity=True),
+            {},
+        ),
         ({"spreadout": False, "local": replace(WORK, sample_rate=0.5)}, clients.EXACT, {}),
-        ({"wanted": 0.5}, clients.EXACT, {"trouble": TROUBLED, "quorum": 0.3}),
+        ({"target_cosine": 0.5}, clients.EXACT, {"faults": TROUBLED, "min_reply_fraction": 0.3}),
     ],
 )
 def test_with_one_identity_a_client_it_is_fedface_bit_for_bit(
@@ -106,7 +110,7 @@ class Client:
     def of_one(self, f: Tensor, rows: Tensor, y: int) -> Tensor:
         """CosFace, or of one identity alone the squared hinge."""
         if len(rows) == 1:
-            return torch.clamp(self.method.wanted - cosine(f, rows[0]), min=0) ** 2
+            return torch.clamp(self.method.target_cosine - cosine(f, rows[0]), min=0) ** 2
         logits = [COSFACE.scale * (cosine(f, row) - COSFACE.margin * (j == y)) for j, row in enumerate(rows)]
         return torch.log(sum(torch.exp(z) for z in logits)) - logits[y]  # type: ignore[arg-type]
 
@@ -147,11 +151,11 @@ def spread_over_all(centres: Tensors, settings: Spreading) -> Tensors:
         ({}, EXACT, {}),
         ({"local": replace(WORK, momentum=0.9)}, replace(EXACT, norm=True), {}),
         ({"spreadout": False}, EXACT, {}),
-        ({"preset": "official", "local": LocalWork(epochs=1, batch=99, lr=0.3)}, EXACT, {}),
+        ({"preset": "official", "local": LocalTraining(epochs=1, batch_size=99, lr=0.3)}, EXACT, {}),
         ({"fixed": True, "spreading": Spreading(margin=1.1, step=0.02)}, EXACT, {}),
         ({"sample": 2, "rounds": 5}, EXACT, {}),
         ({"sample": 1, "rounds": 5, "spreadout": False}, EXACT, {}),
-        ({"rounds": 6}, EXACT, {"trouble": SimulatedFaults(dropout=0.5, lost=0.3), "quorum": 0.3}),
+        ({"rounds": 6}, EXACT, {"faults": SimulatedFaults(dropout=0.5, lost=0.3), "min_reply_fraction": 0.3}),
     ],
 )
 def test_the_rounds_are_those_of_a_plain_loop(
@@ -190,7 +194,7 @@ def test_the_rounds_are_those_of_a_plain_loop(
         loss = sum(share * members[name].loss for share, name in zip(shares, came, strict=True))
         assert line["loss"] == pytest.approx(loss, abs=1e-10)
     assert naive.furthest(theta, build().backbone.shared()) > 1e-3
-    assert (late > 0 and absent > 0) == (method.sample is not None or "trouble" in rules)
+    assert (late > 0 and absent > 0) == (method.sample is not None or "faults" in rules)
 
 
 def test_who_is_not_asked_keeps_its_class_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +212,7 @@ def test_who_is_not_asked_keeps_its_class_embeddings(tmp_path: Path, monkeypatch
 
 def test_sampled_class_embeddings_are_those_of_the_batch(tmp_path: Path) -> None:
     """One step on two images: of three class embeddings those stay of whom there is no image in the batch."""
-    local = LocalWork(iterations=1, batch=2, lr=0.1, sample_rate=0.01)
+    local = LocalTraining(steps_per_round=1, batch_size=2, lr=0.1, sample_rate=0.01)
     for rate in (0.01, None):
         method = multi(rounds=1, local=replace(local, sample_rate=rate), spreadout=False)
         found = run(method, tmp_path / str(rate), EXACT).state.centres["silo-0"]
@@ -262,7 +266,7 @@ def test_what_does_not_fit_leaves_the_class_embeddings_before_it(
 
 
 def test_the_command_says_that_the_server_learns_the_class_embeddings() -> None:
-    found = CliRunner().invoke(app, ["wire", "fedface-multi", "--json"])
+    found = CliRunner().invoke(app, ["messages", "fedface-multi", "--json"])
     assert found.exit_code == 0, found.output
     told = json.loads(found.output)
     up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
@@ -296,7 +300,7 @@ def test_the_batched_form_for_one_identity_a_client_is_never_used(
 
     monkeypatch.setattr(FedFace, "train_batched", never)
     assert {n: d.batched for n, d in FedFaceMulti.own_steps.items()} == {"train": None}
-    method = multi(local=LocalWork(epochs=1, batch=99, lr=0.3))
+    method = multi(local=LocalTraining(epochs=1, batch_size=99, lr=0.3))
     assert "a softmax of their own each" in method.unbatchable_reason(6, build().backbone)
     cohorts = run(method, tmp_path / "cohorts", build, numerics=replace(NUMERICS, cohorts=64))
     assert cohorts.bytes() == run(method, tmp_path / "alone", build).bytes()
@@ -306,10 +310,10 @@ def test_the_batched_form_for_one_identity_a_client_is_never_used(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"start": "random"}, "start: the server does not know how many identities a client has; leave it out"),
+        ({"head_init": "random"}, "head_init: the server does not know how many identities a client has; leave it out"),
         ({"loss": SubCenterArcFace()}, "SubCenterArcFace trains more than one .* take a loss such as cosface"),
         ({"loss": SphereFace2()}, "SphereFace2 trains .* something beside them, which the messages have no place for"),
-        ({"wanted": 2.0}, "wanted cosine from -1 to 1"),
+        ({"target_cosine": 2.0}, "target cosine from -1 to 1"),
         ({"preset": "official", "spreading": Spreading()}, "preset=official and spreading both say"),
     ],
 )
@@ -328,5 +332,5 @@ def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
 def test_a_client_over_several_processes_is_refused() -> None:
     party = replace(naive.party("silo-0", EXACT), shards=object())
     sent = Global(backbone=EXACT().backbone.shared()), Centre(centre=torch.zeros(1, 8))
-    with pytest.raises(ValueError, match="not split over processes: leave out engine.shards"):
+    with pytest.raises(ValueError, match="not split over processes: leave out engine.processes_per_party"):
         multi().train(party, *sent)

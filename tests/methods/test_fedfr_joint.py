@@ -22,7 +22,7 @@ from coalface.core import codec
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
 from coalface.training.local_training import Learner
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.subcenter import SubCenterArcFace
 
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all public": {"public": "all", "branch": "softmax", "phi_update": "none", "schedule": "cosine"},
     "no public": {"public": "none", "previous": "random", "weights": "trained"},
     "partly asked": {"sample": 2, "rounds": 4, "previous": "random", "weights": "trained"},
-    "not through": {"through": False, "bias": "each", "branch_start": "classes", "schedule": "step"},
+    "not through": {"through": False, "bias": "each", "branch_init": "classes", "schedule": "step"},
     "official": {"preset": "official", "epochs": (3, 2), "decay_after": (1, 2), "rounds": 3},
     "own BatchNorm": {"norm": True, "policy": "local", "sample": 2, "rounds": 4, "temperature": 0.1},
     "own statistics": {"norm": True, "policy": "parameters-only", "sample": 1, "previous": "random"},
@@ -174,7 +174,7 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
         seen.clear()
         world = Tiny(parties=1, public=3)()
         world = replace(world, data={"one": world.data["silo-0"].select(range(images))})  # type: ignore[arg-type]
-        local = LocalWork(epochs=1, batch=4, lr=0.02)
+        local = LocalTraining(epochs=1, batch_size=4, lr=0.02)
         method = joint(**{"public": "none", "local": local, **changes})
         run(method, tmp_path / str(len(list(tmp_path.iterdir()))), lambda: world)
         return list(seen)
@@ -184,12 +184,12 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
     assert told(11, drop_last=True, rounds=1) == [(1, 0.02, [4, 4])]
     assert told(12, drop_last=True, rounds=1) == [(1, 0.02, [4, 4, 4])]
     assert told(3, drop_last=True, rounds=1) == [(1, 0.02, [3])]
-    by_steps = LocalWork(iterations=3, batch=4, lr=0.02)
+    by_steps = LocalTraining(steps_per_round=3, batch_size=4, lr=0.02)
     assert told(9, drop_last=True, rounds=1, local=by_steps) == [(1, 0.02, [4, 4, 4])]
     tenth = pytest.approx(0.002)
     found = told(8, epochs=(3, 2), decay_after=(1, 2), rounds=3)
     assert found == [(1, 0.02, [4, 4]), (1, tenth, [4] * 4), (2, 0.02, [4] * 4), (3, 0.02, [4] * 4)]
-    its = {"preset": "official", "local": LocalWork(epochs=4, batch=4, lr=0.02)}
+    its = {"preset": "official", "local": LocalTraining(epochs=4, batch_size=4, lr=0.02)}
     assert [(r, len(b)) for r, _, b in told(4, **its, rounds=5)] == [
         (1, 8), (1, 2), (2, 6), (2, 2), (3, 4), (3, 2), (4, 3), (4, 1), (5, 3), (5, 1),
     ]  # fmt: skip
@@ -204,7 +204,7 @@ def test_the_presets_differ_in_all_that_the_specification_names() -> None:
         "phi_update": ("average", "none"),
         "weights": ("images", "trained"),
         "previous": ("global", "random"),
-        "branch_start": ("random", "classes"),
+        "branch_init": ("random", "classes"),
         "bias": ("one", "each"),
         "epochs": ((), (10, 8, 6, 4)),
         "decay_after": ((), (8, 6, 4, 3)),
@@ -221,7 +221,7 @@ def test_the_presets_differ_in_all_that_the_specification_names() -> None:
 
 
 OTHERS: dict[str, Any] = {
-    "phi_update": "average", "weights": "images", "previous": "global", "branch_start": "random", "bias": "one",
+    "phi_update": "average", "weights": "images", "previous": "global", "branch_init": "random", "bias": "one",
     "epochs": (3, 2, 2, 1), "decay_after": (1, 1, 1, 1), "drop_last": False,
 }  # fmt: skip
 
@@ -235,10 +235,10 @@ def test_a_setting_beside_the_preset_wins(name: str) -> None:
 
 def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
     """Seen after a step that moves nothing."""
-    still = LocalWork(epochs=1, batch=100, lr=1e-300, momentum=0.0, weight_decay=0.0)
+    still = LocalTraining(epochs=1, batch_size=100, lr=1e-300, momentum=0.0, weight_decay=0.0)
     for start in ("random", "classes"):
         for bias in ("one", "each"):
-            _, own, _ = once(tmp_path, local=still, branch_start=start, bias=bias)
+            _, own, _ = once(tmp_path, local=still, branch_init=start, bias=bias)
             for kept in own.values():
                 eye = torch.eye(8, dtype=torch.float64)
                 assert max((kept.branch["turn"] - eye).abs().max(), kept.branch["shift"].abs().max()) < 1e-200
@@ -261,7 +261,7 @@ def test_the_bias_of_a_client_of_one_identity_starts_at_zero(tmp_path: Path) -> 
 
 
 def test_the_command_says_what_leaves_a_client() -> None:
-    found = CliRunner().invoke(app, ["wire", "fedfr-joint", "--json"])
+    found = CliRunner().invoke(app, ["messages", "fedfr-joint", "--json"])
     assert found.exit_code == 0, found.output
     told = json.loads(found.output)
     up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
@@ -324,9 +324,18 @@ def test_what_stays_survives_a_stop(tmp_path: Path) -> None:
         ({"epochs": (2, 1), "decay_after": (1,)}, r"as many of the one as of the other, or decay_after is \[\]"),
         ({"epochs": (2,), "decay_after": (0,)}, r"1 or more, .* decay_after=\[0\]"),
         ({"preset": "official", "epochs": ()}, r"got epochs=\[\] and decay_after=\[8, 6, 4, 3\]"),
-        ({"preset": "official", "local": LocalWork(epochs=2)}, r"epochs is 2, and preset=official would put \[10, 8"),
-        ({"preset": "official", "local": LocalWork(iterations=3)}, r"leave it out, or set epochs=\[\] and decay_after"),
-        ({"local": LocalWork(sample_rate=0.5)}, r"local.sample_rate: all rows of \[Φ ; W\] are trained in every step"),
+        (
+            {"preset": "official", "local": LocalTraining(epochs=2)},
+            r"epochs is 2, and preset=official would put \[10, 8",
+        ),
+        (
+            {"preset": "official", "local": LocalTraining(steps_per_round=3)},
+            r"leave it out, or set epochs=\[\] and decay_after",
+        ),
+        (
+            {"local": LocalTraining(sample_rate=0.5)},
+            r"local.sample_rate: all rows of \[Φ ; W\] are trained in every step",
+        ),
         ({"loss": SphereFace2()}, "SphereFace2 trains more than one class embedding .* take a loss such as cosface"),
         ({"loss": SubCenterArcFace()}, "SubCenterArcFace trains more than one class embedding .* such as cosface"),
     ],

@@ -63,7 +63,7 @@ def test_a_source_that_trains_no_more_is_still_asked_for_the_threshold(tmp_path:
     assert run(other, tmp_path / "other", WORLD).bytes() == ran.bytes()
 
 
-@pytest.mark.parametrize("settings", [{"source": True}, {"constraint": 0.1}])
+@pytest.mark.parametrize("settings", [{"faces": True}, {"constraint": 0.1}])
 def test_fine_tuning_knows_no_source(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="finetune-pseudo trains without the source client: leave `source` and"):
         FinetunePseudo(**settings)
@@ -157,7 +157,7 @@ def test_momentum_of_the_first_stage_ends_with_it_although_a_reply_is_lost(tmp_p
 
 
 def test_without_any_cluster_the_run_says_what_to_do(tmp_path: Path) -> None:
-    method = made(labelling=Labelling(threshold=1e-6, smallest=12))
+    method = made(labelling=Labelling(threshold=1e-6, min_cluster_size=12))
     with pytest.raises(Exception, match=r"none of its 11 images is in a cluster of 12 or more at τ = 1e-06: raise the"):
         run(method, tmp_path, WORLD)
 
@@ -209,7 +209,7 @@ def test_the_choice_by_others_than_those_trained_on_may_be_another(tmp_path: Pat
         Labelling(algorithm="finch"),
         Labelling(algorithm="finch", clusters=3),
         Labelling(algorithm="k-means", clusters=3),
-        Labelling(algorithm="dbscan", threshold=0.2, core=2),
+        Labelling(algorithm="dbscan", threshold=0.2, min_samples=2),
     ],
     ids=str,
 )
@@ -321,11 +321,11 @@ def test_a_recipe_takes_the_labelling_as_keys() -> None:
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 11, 14])
 def test_it_goes_on_from_any_stage_to_the_same_bytes(after: int, tmp_path: Path) -> None:
     """After so many replies: of the source alone, of the choice, of the labels, of the training and of labels anew."""
-    unbroken, found = heard(in_stages(), tmp_path / "unbroken", checkpoint=2)
+    unbroken, found = heard(in_stages(), tmp_path / "unbroken", checkpoint_every=2)
     assert len(found.asked) == 1 + 1 + 2 + 2 * 3 + 1 + 2 + 2 * 3
     with pytest.raises(Stop):
-        run(in_stages(), tmp_path / "broken", WORLD, checkpoint=2, transport=stopping(after))
-    assert run(in_stages(), tmp_path / "broken", WORLD, checkpoint=2).bytes() == unbroken.bytes()
+        run(in_stages(), tmp_path / "broken", WORLD, checkpoint_every=2, transport=stopping(after))
+    assert run(in_stages(), tmp_path / "broken", WORLD, checkpoint_every=2).bytes() == unbroken.bytes()
 
 
 def in_stages() -> FedFRUDA:

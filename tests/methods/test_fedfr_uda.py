@@ -20,7 +20,7 @@ from coalface.core.method import Tensors
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
 from coalface.training.local_training import HEAD
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Loop:
     [
         {},
         {"weights": "images"},
-        {"source": False},
+        {"faces": False},
         {"constraint": 0.0},
         {"relabel": 2},
         {"pretrain": 0},
@@ -129,13 +129,17 @@ def test_the_source_alone_is_pulled_and_by_its_backbone_alone(tmp_path: Path, mo
 
 def test_the_stronger_the_constraint_the_nearer_the_source_stays(tmp_path: Path) -> None:
     """In the first round, in which w^t is the same for all; without momentum or decay, which would move it as well."""
-    work = LocalWork(iterations=8, batch=5, lr=0.1, momentum=0.0, weight_decay=0.0)
+    work = LocalTraining(steps_per_round=8, batch_size=5, lr=0.1, momentum=0.0, weight_decay=0.0)
     start, moved = WORLD().backbone.shared(), []
     for constraint in (0.0, 1.0, 5.0):
         method = made(rounds=1, local=work, constraint=constraint)
         folder = tmp_path / str(constraint)
         ran, _ = heard(
-            method, folder, failing=lambda r: r.step == "train" and r.party != "silo-0", on_error="exclude", quorum=0.0
+            method,
+            folder,
+            failing=lambda r: r.step == "train" and r.party != "silo-0",
+            on_error="exclude",
+            min_reply_fraction=0.0,
         )
         moved.append(sum(float((t - start[n]).square().sum()) for n, t in ran.state.backbone.items()))
     assert moved[0] > 1.2 * moved[1] > 1.2 * 1.2 * moved[2] > 0

@@ -61,7 +61,7 @@ def fused(rest: list[Tensor], method: FedFV, round_: int) -> list[Tensor]:
         (
             {"fused": 3, "sample": 4, "rounds": 4},
             EXACT,
-            {"trouble": SimulatedFaults(dropout=0.2, lost=0.3), "quorum": 0.2},
+            {"faults": SimulatedFaults(dropout=0.2, lost=0.3), "min_reply_fraction": 0.2},
         ),
     ],
 )

@@ -10,7 +10,7 @@ from worlds import Tiny, recipe, run
 from coalface.core.method import Tensors
 from coalface.methods import fedprox
 from coalface.training.local_training import HEAD, learn
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 def distance(one: Tensors, other: Tensors) -> float:
@@ -55,7 +55,7 @@ def test_the_pull_is_the_gradient_of_the_proximal_term(
 
 def test_a_stronger_term_stays_nearer_to_the_global_model(tmp_path: Path) -> None:
     initial = Tiny()().backbone.shared()
-    work = LocalWork(epochs=4, batch=4, lr=0.05)
+    work = LocalTraining(epochs=4, batch_size=4, lr=0.05)
     moved = [
         distance(run(recipe("fedprox", mu=mu, rounds=1, local=work)[0], tmp_path / str(mu)).state.backbone, initial)
         for mu in (0.0, 0.5, 4.0)

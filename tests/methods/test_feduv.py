@@ -64,7 +64,11 @@ def codewords(folder: Path) -> dict[str, Tensor]:
             EXACT,
             {},
         ),  # so far that some images cost nothing
-        ({"sample": 4, "rounds": 4}, EXACT, {"trouble": SimulatedFaults(dropout=0.2, lost=0.2), "quorum": 0.2}),
+        (
+            {"sample": 4, "rounds": 4},
+            EXACT,
+            {"faults": SimulatedFaults(dropout=0.2, lost=0.2), "min_reply_fraction": 0.2},
+        ),
     ],
 )
 def test_a_round_by_a_plain_loop(
@@ -80,8 +84,8 @@ def test_a_round_by_a_plain_loop(
     for line, state in zip(lines, states, strict=True):
         when = ("train", line["round"])
         asked = [h for h in heard if h.request.step == "train" and (h.request.stage, h.request.round) == when]
-        trouble = rules.get("trouble", SimulatedFaults())
-        came = [h.request.party for h in asked if not trouble.after(0, h.request.party, (*when, h.request.call))]
+        faults = rules.get("faults", SimulatedFaults())
+        came = [h.request.party for h in asked if not faults.after(0, h.request.party, (*when, h.request.call))]
         ends = {
             c: members[c].train(
                 line["round"], theta, {"projection": projection}, hinge(codes[c], method.scaled), method.local.lr
@@ -140,7 +144,7 @@ def forms(code: Tensor) -> set[bytes]:
 
 def test_no_codeword_lies_anywhere_but_at_its_client(tmp_path: Path) -> None:
     method = FedUV(rounds=3, local=WHOLE, sample=3, length=127)
-    _, heard = heard_run(method, tmp_path, replace(EXACT, double=False), checkpoint=1)
+    _, heard = heard_run(method, tmp_path, replace(EXACT, double=False), checkpoint_every=1)
     everywhere = [path for path in tmp_path.rglob("*") if path.is_file()]
     found = codewords(tmp_path)
     assert len(found) >= 4
@@ -186,7 +190,7 @@ def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(feduv, "train_one", noted)
     method = FedUV(rounds=6, local=WHOLE, sample=4, length=127)
-    rules: dict[str, Any] = {"trouble": SimulatedFaults(dropout=0.1), "quorum": 0.3, "checkpoint": 2}
+    rules: dict[str, Any] = {"faults": SimulatedFaults(dropout=0.1), "min_reply_fraction": 0.3, "checkpoint_every": 2}
     for after in (3, 9, 11):
         with pytest.raises(Stop):
             run(method, tmp_path, EXACT, transport=stopping(after), save_replies=False, **rules)
@@ -201,10 +205,10 @@ def test_codewords_stay_over_rounds_and_resumes(tmp_path: Path, monkeypatch: pyt
 
 def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And trains only once the server has heard that it has a codeword."""
-    trouble = SimulatedFaults(dropout=0.3, lost=0.3)
+    faults = SimulatedFaults(dropout=0.3, lost=0.3)
     states = naive.watched(FedUV, monkeypatch)
     method = FedUV(rounds=10, local=WHOLE, sample=4, length=127)
-    _, heard = heard_run(method, tmp_path, trouble=trouble, quorum=0.01, patience=99)
+    _, heard = heard_run(method, tmp_path, faults=faults, min_reply_fraction=0.01, max_abandoned_rounds=99)
     enrolled, failed, later = set[str](), set[str](), set[str]()
     for line in clients.metrics(tmp_path)[:10]:
         when = ("train", line["round"])
@@ -212,10 +216,10 @@ def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, mon
         chosen = [NAMES[i] for i in sorted(rng.choice(7, size=4, replace=False))]
 
         def reached(names: list[str], call: int, when: Any = when) -> list[str]:
-            return [c for c in names if not trouble.before(0, c, (*when, call))]
+            return [c for c in names if not faults.before(0, c, (*when, call))]
 
         def heard_of(names: list[str], call: int, when: Any = when) -> set[str]:
-            return {c for c in names if not trouble.after(0, c, (*when, call))}
+            return {c for c in names if not faults.after(0, c, (*when, call))}
 
         asked = {
             step: [

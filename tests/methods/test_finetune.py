@@ -18,7 +18,7 @@ from coalface.methods.kd import KD
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.sphereface import SphereFace
 
-TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning": 2}
+TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning_epochs": 2}
 
 
 FEW: dict[str, Any] = {"sample": 2, "phi_update": "none", "drop_last": True, "epochs": (3,), "decay_after": (1,)}
@@ -30,9 +30,9 @@ OWN_BATCHNORM = replace(EXACT, norm=True, policy="local")
     [
         (Finetune(**TUNED), EXACT),
         (Finetune(**{**TUNED, **FEW}), EXACT),
-        (KD(**TUNED, weight=0.3, softness=2.0), EXACT),
+        (KD(**TUNED, weight=0.3, distillation_temperature=2.0), EXACT),
         (KD(**{**TUNED, "public": "none", "sample": 1}), EXACT),
-        (KD(**TUNED, weight=0.3, softness=2.0), OWN_BATCHNORM),
+        (KD(**TUNED, weight=0.3, distillation_temperature=2.0), OWN_BATCHNORM),
         (Finetune(**{**TUNED, "sample": 1}), OWN_BATCHNORM),
     ],
     ids=["finetune", "finetune of a few", "kd", "kd alone", "kd with own BatchNorm", "one with own BatchNorm"],
@@ -54,7 +54,7 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
             drop_last=method.drop_last,
         )  # fmt: skip
         client.enter("tune")
-        client.teaching = (method.weight, method.softness) if isinstance(method, KD) else None
+        client.teaching = (method.weight, method.distillation_temperature) if isinstance(method, KD) else None
         model, _, _ = client.train(1, theta, phi)
         same_as_kept(client, naive.kept(tmp_path, name, Own))
         assert not generic or naive.furthest(generic[name], {**theta, **client.kept}) > 1e-4
@@ -96,9 +96,9 @@ def test_a_stop_between_the_stages(tmp_path: Path) -> None:
     ("make", "says"),
     [
         (lambda: Finetune(branch="binary"), "it has no branch .* for a branch take fedfr-joint"),
-        (lambda: Finetune(tuning=0), "tunes for 1 epoch or more; got branch=none and tuning=0"),
+        (lambda: Finetune(tuning_epochs=0), "tunes for 1 epoch or more; got branch=none and tuning=0"),
         (lambda: KD(weight=1.5), "weight is from 0 to 1 and softness above 0; got 1.5 and 4.0"),
-        (lambda: KD(softness=0.0), "got 0.5 and 0.0"),
+        (lambda: KD(distillation_temperature=0.0), "got 0.5 and 0.0"),
         (lambda: KD(loss=SphereFace()), "kd distils the logits of a softmax, and SphereFace has none: take one such"),
         (lambda: KD(loss=PositiveHinge()), "kd distils the logits of a softmax, and PositiveHinge has none"),
     ],

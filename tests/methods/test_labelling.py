@@ -48,7 +48,7 @@ def degrees(wide: float) -> float:
 @pytest.mark.parametrize("smallest", [1, 3])
 def test_cfinch_by_naive_loops_less_small_clusters(threshold: float, smallest: int) -> None:
     features, _ = groups(6, 5, 0.12)
-    found = Labelling(threshold=0.9, smallest=smallest)(features, threshold, rng())  # τ is the call's
+    found = Labelling(threshold=0.9, min_cluster_size=smallest)(features, threshold, rng())  # τ is the call's
     assert found.tolist() == in_order(naive_cfinch(features.numpy(), threshold), smallest)
 
 
@@ -125,7 +125,7 @@ def naive_dbscan(features: NDArray[np.float64], radius: float, core: int) -> lis
 @pytest.mark.parametrize("radius", [0.02, 0.05, 0.1, 0.4])
 def test_dbscan_by_naive_loops(radius: float) -> None:
     features, _ = groups(6, 6, 0.07)
-    found = Labelling(algorithm="dbscan", threshold=0.9, core=4)(features, radius, rng())
+    found = Labelling(algorithm="dbscan", threshold=0.9, min_samples=4)(features, radius, rng())
     assert found.tolist() == in_order(naive_dbscan(features.numpy(), radius, 4), 1)
     assert -1 in found or radius > 0.05
 
@@ -134,14 +134,14 @@ def test_dbscan_takes_a_cosine_distance_by_hand() -> None:
     """Neighbours 10° apart: within 11° four of them are in reach of each inner one, and 60° is nobody's neighbour."""
     features = at(0, 10, 20, 30, 60)
     for wide, expected in ((11, [0, 0, 0, 0, -1]), (9, [-1] * 5)):
-        found = Labelling(algorithm="dbscan", core=3)(features, degrees(wide), rng())
+        found = Labelling(algorithm="dbscan", min_samples=3)(features, degrees(wide), rng())
         assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("algorithm", ["c-finch", "dbscan"])
 def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorithm: Any) -> None:
     features, labels = groups(8, 6, 0.15, seed=1)
-    labelling = Labelling(algorithm=algorithm, core=3)
+    labelling = Labelling(algorithm=algorithm, min_samples=3)
 
     def score(threshold: float) -> float:
         return judge_clusters(labels, labelling(features, threshold, rng())).pairwise_f
@@ -153,7 +153,7 @@ def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorith
 
 def test_the_choice_looks_at_all_clusters_the_small_ones_as_well() -> None:
     features, labels = groups(5, 4, 0.12)
-    assert Labelling(smallest=50).choose(features, labels) == Labelling().choose(features, labels)
+    assert Labelling(min_cluster_size=50).choose(features, labels) == Labelling().choose(features, labels)
 
 
 @pytest.mark.parametrize(

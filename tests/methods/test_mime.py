@@ -12,7 +12,7 @@ from coalface.experiments.recipe.loader import parse
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods.mime import Mime
 from coalface.training.local_training import Learner
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.sphereface2 import SphereFace2
 
 EXACT = Tiny(flip=False, double=True)
@@ -26,10 +26,12 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
 ) -> None:
     """By a plain loop with the damped momentum s and the rate η′ = η / (1 − β)."""
     build = replace(EXACT, norm=norm)
-    work = LocalWork(iterations=steps, batch=16, lr=LR, momentum=BETA, weight_decay=DECAY)  # a batch is all images:
+    work = LocalTraining(
+        steps_per_round=steps, batch_size=16, lr=LR, momentum=BETA, weight_decay=DECAY
+    )  # a batch is all images:
     states = naive.watched(Mime, monkeypatch)  # BatchNorm's gradient hangs on how the images are cut
     if not norm:
-        work = replace(work, batch=4)
+        work = replace(work, batch_size=4)
     run(Mime(rounds=3, local=work, loss=LOSS), tmp_path, build)
     parties = naive.silos(build, work)
     weights, rate = naive.shares(parties), LR / (1 - BETA)
@@ -62,7 +64,7 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
 
 def test_one_step_a_round_is_sgd_with_momentum_on_everybodys_images(tmp_path: Path) -> None:
     """The two gradients of the first step are one and the same, so whatever batch was drawn falls out."""
-    work = LocalWork(iterations=1, batch=3, lr=0.1, momentum=BETA, weight_decay=DECAY)
+    work = LocalTraining(steps_per_round=1, batch_size=3, lr=0.1, momentum=BETA, weight_decay=DECAY)
     state = run(Mime(rounds=4, local=work, loss=LOSS), tmp_path, EXACT).state
     parties = naive.silos(EXACT, work)
     weights = naive.shares(parties)
@@ -93,7 +95,7 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_batchnorm_statistics_are_those_of_training_alone(tmp_path: Path) -> None:
     """All other passes over images leave no trace: in a round of one step they are FedAvg's, which begins the same."""
     build = Tiny(norm=True, flip=False)
-    work = LocalWork(iterations=1, batch=4, lr=0.05)
+    work = LocalTraining(steps_per_round=1, batch_size=4, lr=0.05)
     mime = run(recipe("mime", rounds=1, local=work)[0], tmp_path / "mime", build).state
     plain = run(recipe("fedavg", rounds=1, local=work)[0], tmp_path / "fedavg", build).state
     running = [n for n in plain.backbone if "running" in n]
@@ -106,7 +108,7 @@ def test_a_loss_with_tensors_of_its_own_is_taken_as_it_stood(tmp_path: Path) -> 
     """With one step a round the two gradients cancel, bias and all: so batches of 2 end where batches of 4 do."""
     ends = []
     for batch in (2, 4):
-        work = LocalWork(iterations=1, batch=batch, lr=0.1, momentum=BETA)
+        work = LocalTraining(steps_per_round=1, batch_size=batch, lr=0.1, momentum=BETA)
         ends.append(run(Mime(rounds=1, local=work, loss=SphereFace2()), tmp_path / str(batch), EXACT).state.backbone)
     assert naive.furthest(*ends) < 1e-12
 
@@ -122,7 +124,7 @@ def test_what_a_round_sends(tmp_path: Path) -> None:
 
 def test_sampled_class_embeddings_are_refused_at_the_door() -> None:
     with pytest.raises(ValueError, match=r"local.sample_rate is 0.5, but Mime's two gradients .* method mimelite"):
-        Mime(local=LocalWork(sample_rate=0.5))
+        Mime(local=LocalTraining(sample_rate=0.5))
     with pytest.raises(RecipeError, match=r"local.sample_rate is 0.5"):
         parse({"name": "any", "method": "mime", "local": {"sample_rate": 0.5}})
-    assert Mime(local=LocalWork(sample_rate=1.0)).local.sample_rate == 1.0
+    assert Mime(local=LocalTraining(sample_rate=1.0)).local.sample_rate == 1.0

@@ -11,7 +11,7 @@ from worlds import LOSS, Tiny, recipe, run
 from coalface.core.method import Tensors
 from coalface.methods.mimelite import MimeLite
 from coalface.training.local_training import HEAD, Learner
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY, LR = 0.9, 5e-3, 0.05
@@ -22,7 +22,7 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """By a plain loop with the damped momentum s and the rate η′ = η / (1 − β)."""
-    work = LocalWork(iterations=steps, batch=4, lr=LR, momentum=BETA, weight_decay=DECAY)
+    work = LocalTraining(steps_per_round=steps, batch_size=4, lr=LR, momentum=BETA, weight_decay=DECAY)
     states = naive.watched(MimeLite, monkeypatch)
     run(MimeLite(rounds=3, local=work, loss=LOSS), tmp_path, EXACT)
     parties = naive.silos(EXACT, work)
@@ -52,7 +52,7 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
 @pytest.mark.parametrize("norm", [False, True])
 def test_one_trainer_with_one_step_of_all_images_is_torch_sgd_with_momentum(tmp_path: Path, norm: bool) -> None:
     build = replace(EXACT, pooled=True, norm=norm)
-    work = LocalWork(iterations=1, batch=99, lr=0.2, schedule="step", momentum=BETA, weight_decay=DECAY)
+    work = LocalTraining(steps_per_round=1, batch_size=99, lr=0.2, schedule="step", momentum=BETA, weight_decay=DECAY)
     (silo,) = naive.silos(build, work)
     net, head = silo.net, silo.head.clone().requires_grad_()
     optimiser = torch.optim.SGD([*net.parameters(), head], momentum=BETA, weight_decay=DECAY)
@@ -82,7 +82,7 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_momentum_it_trains_as_fedavg_bit_for_bit(tmp_path: Path) -> None:
     """So the full gradient takes nothing from the streams and leaves no trace in BatchNorm."""
     build = Tiny(norm=True)
-    work = LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.0)
+    work = LocalTraining(epochs=2, batch_size=4, lr=0.05, momentum=0.0)
     lite = run(recipe("mimelite", local=work, gradient_batches=2)[0], tmp_path / "lite", build)
     plain = run(recipe("fedavg", local=work)[0], tmp_path / "fedavg", build)
     assert naive.furthest(lite.state.backbone, plain.state.backbone) == 0

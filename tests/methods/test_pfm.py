@@ -23,7 +23,7 @@ from coalface.methods import pfm
 from coalface.methods.pfm import PFM
 from coalface.training import local_training
 from coalface.training.local_training import HEAD, Learner
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY = 0.9, 5e-3
@@ -42,8 +42,8 @@ def test_one_trainer_with_one_step_a_round_is_torch_sgd_with_momentum(
 ) -> None:
     """Backbone and class embeddings, with weight decay and a rate that falls."""
     build = replace(EXACT, pooled=True, norm=norm)
-    work = LocalWork(iterations=1, batch=5, lr=0.2, schedule=schedule, momentum=BETA, weight_decay=DECAY,
-                     milestones=(0.5, 5 / 6))  # fmt: skip
+    work = LocalTraining(steps_per_round=1, batch_size=5, lr=0.2, schedule=schedule, momentum=BETA, weight_decay=DECAY,
+                     lr_milestone_shares=(0.5, 5 / 6))  # fmt: skip
     (silo,) = naive.silos(build, work)
     net, head = silo.net, silo.head.clone().requires_grad_()
     optimiser = torch.optim.SGD([*net.parameters(), head], momentum=BETA, weight_decay=DECAY)
@@ -70,7 +70,7 @@ def test_it_is_algorithm_1_by_a_plain_loop_and_equation_5_gives_what_6_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, norm: bool
 ) -> None:
     build, rounds, lr = replace(EXACT, norm=norm), 3, 0.1
-    work = LocalWork(iterations=steps, batch=4, lr=lr, momentum=BETA, weight_decay=DECAY)
+    work = LocalTraining(steps_per_round=steps, batch_size=4, lr=lr, momentum=BETA, weight_decay=DECAY)
     states = naive.watched(PFM, monkeypatch)
     run(PFM(rounds=rounds, local=work, loss=LOSS), tmp_path, build)
     parties = naive.silos(build, work)
@@ -119,7 +119,11 @@ def test_parties_of_unequal_steps_each_apply_one_whole_momentum(
 
     monkeypatch.setattr(pfm, "learn", noting)
     states = naive.watched(PFM, monkeypatch)
-    run(recipe("pfm", rounds=2, local=LocalWork(epochs=1, batch=3, momentum=BETA))[0], tmp_path, replace(build, each=7))
+    run(
+        recipe("pfm", rounds=2, local=LocalTraining(epochs=1, batch_size=3, momentum=BETA))[0],
+        tmp_path,
+        replace(build, each=7),
+    )
     assert len({len(steps) for steps in applied.values()}) > 1
     for steps in applied.values():
         total = {n: torch.stack([step[n] for step in steps]).sum(0) for n in steps[0]}
@@ -164,11 +168,11 @@ def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its
 
     monkeypatch.setattr(pfm, "learn", noting)
     method = recipe("pfm", rounds=4)[0]
-    unbroken = run(method, tmp_path / "unbroken", checkpoint=2)
+    unbroken = run(method, tmp_path / "unbroken", checkpoint_every=2)
     first = dict(ended)
     with pytest.raises(Stop):
-        run(method, tmp_path / "broken", checkpoint=2, transport=stopping(8))
-    resumed = run(method, tmp_path / "broken", checkpoint=2)
+        run(method, tmp_path / "broken", checkpoint_every=2, transport=stopping(8))
+    resumed = run(method, tmp_path / "broken", checkpoint_every=2)
     assert resumed.bytes() == unbroken.bytes()
     for (party, round_), velocity in begun.items():
         assert set(velocity) == ({HEAD} if round_ > 1 else set())  # the backbone's is the server's
@@ -180,8 +184,8 @@ def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its
 
 
 def test_a_refused_round_leaves_the_class_embeddings_and_their_momentum_as_they_were(tmp_path: Path) -> None:
-    trouble = SimulatedFaults(corrupt={"silo-2": "nan"})
-    run(recipe("pfm", rounds=3)[0], tmp_path, trouble=trouble, quorum=0.5)
+    faults = SimulatedFaults(corrupt={"silo-2": "nan"})
+    run(recipe("pfm", rounds=3)[0], tmp_path, faults=faults, min_reply_fraction=0.5)
     assert naive.kept(tmp_path, "silo-2", Learner) is None
     assert naive.kept(tmp_path, "silo-1", Learner) is not None
 
@@ -209,10 +213,15 @@ def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_near
 ) -> None:
     marks = [*rest, *([total] if total is not None else [])]
     outside = total is not None and any(mark > total for mark in rest)
-    settings: dict[str, Any] = {"iterations": steps, "steps": total, "decays": tuple(rest), "schedule": "step"}
+    settings: dict[str, Any] = {
+        "steps_per_round": steps,
+        "total_steps": total,
+        "lr_milestones": tuple(rest),
+        "schedule": "step",
+    }
     fits = [k for k in range(1, 241) if all(mark % k == 0 for mark in marks)]
     if not marks or (not outside and steps in fits):
-        work = LocalWork(**settings)
+        work = LocalTraining(**settings)
         assert work.rounds == (None if total is None else total / steps)
         for round_ in range(
             1, 1 + (total or 240) // steps if rest else 1
@@ -221,7 +230,7 @@ def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_near
             assert len(rates) == 1 and work.lr_at(round_, 99) == pytest.approx(rates.pop())
         return
     with pytest.raises(ValueError) as refused:
-        LocalWork(**settings)
+        LocalTraining(**settings)
     if not outside:
         named = int(str(refused.value).rpartition("the nearest K that does is ")[2])
         assert named in fits
@@ -231,31 +240,33 @@ def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_near
 @pytest.mark.parametrize("steps", [100, 400, 1600])
 def test_the_papers_synchronisation_intervals_fit_its_schedule(steps: int) -> None:
     """26 epochs of 12,800 steps, ×0.1 after the epochs 10, 18 and 24."""
-    decays = tuple(12_800 * epoch for epoch in (10, 18, 24))
-    assert decays == (128_000, 230_400, 307_200)
-    work = LocalWork(iterations=steps, steps=26 * 12_800, schedule="step", decays=decays)
+    lr_milestones = tuple(12_800 * epoch for epoch in (10, 18, 24))
+    assert lr_milestones == (128_000, 230_400, 307_200)
+    work = LocalTraining(steps_per_round=steps, total_steps=26 * 12_800, schedule="step", lr_milestones=lr_milestones)
     assert work.rounds == 332_800 // steps
     rate = [work.lr_at(r, 332_800 // steps) for r in (1, 128_000 // steps, 128_000 // steps + 1, 332_800 // steps)]
     assert rate == pytest.approx([0.1, 0.1, 0.01, 0.0001])
     with pytest.raises(ValueError, match=r"K\) is 3000, .* the nearest K that does is 3200$"):
-        replace(work, iterations=3000)
+        replace(work, steps_per_round=3000)
 
 
 def test_a_recipe_takes_its_rounds_from_the_steps_and_refuses_others() -> None:
-    local = {"steps": 60, "iterations": 5}
+    local = {"total_steps": 60, "steps_per_round": 5}
     free = {"name": "any", "method": "pfm", "local": local}
     assert parse(free).rounds == 12
     assert parse({**free, "rounds": 12}).build_method().rounds == 12
-    with pytest.raises(RecipeError, match=r"rounds is 11, but local.steps and local.iterations make 12"):
+    with pytest.raises(RecipeError, match=r"rounds is 11, but local.total_steps and local.steps_per_round make 12"):
         parse({**free, "rounds": 11})
     with pytest.raises(RecipeError, match=r"the nearest K that does is 6$"):
-        tiny(method="pfm", rounds=10, local={"steps": 60, "iterations": 7, "epochs": 1})
+        tiny(method="pfm", rounds=10, local={"total_steps": 60, "steps_per_round": 7, "epochs": 1})
 
 
 def test_a_lower_rate_shrinks_the_carried_step_at_once() -> None:
     """What M moves the backbone by, η_r β M in all, falls in the round in which the rate does, whatever K is."""
     build = replace(EXACT, pooled=True)
-    work = LocalWork(iterations=1, batch=64, lr=0.1, schedule="step", milestones=(0.5,), momentum=BETA)
+    work = LocalTraining(
+        steps_per_round=1, batch_size=64, lr=0.1, schedule="step", lr_milestone_shares=(0.5,), momentum=BETA
+    )
     method, first = PFM(rounds=2, local=work, loss=LOSS), build().backbone.shared()
 
     def ends(round_: int, scale: float) -> Tensors:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from clients import EXACT, STEPS, WHOLE
 from test_fedface import agree
-from worlds import LocalWork, Ran, Tiny, cosines, recipe, run
+from worlds import LocalTraining, Ran, Tiny, cosines, recipe, run
 
 from coalface.core.method import Tensors
 from coalface.methods.fedface import FedFace
 from coalface.methods.positive_only import PositiveOnly
 
-LONG = LocalWork(batch=8, lr=0.2)
+LONG = LocalTraining(batch_size=8, lr=0.2)
 
 
 def between(model: Tensors, build: Tiny) -> float:
@@ -31,7 +31,7 @@ def test_class_embeddings_and_features_come_together_where_nothing_keeps_them_ap
     found: dict[str, tuple[float, float, Ran]] = {}
     for name in ("positive-only", "fedaws"):
         method, build = recipe(name, rounds=60, local=LONG)
-        ran = run(method, tmp_path / name, build, checkpoint=60)
+        ran = run(method, tmp_path / name, build, checkpoint_every=60)
         lines = [json.loads(line) for line in (ran.folder / "metrics.jsonl").read_text().splitlines()]
         found[name] = lines[0]["cosine"], lines[-1]["cosine"], ran
     first, last, ran = found["positive-only"]
@@ -48,6 +48,6 @@ def test_it_is_fedfaces_round_without_its_server(
     """By the plain loop, from the directions that the server draws; and the bytes of the ablation that it is."""
     method = PositiveOnly(**{"rounds": 3, "local": WHOLE} | settings)
     assert agree(method, tmp_path / "loop", monkeypatch, EXACT) == set()
-    ablation = FedFace(**{"rounds": 3, "local": WHOLE, "start": "random", "spreadout": False} | settings)
+    ablation = FedFace(**{"rounds": 3, "local": WHOLE, "head_init": "random", "spreadout": False} | settings)
     one, other = run(method, tmp_path / "one", EXACT), run(ablation, tmp_path / "other", EXACT)
     assert one.bytes() == other.bytes()

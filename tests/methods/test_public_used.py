@@ -99,7 +99,7 @@ def test_a_client_has_a_count_for_each_round_that_it_took_part_in(tmp_path: Path
 
 
 def test_the_round_alone_of_fine_tuning_counts_too(tmp_path: Path) -> None:
-    own = {"threshold": NEAR, "contrastive": 0.0, "tuning": 1}
+    own = {"threshold": NEAR, "contrastive": 0.0, "tuning_epochs": 1}
     found = said(recipe(method="finetune", pretrain=None, rounds=1, methods={"finetune": own}), tmp_path / "run")
     assert [len(found["used"][party]) for party in CLIENTS] == [2, 2, 2]
 
@@ -135,8 +135,8 @@ def test_wherever_it_is_stopped_no_round_counts_twice(after: int, tmp_path: Path
     method = joint(rounds=3, contrastive=0.0, branch="none")
     whole = run(method, tmp_path / "whole", EXACT)
     with pytest.raises(Stop):
-        run(method, tmp_path / "stopped", EXACT, checkpoint=2, transport=stopping(after))
-    again = run(method, tmp_path / "stopped", EXACT, checkpoint=2)
+        run(method, tmp_path / "stopped", EXACT, checkpoint_every=2, transport=stopping(after))
+    again = run(method, tmp_path / "stopped", EXACT, checkpoint_every=2)
     found, expected = (
         {party: given["images"].tolist() for party, given in ran.server.used_public(ran.models)}
         for ran in (again, whole)

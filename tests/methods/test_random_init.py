@@ -21,5 +21,5 @@ def test_class_embeddings_stay_and_the_backbone_moves_by_a_plain_loop(
     assert agree(method, tmp_path / "loop", monkeypatch, EXACT) == set()
     ran = run(method, tmp_path / "again", EXACT)
     assert naive.furthest(ran.state.centres, drawn(EXACT)) < 1e-14
-    ablation = FedFace(rounds=4, local=STEPS, start="random", spreadout=False, fixed=True)
+    ablation = FedFace(rounds=4, local=STEPS, head_init="random", spreadout=False, fixed=True)
     assert run(ablation, tmp_path / "ablation", EXACT).bytes() == ran.bytes()

@@ -11,7 +11,7 @@ from worlds import LOSS, Tiny, recipe, run
 
 from coalface.engine.faults import SimulatedFaults
 from coalface.methods.scaffold import Controlled, Scaffold
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(flip=False, double=True)
 DECAY = 5e-3
@@ -21,13 +21,17 @@ DECAY = 5e-3
 @pytest.mark.parametrize(
     ("weights", "server_lr", "work"),
     [
-        ("images", 1.0, LocalWork(iterations=3, batch=4, lr=0.1, weight_decay=DECAY)),
-        ("equal", 0.7, LocalWork(iterations=2, batch=5, lr=0.1, weight_decay=DECAY, momentum=0.5)),
-        ("images", 1.3, LocalWork(epochs=2, batch=4, lr=0.02, weight_decay=DECAY)),  # K differs from party to party
+        ("images", 1.0, LocalTraining(steps_per_round=3, batch_size=4, lr=0.1, weight_decay=DECAY)),
+        ("equal", 0.7, LocalTraining(steps_per_round=2, batch_size=5, lr=0.1, weight_decay=DECAY, momentum=0.5)),
+        (
+            "images",
+            1.3,
+            LocalTraining(epochs=2, batch_size=4, lr=0.02, weight_decay=DECAY),
+        ),  # K differs from party to party
     ],
 )
 def test_it_is_algorithm_1_by_a_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Any, server_lr: float, work: LocalWork, norm: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Any, server_lr: float, work: LocalTraining, norm: bool
 ) -> None:
     """With c_i⁺ as the mean gradient along the way, which option II telescopes to, and Δc sent by every party."""
     build = replace(EXACT, norm=norm)
@@ -71,9 +75,9 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     [
         ({"sample": 2}, {}),
         ({"sample": 1}, {}),
-        ({}, {"trouble": SimulatedFaults(corrupt={"silo-1": "nan"})}),
-        ({}, {"trouble": SimulatedFaults(lost=0.4)}),
-        ({"sample": 3}, {"trouble": SimulatedFaults(dropout=0.3, slow={"silo-2": 1.0}, deadline=1.0)}),
+        ({}, {"faults": SimulatedFaults(corrupt={"silo-1": "nan"})}),
+        ({}, {"faults": SimulatedFaults(lost=0.4)}),
+        ({"sample": 3}, {"faults": SimulatedFaults(dropout=0.3, slow={"silo-2": 1.0}, deadline=1.0)}),
     ],
 )
 def test_c_stays_the_mean_of_the_c_i_whoever_comes(
@@ -86,7 +90,7 @@ def test_c_stays_the_mean_of_the_c_i_whoever_comes(
     for rounds in (1, 2, 5):
         folder = tmp_path / str(rounds)
         method = recipe("scaffold", rounds=rounds, weights=weights, **settings)[0]
-        ran = run(method, folder, build, quorum=0.0, patience=99, **rules)
+        ran = run(method, folder, build, min_reply_fraction=0.0, max_abandoned_rounds=99, **rules)
         share = {p: n / sum(images.values()) if weights == "images" else 0.25 for p, n in images.items()}
         mean = {n: torch.zeros_like(t) for n, t in ran.state.control.items()}
         for name in images:
@@ -123,7 +127,7 @@ def test_numbers_by_hand_with_equal_weights_and_a_server_rate(tmp_path: Path, mo
 def test_one_party_alone_is_plain_sgd(tmp_path: Path) -> None:
     """Its c_i is c, so the correction is nothing."""
     alone = Tiny(pooled=True, double=True)
-    work = LocalWork(epochs=2, batch=4, lr=0.05)
+    work = LocalTraining(epochs=2, batch_size=4, lr=0.05)
     found = run(recipe("scaffold", local=work)[0], tmp_path / "scaffold", alone).state.backbone
     plain = recipe("fedavg", local=work, momentum="none", head_momentum="keep")[0]
     assert naive.furthest(found, run(plain, tmp_path / "fedavg", alone).state.backbone) < 1e-12

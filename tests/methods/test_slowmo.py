@@ -8,7 +8,7 @@ import pytest
 from worlds import LOSS, Tiny, recipe, run
 
 from coalface.methods.slowmo import SlowMo
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 @pytest.mark.parametrize("momentum", ["reset", "keep", "none"])
@@ -33,7 +33,7 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Literal["constant", "cosine"]
 ) -> None:
     build, beta, alpha = Tiny(flip=False, double=True, norm=True), 0.6, 0.8
-    work = LocalWork(iterations=3, batch=4, lr=0.1, schedule=schedule, momentum=0.9, weight_decay=5e-3)
+    work = LocalTraining(steps_per_round=3, batch_size=4, lr=0.1, schedule=schedule, momentum=0.9, weight_decay=5e-3)
     states = naive.watched(SlowMo, monkeypatch)
     run(
         SlowMo(rounds=3, local=work, loss=LOSS, slow_momentum=beta, slow_lr=alpha, head_momentum="keep"),

@@ -7,11 +7,11 @@ import torch
 from worlds import Tiny, recipe, run
 
 from coalface.engine.faults import SimulatedFaults
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 
 
 def test_a_single_party_alone_is_centralised_training(tmp_path: Path) -> None:
-    alone, work = Tiny(pooled=True, norm=True), LocalWork(epochs=2, batch=4, lr=0.05)
+    alone, work = Tiny(pooled=True, norm=True), LocalTraining(epochs=2, batch_size=4, lr=0.05)
     (model,) = run(recipe("solo", local=work)[0], tmp_path / "solo", alone).own_models().values()
     central = run(recipe("centralized", local=work)[0], tmp_path / "central", alone).state.backbone
     assert all(torch.equal(model[n], t) for n, t in central.items())
@@ -35,8 +35,8 @@ def test_every_party_has_a_model_of_its_own_that_does_not_depend_on_the_others(t
 
 
 def test_a_party_that_never_trained_has_the_first_weights(tmp_path: Path) -> None:
-    trouble = SimulatedFaults(corrupt={"silo-1": "negative"})
-    models = run(recipe("solo")[0], tmp_path, trouble=trouble).own_models()
+    faults = SimulatedFaults(corrupt={"silo-1": "negative"})
+    models = run(recipe("solo")[0], tmp_path, faults=faults).own_models()
     initial = Tiny()().backbone.shared()
     assert all(torch.equal(models["silo-1"][n], t) for n, t in initial.items())
     assert not torch.equal(models["silo-0"]["up.weight"], initial["up.weight"])

@@ -416,7 +416,7 @@ def test_a_round_in_which_too_few_arrived_is_abandoned_before_a_sum_is_opened(
     sums: list[Mean] = []
     result = RunningMean.result
     monkeypatch.setattr(RunningMean, "result", lambda self: sums.append(self.mean) or result(self))
-    rules: dict[str, Any] = {"quorum": 0.1, "on_error": "exclude"}
+    rules: dict[str, Any] = {"min_reply_fraction": 0.1, "on_error": "exclude"}
     two = fv(fv="folded", rounds=2)
     run(two, tmp_path / "four", FIVE, transport=missing("silo-3"), **rules)
     assert len(sums) == 2 * 3
@@ -441,7 +441,9 @@ def test_a_round_that_begins_no_validation_asks_for_the_mean_in_use_alone(
     result = RunningMean.result
     monkeypatch.setattr(RunningMean, "result", lambda self: taken.append(self.mean.key) or result(self))
     lost = missing("silo-0", "silo-1", "silo-3")
-    ran = run(fv(fv="folded", lag=2, rounds=3), tmp_path, FIVE, transport=lost, quorum=0.1, on_error="exclude")
+    ran = run(
+        fv(fv="folded", lag=2, rounds=3), tmp_path, FIVE, transport=lost, min_reply_fraction=0.1, on_error="exclude"
+    )
     each = [f"candidate {t}" for t in range(3)]
     assert taken == [*each, "candidate 0", *each]
     assert not any(r["abandoned"] for r in metrics(ran))

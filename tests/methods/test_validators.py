@@ -207,9 +207,9 @@ def test_a_failing_validator_ends_a_run_that_stops_on_errors(tmp_path: Path) -> 
     ],
 )
 def test_scores_that_are_late_or_nonsense_are_left_out_by_name(
-    trouble: SimulatedFaults, said: str, tmp_path: Path
+    faults: SimulatedFaults, said: str, tmp_path: Path
 ) -> None:
-    ran = run(fv(), tmp_path, Tiny(parties=4, validators=2), trouble=trouble)
+    ran = run(fv(), tmp_path, Tiny(parties=4, validators=2), faults=faults)
     for record in metrics(ran)[1:]:
         assert list(record["failed"]) == ["judge-1"] and said in record["failed"]["judge-1"]
         assert set(traced(record, "score")) == {"judge-0"} and not record["abandoned"]
@@ -230,7 +230,7 @@ def test_scores_of_another_number_are_refused_and_not_stretched(tmp_path: Path) 
 
 def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tmp_path: Path) -> None:
     lost = SimulatedFaults(slow={f"judge-{i}": 1e9 for i in range(3)}, deadline=1.0)
-    ran = run(fv(smoothing=1.0), tmp_path / "fv", THREE, trouble=lost)
+    ran = run(fv(smoothing=1.0), tmp_path / "fv", THREE, faults=lost)
     plain = run(fv(smoothing=0.0), tmp_path / "plain", THREE)
     assert all(set(r["failed"]) == {"judge-0", "judge-1", "judge-2"} for r in metrics(ran)[1:])
     assert not any(r["abandoned"] for r in metrics(ran))
@@ -239,7 +239,10 @@ def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tm
 
 
 def test_validators_that_drop_out_now_and_then_are_named_and_a_resume_makes_the_same_of_it(tmp_path: Path) -> None:
-    method, rules = fv(rounds=6), {"trouble": SimulatedFaults(dropout=0.4), "patience": 99, "quorum": 0.25}
+    method, rules = (
+        fv(rounds=6),
+        {"faults": SimulatedFaults(dropout=0.4), "max_abandoned_rounds": 99, "min_reply_fraction": 0.25},
+    )
     unbroken = run(method, tmp_path / "unbroken", THREE, **rules)
     out = [sorted(p for p in r["failed"] if p.startswith("judge")) for r in metrics(unbroken)]
     scored = [sorted(traced(r, "score")) for r in metrics(unbroken)]

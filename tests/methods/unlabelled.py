@@ -24,15 +24,15 @@ from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply, StepFailed
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.training.clustering.pseudo_labels import Labelling
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 
 BOTH = frozenset({"source", "target"})
 WORLD = Tiny(domains=BOTH, flip=False, double=True)
 """silo-0 is the source, of two identities of six images; silo-1 and silo-2 are targets of 11 and of 10 images."""
 LR = 0.001
-WORK = LocalWork(iterations=3, batch=5, lr=LR, schedule="cosine", momentum=0.8, weight_decay=0.01)
+WORK = LocalTraining(steps_per_round=3, batch_size=5, lr=LR, schedule="cosine", momentum=0.8, weight_decay=0.01)
 TAU = 0.15
-PAIRS = Labelling(threshold=TAU, smallest=2)
+PAIRS = Labelling(threshold=TAU, min_cluster_size=2)
 
 
 def made(**changes: Any) -> FedFRUDA:

@@ -289,7 +289,7 @@ WRONG = {
     SphereFace: [{"margin_factor": 0}, {"annealing": -1.0}],
     AdaFace: [{"margin": 4.0}, {"share": 0.0}, {"concentration": -1.0}],
     SphereFace2: [{"power": 0.5}, {"balance": 1.0}, {"margin": -1.0}],
-    PositiveHinge: [{"wanted": 1.1}, {"wanted": -1.1}],
+    PositiveHinge: [{"target_cosine": 1.1}, {"target_cosine": -1.1}],
 }
 
 

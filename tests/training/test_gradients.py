@@ -17,7 +17,7 @@ from coalface.training.local_training import HEAD, Learner, fresh_head, learn
 from coalface.training.losses.sphereface2 import SphereFace2
 
 EXACT = Tiny(flip=False, double=True, norm=True)
-WHOLE = replace(WORK, batch=64, weight_decay=0.01)
+WHOLE = replace(WORK, batch_size=64, weight_decay=0.01)
 
 
 def after_a_round(build: Tiny) -> tuple[Tensors, Learner]:
@@ -45,7 +45,7 @@ def test_batches_count_by_their_images_and_a_number_of_them_is_a_part_of_all() -
     build = replace(EXACT, norm=False)
     backbone, own = after_a_round(build)
     whole = full_gradient(party(build), backbone, own, WHOLE, LOSS)
-    cut = replace(WHOLE, batch=4)
+    cut = replace(WHOLE, batch_size=4)
     assert naive.furthest(full_gradient(party(build), backbone, own, cut, LOSS), whole) < 1e-12
     some = full_gradient(party(build), backbone, own, cut, LOSS, batches=2)
     assert naive.furthest(some, whole) > 1e-4
@@ -96,7 +96,7 @@ def test_a_gradient_is_at_the_weights_given_and_not_at_the_modules() -> None:
 
 def sharded_gradient(shards: Shards, backbone: Tensors, own: Learner) -> Tensors:
     block = replace(own, head=own.head[shards.span(len(own.head))].clone())
-    return full_gradient(replace(party(EXACT), shards=shards), backbone, block, replace(WHOLE, batch=5), LOSS)
+    return full_gradient(replace(party(EXACT), shards=shards), backbone, block, replace(WHOLE, batch_size=5), LOSS)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def sharded_gradient(shards: Shards, backbone: Tensors, own: Learner) -> Tensors
 @pytest.mark.usefixtures("one_thread")
 def test_at_a_party_of_two_processes_it_is_that_of_one() -> None:
     backbone, own = after_a_round(EXACT)
-    whole = full_gradient(party(EXACT), backbone, own, replace(WHOLE, batch=5), LOSS)
+    whole = full_gradient(party(EXACT), backbone, own, replace(WHOLE, batch_size=5), LOSS)
     pair = Together(2)
     try:
         for found in pair.run(sharded_gradient, backbone, own):

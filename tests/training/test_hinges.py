@@ -22,7 +22,7 @@ def test_the_squared_hinge_is_zero_from_the_wanted_cosine_on():
     weights = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     for cosine, there in [(0.91, False), (0.89, True)]:
         embeddings = torch.tensor([[cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64, requires_grad=True)
-        value = PositiveHinge(wanted=0.9)(embeddings, weights, torch.tensor([0]))
+        value = PositiveHinge(target_cosine=0.9)(embeddings, weights, torch.tensor([0]))
         value.backward()
         assert (value.item() > 0) is there and (embeddings.grad != 0).any().item() is there
 

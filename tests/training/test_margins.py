@@ -201,7 +201,7 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
         "sphereface2": SphereFace2(scale=30.0, margin=0.4, power=3.0, balance=0.7),
         "subcenter-arcface": SubCenterArcFace(scale=64.0, margin=0.5, centers=3),
         "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333, share=0.01),
-        "positive": PositiveHinge(wanted=0.9),
+        "positive": PositiveHinge(target_cosine=0.9),
     }
 
 

@@ -23,13 +23,13 @@ from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
 from coalface.training.local_training import HEAD
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.subcenter import SubCenterArcFace
 
 BOTH = frozenset({"source", "target"})
 WORLD = Tiny(pooled=True, domains=BOTH, flip=False, double=True)
 """One party: two identities of six images that are known, four that are not."""
-WORK = LocalWork(iterations=4, batch=5, lr=0.3, schedule="cosine", momentum=0.8, weight_decay=0.01)
+WORK = LocalTraining(steps_per_round=4, batch_size=5, lr=0.3, schedule="cosine", momentum=0.8, weight_decay=0.01)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     return seen
 
 
-def rounds(party: Party, work: LocalWork, count: int) -> Mixed:
+def rounds(party: Party, work: LocalTraining, count: int) -> Mixed:
     own, backbone = None, party.initial
     for _ in range(count):
         _, own = learn_mixed(party, backbone, own, work, Discrepancy(LOSS, 0.5), {})
@@ -83,7 +83,7 @@ def test_a_batch_has_as_many_images_of_each_domain_and_goes_on_across_epochs_and
 
 
 def test_epochs_are_those_of_the_source(party: Party, steps: list[list[list[int]]]) -> None:
-    rounds(party, LocalWork(epochs=2, batch=5), 1)
+    rounds(party, LocalTraining(epochs=2, batch_size=5), 1)
     known = set(np.flatnonzero(party.data.labels >= 0).tolist())
     (of_round,) = steps
     sources = [[i for i in step if i in known] for step in of_round]
@@ -115,7 +115,7 @@ def naive_mmd(source: Tensor, target: Tensor, kernels: int) -> Tensor:
 class Plain:
     """The pooled party, its network and class embeddings in bare torch."""
 
-    def __init__(self, work: LocalWork, loss: Any = LOSS, target: bool = True) -> None:
+    def __init__(self, work: LocalTraining, loss: Any = LOSS, target: bool = True) -> None:
         party = naive.party("all", WORLD)
         faces = party.data
         self.net: nn.Module = WORLD().backbone.module
@@ -141,10 +141,10 @@ class Plain:
         optimiser, place = self.optimiser(), 0
         for round_ in range(count):
             optimiser.param_groups[0]["lr"] = self.work.lr * (1 + math.cos(math.pi * round_ / count)) / 2
-            assert self.work.iterations is not None
-            for _ in range(self.work.iterations):
-                mine, theirs = (order[place : place + self.work.batch] for order in self.order)
-                place += self.work.batch
+            assert self.work.steps_per_round is not None
+            for _ in range(self.work.steps_per_round):
+                mine, theirs = (order[place : place + self.work.batch_size] for order in self.order)
+                place += self.work.batch_size
                 embedded = self.net(self.images[mine])
                 classified = self.loss(embedded, self.head, self.labels[mine])
                 target = nn.functional.normalize(self.net(self.images[theirs]))
@@ -281,7 +281,7 @@ def test_batchnorm_that_stays_is_that_of_the_party(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["dan", "dann"])
 def test_a_round_whose_reply_is_refused_is_taken_again_from_what_was_accepted(name: str, tmp_path: Path) -> None:
     method = recipe(name, rounds=2, local=WORK)[0]
-    found = worlds.run(method, tmp_path, WORLD, trouble=SimulatedFaults(lost=0.5), seed=6)
+    found = worlds.run(method, tmp_path, WORLD, faults=SimulatedFaults(lost=0.5), seed=6)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [bool(line.get("abandoned")) for line in lines] == [True, False]
     assert naive.kept(tmp_path, "all", Mixed).target.offset == 20  # of one round alone

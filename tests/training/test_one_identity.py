@@ -16,14 +16,14 @@ from worlds import Tiny
 from coalface.core.method import Party
 from coalface.training import one_identity
 from coalface.training.fedfv import AgainstOthers
-from coalface.training.local_work import Cursor, LocalWork
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss
 from coalface.training.losses.hinge import OnCodes, PositiveHinge
 from coalface.training.one_identity import batches, first_centres, train_many, train_one, why_not
 
 EXACT = Tiny(parties=4, one_identity=True, double=True)
 """Clients of 6, 5, 4 and 6 images, half of which are turned at random."""
-ONE = LocalWork(epochs=1, batch=8, lr=0.3, weight_decay=0.01)
+ONE = LocalTraining(epochs=1, batch_size=8, lr=0.3, weight_decay=0.01)
 
 
 def party(i: int, build: Tiny = EXACT, round_: int = 1, rounds: int = 9) -> Party:
@@ -99,19 +99,19 @@ def test_embeddings_are_not_brought_to_length_one() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        LocalWork(epochs=1, batch=2),
-        LocalWork(epochs=3, batch=2),
-        LocalWork(epochs=2, batch=32),
-        LocalWork(iterations=1, batch=4),
-        LocalWork(iterations=3, batch=4),
-        LocalWork(iterations=5, batch=1),
-        LocalWork(iterations=2, batch=32),
-        LocalWork(iterations=3, batch=4, party_batch={"silo-1": 3, "silo-2": 1}),
+        LocalTraining(epochs=1, batch_size=2),
+        LocalTraining(epochs=3, batch_size=2),
+        LocalTraining(epochs=2, batch_size=32),
+        LocalTraining(steps_per_round=1, batch_size=4),
+        LocalTraining(steps_per_round=3, batch_size=4),
+        LocalTraining(steps_per_round=5, batch_size=1),
+        LocalTraining(steps_per_round=2, batch_size=32),
+        LocalTraining(steps_per_round=3, batch_size=4, party_batch_size={"silo-1": 3, "silo-2": 1}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("client", [0, 1, 2])
-def test_work_goes_on_where_the_round_stands(work: LocalWork, client: int) -> None:
+def test_work_goes_on_where_the_round_stands(work: LocalTraining, client: int) -> None:
     """As with a cursor that is carried from round to round, though nothing is kept."""
     cursor = Cursor()
     for round_ in range(1, 10):
@@ -121,15 +121,15 @@ def test_work_goes_on_where_the_round_stands(work: LocalWork, client: int) -> No
         assert [b.tolist() for b in found] == [b.tolist() for b in expected]
 
 
-@pytest.mark.parametrize("work", [LocalWork(batch=6), LocalWork(batch=100)], ids=str)
-def test_one_step_on_all_images_takes_them_in_their_order(work: LocalWork) -> None:
+@pytest.mark.parametrize("work", [LocalTraining(batch_size=6), LocalTraining(batch_size=100)], ids=str)
+def test_one_step_on_all_images_takes_them_in_their_order(work: LocalTraining) -> None:
     for round_ in (1, 5):
         assert [b.tolist() for b in batches(party(0, round_=round_), work)] == [list(range(6))]
 
 
 def test_one_iteration_on_all_images_is_all_of_them() -> None:
     for round_ in (1, 4):
-        (found,) = batches(party(0, round_=round_), LocalWork(iterations=1, batch=6))
+        (found,) = batches(party(0, round_=round_), LocalTraining(steps_per_round=1, batch_size=6))
         assert sorted(found.tolist()) == list(range(6))
 
 
@@ -147,7 +147,7 @@ LOSSES: list[tuple[OwnClassLoss, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("loss", "settings"), LOSSES)
 @pytest.mark.parametrize("work", [ONE, replace(ONE, schedule="cosine", momentum=0.5)], ids=["constant", "cosine"])
-def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any], work: LocalWork) -> None:
+def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any], work: LocalTraining) -> None:
     """Σ n_i θ_i / Σ n_i, the same of what the loss trains beside, and each class embedding and loss its party's own.
 
     Images are turned as they would be at the party alone.
@@ -215,19 +215,22 @@ def test_parties_draw_together_what_they_draw_alone() -> None:
 @pytest.mark.parametrize(
     ("work", "says"),
     [
-        (LocalWork(batch=6), ""),
-        (LocalWork(iterations=1, batch=6), ""),
-        (LocalWork(batch=5), "a party of 6 images takes 1 local steps a round, or only some of its images"),
-        (LocalWork(batch=4), "a party of 6 images takes 2 local steps"),
-        (LocalWork(epochs=2, batch=6), "takes 2 local steps a round.*local.epochs=1 and local.batch=6 or more"),
-        (LocalWork(iterations=2, batch=6), "takes 2 local steps"),
+        (LocalTraining(batch_size=6), ""),
+        (LocalTraining(steps_per_round=1, batch_size=6), ""),
+        (LocalTraining(batch_size=5), "a party of 6 images takes 1 local steps a round, or only some of its images"),
+        (LocalTraining(batch_size=4), "a party of 6 images takes 2 local steps"),
         (
-            LocalWork(iterations=1, batch=6, party_batch={"a": 6}),
-            "local.party_batch gives parties batches of their own",
+            LocalTraining(epochs=2, batch_size=6),
+            "takes 2 local steps a round.*local.epochs=1 and local.batch_size=6 or more",
+        ),
+        (LocalTraining(steps_per_round=2, batch_size=6), "takes 2 local steps"),
+        (
+            LocalTraining(steps_per_round=1, batch_size=6, party_batch_size={"a": 6}),
+            "local.party_batch_size gives parties batches of their own",
         ),
     ],
 )
-def test_why_not(work: LocalWork, says: str) -> None:
+def test_why_not(work: LocalTraining, says: str) -> None:
     found = why_not(work, 6, EXACT().backbone)
     assert bool(found) == bool(says)
     assert re.search(says, found)

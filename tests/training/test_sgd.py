@@ -15,7 +15,7 @@ from worlds import LOSS, WORK, Net, Tiny
 from coalface.core.method import Party, Tensors
 from coalface.engine.party.executor import Request
 from coalface.training.local_training import HEAD, Learner, fresh_head, learn, sampled_classes, sgd_step, train
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.registry import LOSSES
 
 
@@ -67,7 +67,7 @@ def test_two_steps_worked_by_hand() -> None:
     assert (v[0].item(), w[0].item()) == pytest.approx((1.256, 0.6544))
 
 
-def bare_loop(here: Party, work: LocalWork, velocity: bool = True) -> tuple[Tensors, Tensor, float]:
+def bare_loop(here: Party, work: LocalTraining, velocity: bool = True) -> tuple[Tensors, Tensor, float]:
     """Local training as one would write it with torch alone, for one round."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -79,8 +79,8 @@ def bare_loop(here: Party, work: LocalWork, velocity: bool = True) -> tuple[Tens
     total, images = 0.0, 0
     for epoch in range(work.epochs):
         order = here.stream(here.stage, "epoch", epoch).permutation(len(here.data))
-        for start in range(0, len(order), work.batch):
-            index = order[start : start + work.batch]
+        for start in range(0, len(order), work.batch_size):
+            index = order[start : start + work.batch_size]
             pixels, labels = here.compute.batch(here.data, index, here.rng)
             value = LOSS(net(pixels), head, labels)
             optimiser.zero_grad()
@@ -111,7 +111,7 @@ def test_the_class_embeddings_begin_as_the_party_draws_them() -> None:
     assert 0.004 < head.std().item() < 0.02  # N(0, 0.01²), 16 numbers
 
 
-def two_rounds(momentum: Any, work: LocalWork = WORK) -> tuple[Learner, Learner, Tensors]:
+def two_rounds(momentum: Any, work: LocalTraining = WORK) -> tuple[Learner, Learner, Tensors]:
     """Two rounds at a party on its own weights."""
     here = party()
     _, first = learn(here, here.initial, None, work, LOSS, momentum=momentum)
@@ -133,12 +133,12 @@ def test_momentum_is_kept_reset_or_left_out_as_declared() -> None:
 
 
 def test_kept_momentum_makes_two_rounds_one_long_one() -> None:
-    work = LocalWork(iterations=2, batch=4, lr=0.05)
+    work = LocalTraining(steps_per_round=2, batch_size=4, lr=0.05)
     _, second, weights = two_rounds("keep", work)
     here = party()
     draws = [party(), party(round_=2)]
     here = replace(here, rng=Both(draws[0].rng, draws[1].rng, 2))  # the flips of rounds 1 and 2
-    _, once = learn(here, here.initial, None, replace(work, iterations=4), LOSS, momentum="keep")
+    _, once = learn(here, here.initial, None, replace(work, steps_per_round=4), LOSS, momentum="keep")
     assert all(torch.equal(weights[n], t) for n, t in here.backbone.shared().items())
     assert torch.equal(second.head, once.head)
     assert all(torch.equal(second.velocity[n], t) for n, t in once.velocity.items())
@@ -288,7 +288,7 @@ def test_a_rate_of_one_trains_all_with_the_same_bits() -> None:
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
 def test_a_sample_rate_that_is_no_share_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="sample_rate"):
-        LocalWork(sample_rate=rate)
+        LocalTraining(sample_rate=rate)
 
 
 # --- losses with rows and tensors of their own ------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
     """What a loss has beside one class embedding a class is made, trained, kept with its momentum, and goes on."""
     given = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
     loss = LOSSES[name](**given)
-    work = LocalWork(batch=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
+    work = LocalTraining(batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
     here = party(Tiny(pooled=True), "all")
     first, one = learn(here, here.initial, None, work, loss, momentum="keep")
     assert len(one.head) == loss.rows(6)

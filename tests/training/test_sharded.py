@@ -151,7 +151,9 @@ def test_a_loss_that_cannot_be_split_is_refused(name: str) -> None:
     if name in ("softmax", "cosface", "arcface"):
         check_shardable(loss)
         return
-    with pytest.raises(ValueError, match=rf"{type(loss).__name__} cannot .* several processes.*engine.shards"):
+    with pytest.raises(
+        ValueError, match=rf"{type(loss).__name__} cannot .* several processes.*engine.processes_per_party"
+    ):
         check_shardable(loss)
 
 
@@ -266,7 +268,7 @@ def learned(shards: Shards | None, build: Tiny, settings: dict[str, Any], moment
     return said, shared, learner
 
 
-@pytest.mark.parametrize("settings", [{}, {"sample_rate": 0.9}, {"batch": 3, "iterations": 4}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"sample_rate": 0.9}, {"batch_size": 3, "steps_per_round": 4}], ids=str)
 @pytest.mark.parametrize("momentum", ["keep", "none"])
 def test_rounds_of_a_party_over_several_processes_are_those_of_one(
     together: Together, settings: dict[str, Any], momentum: str

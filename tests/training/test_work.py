@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coalface.training.local_work import Cursor, LocalWork, by_epochs, by_iterations
+from coalface.training.local_work import Cursor, LocalTraining, by_epochs, by_iterations
 
 
 def order(epoch: int) -> NDArray[np.int64]:
@@ -59,10 +59,10 @@ def test_no_batch_of_one_image_is_left_over(images: int, batch: int, sizes: list
 
 def test_the_learning_rate_falls_as_its_schedule_says() -> None:
     rounds = range(1, 11)
-    assert {LocalWork(lr=0.2).lr_at(r, 10) for r in rounds} == {0.2}
-    steps = LocalWork(lr=0.2, schedule="step", milestones=(0.75, 0.5))
+    assert {LocalTraining(lr=0.2).lr_at(r, 10) for r in rounds} == {0.2}
+    steps = LocalTraining(lr=0.2, schedule="step", lr_milestone_shares=(0.75, 0.5))
     assert [steps.lr_at(r, 10) for r in rounds] == pytest.approx([0.2] * 5 + [0.02] * 3 + [0.002] * 2)
-    cosine = LocalWork(lr=0.2, schedule="cosine")
+    cosine = LocalTraining(lr=0.2, schedule="cosine")
     assert [cosine.lr_at(r, 10) for r in rounds] == pytest.approx(
         [0.1 * (1 + math.cos(math.pi * (r - 1) / 10)) for r in rounds]
     )
@@ -71,9 +71,9 @@ def test_the_learning_rate_falls_as_its_schedule_says() -> None:
 def test_a_milestone_counts_the_rounds_that_are_over() -> None:
     """m·R ≤ r − 1: 0.3 of 10 rounds are over when round 4 begins, whatever 0.3 is in floating point."""
     for share in (0.1, 0.2, 0.3, 0.6, 0.7):
-        work = LocalWork(lr=1.0, schedule="step", milestones=(share,))
+        work = LocalTraining(lr=1.0, schedule="step", lr_milestone_shares=(share,))
         assert [work.lr_at(r, 10) == 1.0 for r in range(1, 11)] == [r <= round(10 * share) for r in range(1, 11)]
-    half = LocalWork(lr=1.0, schedule="step", milestones=(0.5,))
+    half = LocalTraining(lr=1.0, schedule="step", lr_milestone_shares=(0.5,))
     assert [half.lr_at(r, 5) for r in range(1, 6)] == [1.0, 1.0, 1.0, 0.1, 0.1]
 
 
@@ -81,9 +81,12 @@ def test_a_milestone_counts_the_rounds_that_are_over() -> None:
     ("changes", "says"),
     [
         ({"epochs": 0}, r"local.epochs is 0; give 1 or more"),
-        ({"batch": 0}, r"local.batch is 0"),
-        ({"epochs": 2, "iterations": 3}, r"local.epochs is 2 and local.iterations 3, .*leave one of them out"),
-        ({"iterations": 0}, r"local.iterations is 0"),
+        ({"batch_size": 0}, r"local.batch_size is 0"),
+        (
+            {"epochs": 2, "steps_per_round": 3},
+            r"local.epochs is 2 and local.steps_per_round 3, .*leave one of them out",
+        ),
+        ({"steps_per_round": 0}, r"local.steps_per_round is 0"),
         ({"lr": 0.0}, "lr > 0.*got lr=0.0"),
         ({"momentum": 1.0}, "momentum < 1.*momentum=1.0"),
         ({"weight_decay": -0.1}, "weight_decay ≥ 0.*weight_decay=-0.1"),
@@ -91,7 +94,7 @@ def test_a_milestone_counts_the_rounds_that_are_over() -> None:
 )
 def test_work_that_cannot_be_done_is_refused(changes: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        LocalWork(**changes)  # type: ignore[arg-type]
+        LocalTraining(**changes)  # type: ignore[arg-type]
 
 
 def test_a_party_without_images_is_told_so() -> None:
@@ -100,7 +103,7 @@ def test_a_party_without_images_is_told_so() -> None:
 
 
 def test_a_party_may_have_a_batch_of_its_own() -> None:
-    work = LocalWork(iterations=3, batch=4, party_batch={"big": 5})
+    work = LocalTraining(steps_per_round=3, batch_size=4, party_batch_size={"big": 5})
     for name, batch in (("big", 5), ("other", 4)):
         party: Any = SimpleNamespace(name=name, stage="train", data=range(IMAGES), stream=lambda *names: order_rng())
         batches, _ = work.batches(party, Cursor())
@@ -109,8 +112,8 @@ def test_a_party_may_have_a_batch_of_its_own() -> None:
 
 def test_steps_are_counted_whatever_number_of_images_a_party_says_it_has() -> None:
     """The server of `scaffold` counts them, of parties that may say 2⁴⁰; a list of so many batches has no room."""
-    assert LocalWork(epochs=2, batch=4).count(1 << 40) == 2 << 38
-    assert LocalWork(epochs=1, batch=4).count((1 << 40) + 1) == 1 << 38
+    assert LocalTraining(epochs=2, batch_size=4).count(1 << 40) == 2 << 38
+    assert LocalTraining(epochs=1, batch_size=4).count((1 << 40) + 1) == 1 << 38
 
 
 def order_rng() -> np.random.Generator:
@@ -120,10 +123,10 @@ def order_rng() -> np.random.Generator:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"party_batch": {"big": 0}, "iterations": 2}, "party_batch of big is 0"),
-        ({"party_batch": {"big": 2}}, "needs local.iterations"),
+        ({"party_batch_size": {"big": 0}, "steps_per_round": 2}, "party_batch_size of big is 0"),
+        ({"party_batch_size": {"big": 2}}, "needs local.steps_per_round"),
     ],
 )
 def test_batches_of_parties_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        LocalWork(**changes)
+        LocalTraining(**changes)

@@ -161,7 +161,7 @@ def _sha256_of(files: tuple[Path, ...]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
-def sheet(
+def preview(
     path: Path,
     *,
     seed: int = 0,
@@ -176,7 +176,7 @@ def sheet(
     Raises ValueError where `path` does not end in .png.
     """
     if path.suffix.lower() != ".png":
-        raise ValueError(f"{path}: the sheet is a PNG: give the name of a file that ends in .png")
+        raise ValueError(f"{path}: the preview is a PNG: give the name of a file that ends in .png")
     gap, caption = 6, 18
     columns = []
     for domain in domains:

@@ -133,7 +133,7 @@ class Commit:
         if len(self.shards) + 1 != size:
             raise ValueError(
                 f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
-                f"{size} processes: go on with the engine.shards that the run was begun with"
+                f"{size} processes: go on with the engine.processes_per_party that the run was begun with"
             )
         return Commit.open(self._beside(self.shards[rank - 1]), self.vault)
 

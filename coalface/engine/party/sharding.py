@@ -127,7 +127,7 @@ class ProcessGroup:
             self.close()
             raise ValueError(
                 f"shard {other[0]} of {self._size} came to another reply than shard 0: the step looks at class "
-                f"embeddings that are split among them. Leave {self._party} out of engine.shards"
+                f"embeddings that are split among them. Leave {self._party} out of engine.processes_per_party"
             )
 
     def keep(self, request: Request, *, flush: bool) -> tuple[str, ...]:

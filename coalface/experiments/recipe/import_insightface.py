@@ -30,7 +30,7 @@ _SETTLED = {
     "output": "the run folder is named on the command line",
     "resume": "`coalface resume RUN` goes on with a run",
     "save_all_states": "every run can be resumed",
-    "verbose": "judge.every says how often is judged",
+    "verbose": "evaluation.every says how often is judged",
     "frequent": "progress is live",
     "dali": "packs take the place of DALI",
     "dali_aug": "packs take the place of DALI",
@@ -95,7 +95,7 @@ def understood(tree: Mapping[str, Any]) -> dict[str, Any]:
     if "sample_rate" in found:
         _put(rest, "local.sample_rate", found["sample_rate"], "sample_rate")
     if "val_targets" in found:
-        _put(rest, "judge.lists", _targets(found["val_targets"], rest), "val_targets")
+        _put(rest, "evaluation.pairs", _targets(found["val_targets"], rest), "val_targets")
     return rest
 
 
@@ -104,12 +104,12 @@ def _targets(names: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
         raise RecipeError(f"val_targets: a list of names is needed, as [lfw, cfp_fp, agedb_30]; got {names!r}")
     if not names:
         return {}
-    source = (tree.get("data") or {}).get("source") or {}
+    source = (tree.get("data") or {}).get("faces") or {}
     folder = source.get("path") if source.get("kind") in ("rec", "folder", "pack") else None
     if folder is None:
         raise RecipeError(
-            "val_targets: the packs NAME.bin lie beside the training images, and data.source.path names no folder. "
-            "Give data.source: {kind: rec, path: FOLDER}, or judge.lists instead of val_targets"
+            "val_targets: the packs NAME.bin lie beside the training images, and data.faces.path names no folder. "
+            "Give data.faces: {kind: rec, path: FOLDER}, or evaluation.pairs instead of val_targets"
         )
     return {name: {"kind": "bin", "path": f"{folder}/{name}.bin"} for name in names}
 
@@ -253,13 +253,13 @@ def translate(config: Mapping[str, Any]) -> Translation:
             if value == "mbf":
                 remarks.append("network 'mbf' is wider there (2.06 M parameters); here it is the paper's MobileFaceNet")
         elif word == "rec":
-            data["source"] = _source(value, remarks)
+            data["faces"] = _source(value, remarks)
         elif word == "num_epoch":
             recipe["rounds"] = int(value)
         elif word in ("lr", "momentum", "weight_decay"):
             local[word] = float(value)
         elif word == "batch_size":
-            local["batch"] = int(value)
+            local["batch_size"] = int(value)
             remarks.append("batch_size is for each GPU there, for the whole batch here")
         elif word == "fp16":
             recipe["engine"] = {"autocast": "bfloat16"} if value else {}
@@ -275,9 +275,9 @@ def translate(config: Mapping[str, Any]) -> Translation:
     if "lr" in local:
         local["schedule"] = "cosine"
         remarks.append("the learning rate falls as a square to zero there; `cosine` is the nearest schedule here")
-    if "source" not in data:
-        data["source"] = _source(None, remarks)
-    if data["source"]["kind"] != "rec" and recipe.pop("val_targets", None):
+    if "faces" not in data:
+        data["faces"] = _source(None, remarks)
+    if data["faces"]["kind"] != "rec" and recipe.pop("val_targets", None):
         remarks.append("val_targets are left out: they lie beside the training images, and no folder of these is named")
     recipe |= {"local": local, "data": data}
     return made
@@ -289,7 +289,7 @@ def _source(rec: Any, remarks: list[str]) -> dict[str, Any]:
         remarks.append(
             "rec 'synthetic' is a dummy of one image there, to measure speed; here synthetic faces take its place"
             if rec == "synthetic"
-            else "rec names no training images: give data.source, as {kind: rec, path: FOLDER}; till then synthetic "
+            else "rec names no training images: give data.faces, as {kind: rec, path: FOLDER}; till then synthetic "
             "faces stand there"
         )
         return {"kind": "synthetic"}

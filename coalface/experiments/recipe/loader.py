@@ -26,7 +26,16 @@ from coalface.training.distributed.classifier import check_shardable
 from coalface.training.losses.registry import LOSSES
 
 FEDERATED = (
-    *("block", "shards", "cohorts", "updates", "quorum", "patience", "on_error", "tensorboard"),
+    *(
+        "sum_block",
+        "processes_per_party",
+        "client_batch",
+        "update_dtype",
+        "min_reply_fraction",
+        "max_abandoned_rounds",
+        "on_error",
+        "tensorboard",
+    ),
     *("max_update_norm", "oversized", "max_share", "retries"),
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
@@ -69,8 +78,8 @@ def pretraining(recipe: Recipe) -> Recipe:
     """The recipe of the model that this run starts from: `pretrain` over what it takes from this one."""
     changes, whole = dict(recipe.pretrain or {}), recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
-    tree["judge"] = {"lists": whole["judge"]["lists"]}  # a run stops where it would train on those it judges
-    known = {n: v for n, v in whole["validators"].items() if v["half_of"] is None and not v["own"]}
+    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on those it judges
+    known = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = known  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
     if (
@@ -82,10 +91,10 @@ def pretraining(recipe: Recipe) -> Recipe:
     if recipe.data.private is not None:  # nobody's test images are among the public ones
         private = {
             **whole["data"]["private"],
-            "dealt": None,
+            "assigned": None,
         }  # who holds the others does not matter
         tree["data"] = {**tree["data"], "side": "public", "test": None, "private": private}
-    if recipe.data.source.kind == OWN:  # the parties' images are not here
+    if recipe.data.faces.kind == OWN:  # the parties' images are not here
         tree["data"] = own_data.before(whole["data"], changes)
     if recipe.data.domains is not None:
         whole_domains = {**whole["data"]["domains"], "clients": 1}  # one model, whoever holds the target
@@ -133,7 +142,8 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     if rounds is not None and rounds != recipe.rounds:
         if "rounds" in recipe.model_fields_set:
             raise RecipeError(
-                f"rounds is {recipe.rounds}, but local.steps and local.iterations make {rounds}: leave one of them out"
+                f"rounds is {recipe.rounds}, but local.total_steps and local.steps_per_round make {rounds}: leave "
+                "one of them out"
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
     recipe.build_method()
@@ -142,11 +152,11 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             f"local.sample_rate: the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and "
             "cannot sample them; leave sample_rate out, or take another loss"
         )
-    if any(size > 1 for size in recipe.engine.shards.values()):
+    if any(size > 1 for size in recipe.engine.processes_per_party.values()):
         try:
             check_shardable(recipe.loss)
         except ValueError as error:
-            raise RecipeError(f"engine.shards: {error}") from None
+            raise RecipeError(f"engine.processes_per_party: {error}") from None
     validate.check(recipe)
     if recipe.pretrain is not None:
         pretraining(recipe)

@@ -23,7 +23,7 @@ Tree = dict[str, JsonValue]
 class Settings:
     """Marks a key that holds a dataclass of some type: its fields are the keys below it.
 
-    `local: Annotated[LocalWork, Settings("local", LocalWork)]` reads `{lr: 0.1}` into `LocalWork(lr=0.1)`.
+    `local: Annotated[LocalTraining, Settings("local", LocalTraining)]` reads `{lr: 0.1}` into `LocalTraining(lr=0.1)`.
     """
 
     key: str

@@ -30,44 +30,44 @@ _ACROSS = {
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError unless a recipe of this kind says what is needed, and nothing that cannot be."""
-    source = recipe.data.source
+    source = recipe.data.faces
     if source.kind != OWN:
         if recipe.data.public is not None and (recipe.data.side != "public" or recipe.data.public != source):
             raise RecipeError(
-                "data.public: it is for parties that bring images of their own (data.source.kind: own); else public "
-                "people are those of data.source whom data.private leaves. Leave it out"
+                "data.public: it is for parties that bring images of their own (data.faces.kind: own); else public "
+                "people are those of data.faces whom data.private leaves. Leave it out"
             )
         if source.parties:
             raise RecipeError(
-                f"data.source.parties: a source of kind {source.kind!r} is dealt by data.partition; leave them out, or "
+                f"data.faces.parties: a source of kind {source.kind!r} is dealt by data.partition; leave them out, or "
                 "take kind own, where each party brings its images"
             )
         return
     if not source.parties:
         raise RecipeError(
-            "data.source.parties: each party brings images of its own, so say who they are, as "
-            "`source: {kind: own, parties: [silo-00, silo-01]}`"
+            "data.faces.parties: each party brings images of its own, so say who they are, as "
+            "`faces: {kind: own, parties: [silo-00, silo-01]}`"
         )
     if len({name.lower() for name in source.parties}) < len(source.parties):
-        raise RecipeError("data.source.parties: two of them have one name, or differ by capitals only; rename one")
+        raise RecipeError("data.faces.parties: two of them have one name, or differ by capitals only; rename one")
     if both := sorted(set(source.parties) & recipe.validators.keys()):
         raise RecipeError(f"validators.{both[0]}: a trainer already has this name; rename the validator")
     for name, part in source.parts.items():
-        nearest(name, dict.fromkeys(source.parties), "data.source.parts: the party")
+        nearest(name, dict.fromkeys(source.parties), "data.faces.parts: the party")
         if part.kind not in KINDS:
-            raise RecipeError(f"data.source.parts.{name}.kind: a party's images are {', '.join(KINDS)}")
+            raise RecipeError(f"data.faces.parts.{name}.kind: a party's images are {', '.join(KINDS)}")
     _check_method(recipe)
     _check_public(recipe)
     for key, why in _ACROSS.items():
         if getattr(recipe.data, key):
-            raise RecipeError(f"data.{key}: with images of the parties' own (data.source.kind: own) {why}")
+            raise RecipeError(f"data.{key}: with images of the parties' own (data.faces.kind: own) {why}")
     if recipe.data.partition != Partition():
         raise RecipeError("data.partition: parties that bring their own images are dealt none; leave it out")
     _check_lists(recipe)
     nobody = (None, OWN) if recipe.data.public is None else (OWN,)
     if recipe.pretrain is not None and _kind(recipe.pretrain) in nobody:
         raise RecipeError(
-            "pretrain.data.source: the server has none of the parties' images, so say on which others it pre-trains, "
+            "pretrain.data.faces: the server has none of the parties' images, so say on which others it pre-trains, "
             "as `data: {public: {kind: rec, path: ms1m}}`"
         )
 
@@ -96,20 +96,20 @@ def _check_public(recipe: Recipe) -> None:
         raise RecipeError("data.public.kind: say what lies at its path, one of folder, rec and pack")
     if public.kind not in KINDS:
         raise RecipeError(f"data.public.kind: images of public people are {', '.join(KINDS)}")
-    if PUBLIC in recipe.data.source.parties:
-        raise RecipeError(f"data.source.parties: {PUBLIC} is what data.exclude calls the people of data.public; rename")
+    if PUBLIC in recipe.data.faces.parties:
+        raise RecipeError(f"data.faces.parties: {PUBLIC} is what data.exclude calls the people of data.public; rename")
 
 
 def _check_lists(recipe: Recipe) -> None:
     """Every list and validator must say where its images are, as there is no training source to take them from."""
-    for name, wanted in recipe.judge.lists.items():
+    for name, wanted in recipe.evaluation.pairs.items():
         if wanted.part is not None or (wanted.source is None and wanted.kind not in ("bin", "layout")):
             raise RecipeError(
-                f"judge.lists.{name}.source: the server has none of the parties' images, so say where those of the "
-                "list are, or take a list of kind bin or layout"
+                f"evaluation.pairs.{name}.source: the server has none of the parties' images, so say where those of "
+                "the list are, or take a list of kind bin or layout"
             )
     for name, one in recipe.validators.items():
-        nowhere = one.source is None and one.kind not in ("bin", "layout") and one.half_of is None
+        nowhere = one.source is None and one.kind not in ("bin", "layout") and one.validates is None
         if one.part is not None or one.identities is not None or (nowhere and not one.own):
             raise RecipeError(
                 f"validators.{name}: nobody can set people of the parties aside for it: write `own: true`, and it "
@@ -119,7 +119,7 @@ def _check_lists(recipe: Recipe) -> None:
 
 def check_validator(name: str, one: Validator) -> None:
     """Raise RecipeError where a validator that brings its own pairs is told others."""
-    said = {"half_of": one.half_of, "identities": one.identities, "part": one.part, "rank1": one.rank1}
+    said = {"validates": one.validates, "identities": one.identities, "part": one.part, "rank1": one.rank1}
     if told := [key for key, value in said.items() if value is not None]:
         raise RecipeError(f"validators.{name}.{told[0]}: it brings images and pairs of its own; leave it out")
     if one.source is not None and one.source.kind not in KINDS:
@@ -135,7 +135,7 @@ def before(data: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, An
     if public is None or _kind(pretrain) is not None:
         return tree
     named = exclude.get(PUBLIC, ()) if isinstance(exclude, Mapping) else exclude
-    return tree | {"source": public, "public": public, "side": "public", "exclude": named}
+    return tree | {"faces": public, "public": public, "side": "public", "exclude": named}
 
 
 def placed(one: Validator) -> bool:
@@ -145,7 +145,7 @@ def placed(one: Validator) -> bool:
 
 def named(recipe: Recipe) -> list[str]:
     """The parties with images of their own of which the recipe says where they lie."""
-    source = recipe.data.source
+    source = recipe.data.faces
     trainers = list(source.parts) if source.kind == OWN else []
     return trainers + [name for name, one in recipe.validators.items() if one.own and placed(one)]
 
@@ -153,5 +153,5 @@ def named(recipe: Recipe) -> list[str]:
 def _kind(pretrain: Mapping[str, Any]) -> Any:
     """The kind of source that a pre-training names; None where it names none."""
     data = pretrain.get("data")
-    source = data.get("source") if isinstance(data, dict) else None
+    source = data.get("faces") if isinstance(data, dict) else None
     return source.get("kind") if isinstance(source, dict) else None

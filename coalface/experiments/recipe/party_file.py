@@ -24,7 +24,7 @@ class Pairs(Section):
     """A list of pairs that a validator holds."""
 
     kind: Literal["lfw", "all-pairs", "bin", "layout"]
-    """As in `judge.lists`."""
+    """As in `evaluation.pairs`."""
     path: str
     list: str | None = None
     """`layout`: which of its lists, where it has several."""
@@ -66,8 +66,8 @@ def read_all(path: Path) -> dict[str, PartyFile]:
 def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
     """The recipe with where the images of some parties lie. Raises RecipeError for a party that brings none by it."""
     tree = recipe.model_dump(mode="json")
-    source, validators = tree["data"]["source"], tree["validators"]
-    bringing = [*recipe.data.source.parties, *(n for n, one in recipe.validators.items() if one.own)]
+    source, validators = tree["data"]["faces"], tree["validators"]
+    bringing = [*recipe.data.faces.parties, *(n for n, one in recipe.validators.items() if one.own)]
     for name, one in given.items():
         nearest(name, dict.fromkeys(bringing), "a party with images of its own")
         role = "validator" if name in validators else "trainer"
@@ -81,7 +81,7 @@ def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
         else:
             pairs = one.pairs.model_dump() if one.pairs is not None else {"kind": "balanced", "path": None}
             validators[name] |= {"source": images, "list": None} | pairs
-    if recipe.data.source.kind == OWN:  # in one order, whatever that of the files
+    if recipe.data.faces.kind == OWN:  # in one order, whatever that of the files
         source["parts"] = {name: source["parts"][name] for name in source["parties"] if name in source["parts"]}
     return loader.parse(tree)
 

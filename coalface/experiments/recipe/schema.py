@@ -19,11 +19,21 @@ from coalface.core.checks import build, nearest
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of
-from coalface.experiments.recipe.sections import OWN, Data, Engine, Judge, Model, Name, PartyName, Section, Validator
+from coalface.experiments.recipe.sections import (
+    OWN,
+    Data,
+    Engine,
+    Evaluation,
+    Model,
+    Name,
+    PartyName,
+    Section,
+    Validator,
+)
 from coalface.experiments.recipe.sections import PairsFrom as PairsFrom
 from coalface.experiments.recipe.sections import Source as Source
 from coalface.methods import METHODS
-from coalface.training.local_work import LocalWork
+from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import CosFace
 from coalface.training.losses.registry import LOSSES
@@ -31,11 +41,20 @@ from coalface.training.losses.registry import LOSSES
 SHARED = ("rounds", "local", "loss")
 """Keys at the top that are fields of methods."""
 LOSS = Named("loss", CosineLoss, registry=LOSSES, usual="cosface")
-ADJUSTABLE = ("engine.quorum", "engine.patience", "engine.max_update_norm", "engine.oversized", "engine.retries")
+ADJUSTABLE = (
+    "engine.min_reply_fraction",
+    "engine.max_abandoned_rounds",
+    "engine.max_update_norm",
+    "engine.oversized",
+    "engine.retries",
+)
 """What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = (
     "data.root",
-    *(f"engine.{key}" for key in ("workers", "window", "save_replies", "checkpoint", "keep", "tensorboard")),
+    *(
+        f"engine.{key}"
+        for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "tensorboard")
+    ),
 )
 """Keys that the result does not depend on: a resumed run may change them."""
 
@@ -47,21 +66,21 @@ class Recipe(Section):
     seed: int = 0
     method: str = "fedavg"
     rounds: int = Field(20, ge=1)
-    local: Annotated[LocalWork, Settings("local", LocalWork)] = LocalWork()
+    local: Annotated[LocalTraining, Settings("local", LocalTraining)] = LocalTraining()
     """The local work, the same for all methods."""
     loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
     methods: Annotated[Mapping[str, Tree], ByName("methods", Method, registry=METHODS, shared=SHARED)] = {}
     """Settings of single methods, by name; they hold when that method is chosen."""
     data: Data = Data()
     model: Model = Model()
-    judge: Judge = Judge()
+    evaluation: Evaluation = Evaluation()
     validators: dict[PartyName, Validator] = {}
     """Party name -> its pairs. They take part where the method has a step for validators."""
-    half_split: Literal["first", "second"] | None = None
-    """Which half of the folds the validators `half_of` a list hold. The list is then judged on the folds of the other
+    fold_split: Literal["first", "second"] | None = None
+    """Which half of the folds the validators with `validates` hold. The list is then judged on the folds of the other
     half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
-    trouble: Annotated[SimulatedFaults, Settings("trouble", SimulatedFaults, short=True)] = SimulatedFaults()
+    faults: Annotated[SimulatedFaults, Settings("trouble", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
     pretrain: Tree | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
@@ -151,8 +170,8 @@ def _what_is_set(tree: Any) -> Any:
 
 def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
-    if whole["data"]["source"]["kind"] == OWN:
-        whole["data"]["source"]["parts"] = {}
+    if whole["data"]["faces"]["kind"] == OWN:
+        whole["data"]["faces"]["parts"] = {}
     for one in whole["validators"].values():
         if one["own"]:
             one.update(source=None, kind="balanced", path=None, list=None)

@@ -16,7 +16,7 @@ PartyName = Annotated[str, AfterValidator(check_party)]
 
 
 OWN = "own"
-"""The kind of `data.source` that names parties and no images."""
+"""The kind of `data.faces` that names parties and no images."""
 
 
 class Section(BaseModel):
@@ -47,7 +47,7 @@ class Source(Section):
     """`synthetic`: person i is seen in domain i modulo their number."""
     parts: dict[PartyName, Source] = {}
     """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`. `own`:
-    where the images of parties lie that are played on this machine, as `coalface run --own` fills it in."""
+    where the images of parties lie that are played on this machine, as `coalface run --party-data` fills it in."""
     parties: tuple[PartyName, ...] = ()
     """`own`: the names of the trainers."""
 
@@ -84,10 +84,10 @@ class Private(Section):
     """So many of them, drawn by a fixed seed."""
     min_images: int = 1
     """From those with so many images or more."""
-    dealt: int | None = Field(None, ge=1)
+    assigned: int | None = Field(None, ge=1)
     """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
 
-    @field_validator("dealt")
+    @field_validator("assigned")
     @classmethod
     def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
         """One recipe, and one digest, for all."""
@@ -123,7 +123,7 @@ class Data(Section):
 
     root: str | None = None
     """None: the environment variable COALFACE_DATA."""
-    source: Source = Source()
+    faces: Source = Source()
     size: int = 64
     """Side of the images in pixels."""
     grey: bool = True
@@ -184,8 +184,9 @@ class Validator(PairsFrom):
     identities: int | None = Field(None, ge=2)
     """`balanced` without a source: so many trainable identities are set aside for it, drawn by a fixed seed. No trainer
     holds them, whatever the method."""
-    half_of: str | None = None
-    """It holds the half of this list of `judge.lists` that `half_split` says; the run is judged on the other half."""
+    validates: str | None = None
+    """It holds the half of this list of `evaluation.pairs` that `fold_split` says; the run is judged on the other half.
+    """
     own: Literal[True] | None = None
     """It brings images of its own, and pairs; without a list, `pairs` of each kind are drawn among its images."""
 
@@ -206,7 +207,7 @@ class Personalised(Section):
     one_to_many: Literal["standard", "legacy"] = "standard"
 
 
-class Judge(Section):
+class Evaluation(Section):
     """What is judged, and when."""
 
     every: int = 0
@@ -217,7 +218,7 @@ class Judge(Section):
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
-    lists: dict[Name, PairsFrom] = {}
+    pairs: dict[Name, PairsFrom] = {}
     personalised: Personalised | None = None
     """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
 
@@ -236,17 +237,17 @@ class Engine(Section):
     workers: int = Field(1, ge=1)
     threads: int = Field(1, ge=1)
     """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
-    window: int | None = Field(None, ge=1)
+    max_in_flight: int | None = Field(None, ge=1)
     """Parties under way or waiting to be folded; None: four for each worker."""
-    block: int = Field(16, ge=1)
-    shards: dict[PartyName, Annotated[int, Field(ge=1)]] = {}
+    sum_block: int = Field(16, ge=1)
+    processes_per_party: dict[PartyName, Annotated[int, Field(ge=1)]] = {}
     """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
     Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
     are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
-    cohorts: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
+    client_batch: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
     """Images of several parties that are computed as one batch, where a client takes one SGD step. `auto`: 256 where
     the method and its settings allow it, else 0; None as 0: party by party. Part of the numerics."""
-    updates: Updates | None = None
+    update_dtype: Updates | None = None
     """The type in which float32 tensors of a reply are sent, as differences to what the party was sent where it is the
     same field: see `coalface.core.compression`. None: as they are. Part of the numerics."""
     device: str = "cpu"
@@ -254,21 +255,21 @@ class Engine(Section):
     channels_last: bool = False
     flush_denormals: bool = True
     save_replies: bool = True
-    checkpoint: int = Field(1, ge=1)
-    keep: int = Field(2, ge=1)
-    quorum: float = Field(0.5, ge=0, le=1)
+    checkpoint_every: int = Field(1, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    min_reply_fraction: float = Field(0.5, ge=0, le=1)
     """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
-    patience: int = Field(5, ge=0)
+    max_abandoned_rounds: int = Field(5, ge=0)
     retries: int | None = Field(None, ge=0)
     """How often a party is asked again that was not reached, or whose reply was lost, late or torn. None: once.
     One that is silent for `step-seconds` is waited for as long again."""
     max_update_norm: float | None = Field(None, ge=0)
     """A reply whose update is so many times as large as the median reply's, both by the root of a party's images where
     these say how many steps it takes, does not count. None: 30, and 5 where parties bring their own images
-    (`data.source.kind: own`); 0: no bound."""
+    (`data.faces.kind: own`); 0: no bound."""
     max_share: float | None = Field(None, gt=0, le=1)
     """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
-    0.5 where three or more are asked and each says its number itself (`data.source.kind: own`), else no bound."""
+    0.5 where three or more are asked and each says its number itself (`data.faces.kind: own`), else no bound."""
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"

@@ -25,7 +25,7 @@ def check(recipe: Recipe) -> None:
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
     own_data.check(recipe)
-    source, exclude = recipe.data.source, recipe.data.exclude
+    source, exclude = recipe.data.faces, recipe.data.exclude
     mine = {} if source.kind == OWN else source.parts
     if (
         recipe.data.side is not None
@@ -33,10 +33,10 @@ def _check_parts(recipe: Recipe) -> None:
     ):
         other = "domains" if recipe.data.side == "source" else "private"
         raise RecipeError(f"data.side: without data.{other} there is one side only; leave it out")
-    if recipe.judge.personalised is not None and recipe.data.test is None:
+    if recipe.evaluation.personalised is not None and recipe.data.test is None:
         raise RecipeError(
-            "judge.personalised: clients are judged by images of their own people that nobody trained on: say how many "
-            "of each identity's, as data.test={images: 4}"
+            "evaluation.personalised: clients are judged by images of their own people that nobody trained on: say "
+            "how many of each identity's, as data.test={images: 4}"
         )
     if recipe.data.side == "both" and not METHODS[recipe.method].pooled:
         raise RecipeError(
@@ -51,10 +51,10 @@ def _check_parts(recipe: Recipe) -> None:
     if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
         raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
     if (source.kind == "joined") != bool(mine):
-        raise RecipeError("data.source.parts: a source of kind 'joined' has parts, and no other kind does")
+        raise RecipeError("data.faces.parts: a source of kind 'joined' has parts, and no other kind does")
     for name, part in mine.items():
         if part.kind not in ("folder", "rec", "synthetic"):
-            raise RecipeError(f"data.source.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
+            raise RecipeError(f"data.faces.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
     if mine and exclude and not isinstance(exclude, dict):
         first = next(iter(mine))
         raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
@@ -62,19 +62,22 @@ def _check_parts(recipe: Recipe) -> None:
         for name in exclude:
             public = (own_data.PUBLIC,) if recipe.data.public is not None else ()
             nearest(name, mine or dict.fromkeys((*source.parties, *public)), "data.exclude")
-    for name, wanted in recipe.judge.lists.items():
+    for name, wanted in recipe.evaluation.pairs.items():
         if wanted.kind == "bin" and wanted.rank1 is not None:
-            raise RecipeError(f"judge.lists.{name}.rank1: a .bin does not say who is in its images; leave it out")
+            raise RecipeError(f"evaluation.pairs.{name}.rank1: a .bin does not say who is in its images; leave it out")
         if wanted.source is not None and wanted.source.kind in ("joined", OWN):
             raise RecipeError(
-                f"judge.lists.{name}.source: a list is judged on images of one source, not on a joined one or a party's"
+                f"evaluation.pairs.{name}.source: a list is judged on images of one source, not on a joined one or a "
+                "party's"
             )
         if wanted.part is not None:
-            nearest(wanted.part, mine, f"judge.lists.{name}.part")
+            nearest(wanted.part, mine, f"evaluation.pairs.{name}.part")
             if wanted.source is not None:
-                raise RecipeError(f"judge.lists.{name}: give either a part of data.source or a source, not both")
+                raise RecipeError(f"evaluation.pairs.{name}: give either a part of data.faces or a source, not both")
         elif mine and wanted.source is None and wanted.kind not in ("balanced", "bin", "layout"):
-            raise RecipeError(f"judge.lists.{name}.part: say which part the pairs are of: {', '.join(source.parts)}")
+            raise RecipeError(
+                f"evaluation.pairs.{name}.part: say which part the pairs are of: {', '.join(source.parts)}"
+            )
 
 
 def _check_domains(recipe: Recipe) -> None:
@@ -88,8 +91,8 @@ def _check_domains(recipe: Recipe) -> None:
                 "source is which, as `domains: {source: PART, target: PART}`"
             )
         return
-    nearest(wanted.source, recipe.data.source.parts, "data.domains.source")
-    nearest(wanted.target, recipe.data.source.parts, "data.domains.target")
+    nearest(wanted.source, recipe.data.faces.parts, "data.domains.source")
+    nearest(wanted.target, recipe.data.faces.parts, "data.domains.target")
     if wanted.source == wanted.target:
         raise RecipeError(f"data.domains: source and target are both {wanted.source}; name two parts")
     if not adapts and recipe.data.side != "source":
@@ -110,15 +113,15 @@ def _check_domains(recipe: Recipe) -> None:
     beside |= {"max_identities": recipe.data.max_identities, "party_augment": recipe.data.party_augment}
     if set_ := [key for key, value in beside.items() if value]:
         raise RecipeError(f"data.{set_[0]}: it has no meaning beside data.domains; leave it out")
-    for name, listed in recipe.judge.lists.items():
+    for name, listed in recipe.evaluation.pairs.items():
         if listed.domain is None or listed.source is not None or listed.kind in ("bin", "layout"):
             continue
         shown = wanted.target if listed.part is None else listed.part  # the target's are held out, and nobody else's
         if shown != getattr(wanted, listed.domain):
             raise RecipeError(
-                f"judge.lists.{name}.domain: it says {listed.domain}, which is {getattr(wanted, listed.domain)}, and "
-                f"the list shows people of {shown}: the gap between the domains would be told wrongly. Name the part, "
-                "or give the list a source of its own"
+                f"evaluation.pairs.{name}.domain: it says {listed.domain}, which is {getattr(wanted, listed.domain)}, "
+                f"and the list shows people of {shown}: the gap between the domains would be told wrongly. Name the "
+                "part, or give the list a source of its own"
             )
     if recipe.validators:
         raise RecipeError("validators: no method for two domains asks validators; leave them out")
@@ -127,24 +130,24 @@ def _check_domains(recipe: Recipe) -> None:
 def _check_validators(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear which pairs each validator holds."""
     halves: dict[str, str] = {}
-    parts = recipe.data.source.parts
+    parts = recipe.data.faces.parts
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
         if validator.own:
             own_data.check_validator(name, validator)
             continue
-        if validator.half_of is not None:
-            nearest(validator.half_of, recipe.judge.lists, f"{where}.half_of")
-            if other := sorted(key for key, value in validator if key != "half_of" and value != _DEFAULTS[key]):
-                raise RecipeError(f"{where}: it holds half of {validator.half_of}, so {other[0]} means nothing here")
-            if (first := halves.setdefault(validator.half_of, name)) != name:
-                raise RecipeError(f"{where}.half_of: {first} already holds that half of {validator.half_of}")
-            if recipe.half_split is None:
-                raise RecipeError(f"{where}.half_of: say which half with half_split=first or half_split=second")
-            if recipe.judge.lists[validator.half_of].rank1 is not None:
+        if validator.validates is not None:
+            nearest(validator.validates, recipe.evaluation.pairs, f"{where}.validates")
+            if other := sorted(key for key, value in validator if key != "validates" and value != _DEFAULTS[key]):
+                raise RecipeError(f"{where}: it holds half of {validator.validates}, so {other[0]} means nothing here")
+            if (first := halves.setdefault(validator.validates, name)) != name:
+                raise RecipeError(f"{where}.validates: {first} already holds that half of {validator.validates}")
+            if recipe.fold_split is None:
+                raise RecipeError(f"{where}.validates: say which half with fold_split=first or fold_split=second")
+            if recipe.evaluation.pairs[validator.validates].rank1 is not None:
                 raise RecipeError(
-                    f"judge.lists.{validator.half_of}.rank1: {name} holds half of its folds, and who is looked up has "
-                    "no fold; leave it out, or give another list"
+                    f"evaluation.pairs.{validator.validates}.rank1: {name} holds half of its folds, and who is looked "
+                    "up has no fold; leave it out, or give another list"
                 )
             continue
         if validator.rank1 is not None:
@@ -163,5 +166,5 @@ def _check_validators(recipe: Recipe) -> None:
             nearest(validator.part, parts, f"{where}.part")
         elif parts and validator.source is None and validator.kind not in ("balanced", "bin", "layout"):
             raise RecipeError(f"{where}.part: say which part the pairs are of: {', '.join(parts)}")
-    if recipe.half_split is not None and not halves:
-        raise RecipeError("half_split: no validator is `half_of` a list, so there is nothing to split")
+    if recipe.fold_split is not None and not halves:
+        raise RecipeError("fold_split: no validator has `validates`, so there is nothing to split")

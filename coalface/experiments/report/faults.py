@@ -14,8 +14,8 @@ FEW = 8
 def at_the_head(run: Run) -> list[str]:
     """What a reader must know before the figures: simulated trouble, parties that never counted, abandoned rounds."""
     said = []
-    if simulated := _simulated(mapping(run.config.get("trouble"))):
-        said.append(f"Simulated trouble: {'; '.join(simulated)}.")
+    if simulated := _simulated(mapping(run.config.get("faults"))):
+        said.append(f"Simulated faults: {'; '.join(simulated)}.")
     parties = _parties(run)
     if silent := [clean(p.get("name", "")) for p in parties if p.get("failed") and whole_number(p.get("rounds")) == 0]:
         said.append(f"No reply of {_names(silent)} ever counted.")

@@ -56,7 +56,7 @@ class Run:
     @property
     def domains(self) -> dict[str, str]:
         """List -> `source` or `target`, of the lists that the recipe says it of."""
-        lists = mapping(mapping(self.config.get("judge")).get("lists"))
+        lists = mapping(mapping(self.config.get("evaluation")).get("pairs"))
         return {str(n): str(one["domain"]) for n, one in lists.items() if mapping(one).get("domain")}
 
     @property

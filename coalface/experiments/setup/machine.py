@@ -22,47 +22,49 @@ def check_device(recipe: Recipe) -> None:
 
 
 def check_shards(parts: Parts) -> None:
-    """Raise RecipeError where `engine.shards` names no party, or takes more processes than there are GPUs.
+    """Raise RecipeError where `engine.processes_per_party` names no party, or takes more processes than there are GPUs.
 
     It may name silos, validators and `pooled` whatever the method, so that one recipe serves all methods of a
     sweep.
     """
     recipe, engine, method, silos = parts.recipe, parts.recipe.engine, parts.method, _silos_beside(parts)
     known = dict.fromkeys([*silos, *recipe.validators, POOLED])
-    for party, size in engine.shards.items():
-        nearest(party, known, "engine.shards: the party")
+    for party, size in engine.processes_per_party.items():
+        nearest(party, known, "engine.processes_per_party: the party")
         if (party in silos) + (party in recipe.validators) + (party == POOLED) > 1:
             raise RecipeError(
-                f"engine.shards.{party}: it could be two parties, of a silo, a validator and {POOLED!r}, which holds "
-                "everybody's images in centralised training: give the silo or the validator another name"
+                f"engine.processes_per_party.{party}: it could be two parties, of a silo, a validator and {POOLED!r}, "
+                "which holds everybody's images in centralised training: give the silo or the validator another name"
             )
         if not parts.plays(party):
             continue
         if size > 1 and method.domains and method.pooled and not method.uses_target_labels:
             raise RecipeError(
-                f"engine.shards.{party}: a batch of two domains, as {recipe.method} has it, is not split over "
-                f"{size} processes: leave engine.shards out"
+                f"engine.processes_per_party.{party}: a batch of two domains, as {recipe.method} has it, is not split "
+                f"over {size} processes: leave engine.processes_per_party out"
             )
         if size > 1 and method.shares_public:
             raise RecipeError(
-                f"engine.shards.{party}: the losses of {recipe.method} over one batch are not split over {size} "
-                "processes: leave engine.shards out"
+                f"engine.processes_per_party.{party}: the losses of {recipe.method} over one batch are not split over "
+                f"{size} processes: leave engine.processes_per_party out"
             )
         if size > 1 and method.one_identity:
             raise RecipeError(
-                f"engine.shards.{party}: a client of {recipe.method} has one class embedding, which cannot lie over "
-                f"{size} processes: leave engine.shards out"
+                f"engine.processes_per_party.{party}: a client of {recipe.method} has one class embedding, which "
+                f"cannot lie over {size} processes: leave engine.processes_per_party out"
             )
         if size > 1 and engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
             raise RecipeError(
-                f"engine.shards.{party}: {size} processes take engine.device cpu, or cuda where there are {size} GPUs; "
-                f"it is {engine.device!r}, with {torch.cuda.device_count()}"
+                f"engine.processes_per_party.{party}: {size} processes take engine.device cpu, or cuda where there "
+                f"are {size} GPUs; it is {engine.device!r}, with {torch.cuda.device_count()}"
             )
 
 
 def _silos_beside(parts: Parts) -> Collection[str]:
-    """The silos among the trainers; of a pooled method those that others deal, if `engine.shards` names any."""
+    """The silos among the trainers; of a pooled method those that others deal, if `engine.processes_per_party` names
+    any.
+    """
     recipe = parts.recipe
     if not parts.method.pooled:
-        return dict.fromkeys([*recipe.data.source.parties, *parts.trainers])
-    return () if recipe.engine.shards.keys() <= {POOLED, *recipe.validators} else parts.silos
+        return dict.fromkeys([*recipe.data.faces.parties, *parts.trainers])
+    return () if recipe.engine.processes_per_party.keys() <= {POOLED, *recipe.validators} else parts.silos

@@ -32,8 +32,8 @@ def judged(
 ) -> list[VerificationPairs]:
     """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on, or public."""
     found = []
-    for name, wanted in recipe.judge.lists.items():
-        faces, pairs = _list(recipe, name, wanted, held, packing, f"judge.lists.{name}")
+    for name, wanted in recipe.evaluation.pairs.items():
+        faces, pairs = _list(recipe, name, wanted, held, packing, f"evaluation.pairs.{name}")
         shown = _shown(VerificationPairs(name, faces, pairs))
         try:
             for prefix in _prefixes(recipe, wanted):
@@ -44,13 +44,14 @@ def judged(
         except ValueError as error:
             shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
             raise RecipeError(
-                f"judge.lists.{name}: {shared} would be trained on as well, so that its figures would say nothing of "
-                "unseen people: keep them out of training by data.exclude or data.hold_out, or judge on others"
+                f"evaluation.pairs.{name}: {shared} would be trained on as well, so that its figures would say "
+                "nothing of unseen people: keep them out of training by data.exclude or data.hold_out, or judge on "
+                "others"
             ) from None
-        if any(one.half_of == name for one in recipe.validators.values()):
+        if any(one.validates == name for one in recipe.validators.values()):
             fold = _folds(pairs, name)
             found.append(
-                VerificationPairs(name, faces, replace(pairs, fold=fold), _half(fold, recipe.half_split != "first"))
+                VerificationPairs(name, faces, replace(pairs, fold=fold), _half(fold, recipe.fold_split != "first"))
             )
         else:
             found.append(VerificationPairs(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
@@ -68,7 +69,7 @@ def _looked_up(
     try:
         chosen, others = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
     except ValueError as error:
-        raise RecipeError(f"judge.lists.{name}.rank1: {error}") from None
+        raise RecipeError(f"evaluation.pairs.{name}.rank1: {error}") from None
     if wanted.rank1 == "one-query":
         return images[chosen], images[others]
     asked = np.isin(faces.labels[images[others]], faces.labels[images[chosen]])  # not those who have one image
@@ -77,7 +78,7 @@ def _looked_up(
 
 def _folds(pairs: PairList, name: str) -> NDArray[np.int64]:
     """The folds of a list that is split in halves. Raises RecipeError where they do not make two halves."""
-    where = f"judge.lists.{name}"
+    where = f"evaluation.pairs.{name}"
     if pairs.headline is not None:
         raise RecipeError(f"{where}: a list without accuracy over folds cannot be split in halves")
     try:
@@ -111,12 +112,12 @@ def validator(
     Raises RecipeError where it would share an identity with the trainers or, but for half of a judged list, the judge.
     """
     wanted, where = recipe.validators[name], f"validators.{name}"
-    if wanted.half_of is not None:
-        whole = next(one for one in lists if one.name == wanted.half_of)
+    if wanted.validates is not None:
+        whole = next(one for one in lists if one.name == wanted.validates)
         assert whole.pairs.fold is not None  # made when the list was split
-        mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.half_split == "first"))
+        mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.fold_split == "first"))
         faces, pairs = _held(whole.faces, whole.pairs, mine)
-        held = _people(recipe, recipe.judge.lists[whole.name], faces)
+        held = _people(recipe, recipe.evaluation.pairs[whole.name], faces)
         _apart(recipe, where, held, [one for one in lists if one.judged_folds is None])
         return faces, pairs
     if aside is not None:
@@ -135,7 +136,9 @@ def _apart(
     recipe: Recipe, where: str, held: People, lists: Sequence[VerificationPairs], train: FaceSet | None = None
 ) -> None:
     """Raise RecipeError where a validator holds people of the trainers or of a judged list."""
-    others = {f"judge.lists.{one.name}": _people(recipe, recipe.judge.lists[one.name], _shown(one)) for one in lists}
+    others = {
+        f"evaluation.pairs.{one.name}": _people(recipe, recipe.evaluation.pairs[one.name], _shown(one)) for one in lists
+    }
     if train is not None:
         others = {"the trainers": {("", known) for known in train.names}} | others
     for what, theirs in others.items():
@@ -144,7 +147,7 @@ def _apart(
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
                 f"{where}: it would hold {several} of {what} ({some}), so that figures would say nothing of unseen "
-                "people: give it others, or let it be `half_of` a list"
+                "people: give it others, or say by `validates` which list it holds a half of"
             )
 
 
@@ -181,7 +184,7 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     A list with images of its own is held against every part of a joined source that may show the same people: of the
     same folder, or synthetic of the same seed.
     """
-    parts, own = recipe.data.source.parts, _own_source(wanted)
+    parts, own = recipe.data.faces.parts, _own_source(wanted)
     if own is None or not parts:
         return [""]
     return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
@@ -239,7 +242,7 @@ def _list(
             raise RecipeError(f"{where}.list: say which list of {wanted.path}; it has {known}")
         chosen = nearest(wanted.list, lists, f"{where}.list") if wanted.list else next(iter(lists))
         return faces, lists[chosen]
-    source = recipe.data.source.parts[wanted.part] if wanted.part else wanted.source or recipe.data.source
+    source = recipe.data.faces.parts[wanted.part] if wanted.part else wanted.source or recipe.data.faces
     faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
     if wanted.kind == "lfw":
         root = folder(recipe, source) if source.kind == "folder" else None

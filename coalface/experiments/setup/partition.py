@@ -25,7 +25,7 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 
     Where parties bring images of their own, those that are played here.
     """
-    if recipe.data.source.kind == OWN:
+    if recipe.data.faces.kind == OWN:
         return _bringing(recipe, faces)
     partition, rng = recipe.data.partition, generator(deal_seed(recipe), "deal")
     if partition.kind == "equal":
@@ -33,7 +33,7 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     if partition.kind == "dirichlet":
         return dirichlet(faces, partition.parties, partition.alpha, rng)
     if partition.kind == "by-domain":
-        source = recipe.data.source
+        source = recipe.data.faces
         names = _domain_names(faces) if source.kind == "folder" else tuple(source.parts) or source.domains
         return _split_further(by_domain(faces, names), partition.split, rng)
     if partition.kind == "shares":
@@ -64,7 +64,7 @@ def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
 
 def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
     """Raise RecipeError where a method for clients of one identity would have one with more."""
-    own = recipe.data.source.kind == OWN
+    own = recipe.data.faces.kind == OWN
     if METHODS[recipe.method].one_identity and (more := [p for p, faces in parties.items() if len(faces.names) != 1]):
         remedy = "let it bring those of one person" if own else "set data.partition.kind=one-identity"
         raise RecipeError(
@@ -74,7 +74,7 @@ def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
 
 
 def _bringing(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
-    names = tuple(recipe.data.source.parts)
+    names = tuple(recipe.data.faces.parts)
     there = set() if faces.domains is None else set(faces.domains.tolist())
     if empty := [name for number, name in enumerate(names) if number not in there]:
         raise RecipeError(

@@ -33,7 +33,7 @@ VALIDATOR = "validator"
 """The role of the parties that score models."""
 
 CLIENT_BATCH = 256
-"""Images of a client batch where `engine.cohorts` is `auto`."""
+"""Images of a client batch where `engine.client_batch` is `auto`."""
 
 
 class Parts:
@@ -134,10 +134,10 @@ class Parts:
 
     def _halved(self, names: Collection[str]) -> list[VerificationPairs]:
         """Of the judged lists those alone that some validators hold half of."""
-        halves = {self.recipe.validators[name].half_of for name in names}
-        lists = {name: one for name, one in self.recipe.judge.lists.items() if name in halves}
-        judge = self.recipe.judge.model_copy(update={"lists": lists})
-        recipe = self.recipe.model_copy(update={"judge": judge})
+        halves = {self.recipe.validators[name].validates for name in names}
+        lists = {name: one for name, one in self.recipe.evaluation.pairs.items() if name in halves}
+        judge = self.recipe.evaluation.model_copy(update={"lists": lists})
+        recipe = self.recipe.model_copy(update={"evaluation": judge})
         return judged(recipe, self.split.train, self.split.held, self.packing)
 
     @cached_property
@@ -165,7 +165,7 @@ class Parts:
             autocast=recipe.engine.autocast,
             channels_last=recipe.engine.channels_last,
         )
-        elsewhere = {name: self.split.train.only([]) for name in [*sorted(recipe.data.source.parties), *asked]}
+        elsewhere = {name: self.split.train.only([]) for name in [*sorted(recipe.data.faces.parties), *asked]}
         calibrates = domains.NAMED_SOURCE in parties and recipe.data.domains and recipe.data.domains.calibrate
         return FederatedData(
             data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
@@ -185,7 +185,7 @@ class Parts:
         if not recipe.data.party_augment:
             return usual, {}, ()
         pools = POOLED in self.trainers
-        silos = list(self.silos) if pools else [*recipe.data.source.parties, *self.trainers]
+        silos = list(self.silos) if pools else [*recipe.data.faces.parties, *self.trainers]
         own = augments(recipe, silos)
         return usual, own, tuple(own.get(name, usual) for name in silos) if pools else ()
 
@@ -195,25 +195,27 @@ class Parts:
 
         Raises RecipeError where the recipe asks for client batches that cannot be.
         """
-        recipe, wanted = self.recipe, self.recipe.engine.cohorts or 0
+        recipe, wanted = self.recipe, self.recipe.engine.client_batch or 0
         if not wanted:
             return 0
         training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
         why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
-        if not why and recipe.data.source.kind == OWN and not recipe.data.source.parts:
+        if not why and recipe.data.faces.kind == OWN and not recipe.data.faces.parts:
             why = "the parties' images are their own, each at a node of its own"
-        if not why and recipe.trouble != SimulatedFaults():
+        if not why and recipe.faults != SimulatedFaults():
             why = "trouble is simulated party by party"
         if not why and recipe.data.party_augment:
             why = "data.party_augment changes the images of parties in different ways"
-        if not why and any(size > 1 for size in recipe.engine.shards.values()):
-            why = "engine.shards splits a party's work"
-        if not why and recipe.engine.updates is not None:
-            why = "engine.updates narrows what each party sends, and of a cohort no single replies are made"
+        if not why and any(size > 1 for size in recipe.engine.processes_per_party.values()):
+            why = "engine.processes_per_party splits a party's work"
+        if not why and recipe.engine.update_dtype is not None:
+            why = "engine.update_dtype narrows what each party sends, and of a cohort no single replies are made"
         if wanted == "auto":
             return 0 if why else CLIENT_BATCH
         if why:
-            raise RecipeError(f"engine.cohorts: {why}; set engine.cohorts=0, or auto to do without where it cannot be")
+            raise RecipeError(
+                f"engine.client_batch: {why}; set engine.client_batch=0, or auto to do without where it cannot be"
+            )
         return wanted
 
     def numerics(self, client_batch: int = 0) -> Numerics:
@@ -225,10 +227,12 @@ class Parts:
             autocast=engine.autocast,
             channels_last=engine.channels_last,
             flush_denormals=engine.flush_denormals,
-            block=engine.block,
+            block=engine.sum_block,
             cohorts=client_batch,
-            shards={party: size for party, size in engine.shards.items() if size > 1 and self.plays(party)},
-            updates=engine.updates,
+            shards={
+                party: size for party, size in engine.processes_per_party.items() if size > 1 and self.plays(party)
+            },
+            updates=engine.update_dtype,
         )
 
     def members(self, before: Members | None = None) -> Members | None:
@@ -236,11 +240,11 @@ class Parts:
 
         They are those of all trainers together, also where each keeps a model of its own.
         """
-        if self.recipe.data.source.kind == OWN:
+        if self.recipe.data.faces.kind == OWN:
             return None
         trainers = self.truth if self.method.domains else self.trainers  # targets are told no identities
         public = [self.public] if self.public is not None else []
-        people = membership.of_faces([*trainers.values(), *public], self.recipe.data.source.parts)
+        people = membership.of_faces([*trainers.values(), *public], self.recipe.data.faces.parts)
         return people if before is None else people.beside(before)
 
     def plays(self, party: str) -> bool:

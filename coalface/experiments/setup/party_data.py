@@ -38,10 +38,10 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     if not bringing and (given.data is not None or given.pairs is not None):
         raise RecipeError(
             f"{file} names images of {name}'s own, and this recipe would have others used: take `data` and `pairs` out "
-            "of it to agree, or ask for a recipe with data.source.kind own"
+            "of it to agree, or ask for a recipe with data.faces.kind own"
         )
-    ours = recipe.data.source.kind == OWN
-    asked = [*recipe.data.source.parties, *(recipe.validators if Parts(recipe).has_validators else ())]
+    ours = recipe.data.faces.kind == OWN
+    asked = [*recipe.data.faces.parties, *(recipe.validators if Parts(recipe).has_validators else ())]
     if ours and name not in asked:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
     made = party_file.filled(recipe, {name: given}) if bringing else recipe
@@ -55,7 +55,7 @@ def role(recipe: Recipe, name: str) -> str:
 
 def lacking(recipe: Recipe) -> list[str]:
     """The parties that bring images of their own, of which the recipe does not say where they lie."""
-    source = recipe.data.source
+    source = recipe.data.faces
     trainers = [name for name in source.parties if name not in source.parts]
     validators = recipe.validators.items() if Parts(recipe).has_validators else ()
     return trainers + [name for name, one in validators if not own_data.placed(one)]
@@ -65,11 +65,11 @@ def check_here(recipe: Recipe) -> None:
     """Raise RecipeError unless it is known where the images of all parties lie, so that they can be played here."""
     if missing := lacking(recipe):
         raise RecipeError(
-            f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of their "
-            "own and does not say where they lie. To play all of them on this machine: `coalface run … --own FILE`, or "
-            "for a sweep the same below data.source.parts of the recipe; "
-            f"a YAML file with a line for each, such as `{missing[0]}: {party_file.EXAMPLE}`; over Flower each "
-            "party's node says it (docs/flower.md)"
+            f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of "
+            "their own and does not say where they lie. To play all of them on this machine: `coalface run … "
+            "--party-data FILE`, or for a sweep the same below data.faces.parts of the recipe; a YAML file with a "
+            f"line for each, such as `{missing[0]}: {party_file.EXAMPLE}`; over Flower each party's node says it "
+            "(docs/flower.md)"
         )
 
 
@@ -77,13 +77,13 @@ def check_elsewhere(recipe: Recipe) -> None:
     """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them judged here."""
     if told := own_data.named(recipe):
         raise RecipeError(
-            f"{told[0]}: the recipe says where images lie that are the party's own: take data.source.parts out of it, "
+            f"{told[0]}: the recipe says where images lie that are the party's own: take data.faces.parts out of it, "
             "and source, kind and path of validators with `own: true`; each party's node says it"
         )
-    if recipe.data.source.kind == OWN and recipe.judge.personalised is not None:
+    if recipe.data.faces.kind == OWN and recipe.evaluation.personalised is not None:
         raise RecipeError(
-            "judge.personalised: it takes test images of all parties in one place, and these are the parties' own: "
-            "leave it out, or play the parties on one machine (`coalface run … --own FILE`)"
+            "evaluation.personalised: it takes test images of all parties in one place, and these are the parties' "
+            "own: leave it out, or play the parties on one machine (`coalface run … --party-data FILE`)"
         )
 
 

@@ -103,7 +103,7 @@ def origin(recipe: Recipe, source: schema.Source) -> tuple[str, object]:
 
 def folder(recipe: Recipe, source: schema.Source) -> Path:
     if source.path is None:
-        raise RecipeError(f"data.source.path: a source of kind {source.kind!r} needs the folder it lies in")
+        raise RecipeError(f"data.faces.path: a source of kind {source.kind!r} needs the folder it lies in")
     return below_root(recipe, source.path)
 
 

@@ -24,7 +24,7 @@ from coalface.methods import METHODS
 
 def fingerprint(recipe: Recipe) -> str:
     """What names the images of a recipe's source."""
-    source = recipe.data.source
+    source = recipe.data.faces
     if source.kind == "pack":
         return hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
     return listed(recipe, source).fingerprint()
@@ -60,7 +60,7 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     if data.domains is not None:
         faces, held, calibration = domains.apart(recipe, faces)
     if data.hold_out:
-        faces, held = _held_out(faces, data.hold_out, tuple(data.source.parts))
+        faces, held = _held_out(faces, data.hold_out, tuple(data.faces.parts))
     aside = {}
     for name, validator in recipe.validators.items():
         if validator.identities is not None:
@@ -86,7 +86,7 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
         chosen = np.ones(len(faces.names), dtype=bool)
         if side != "public":
             chosen[:] = False
-            chosen[drawn[: data.private.dealt]] = True
+            chosen[drawn[: data.private.assigned]] = True
         if side in ("public", "both"):
             public = np.ones(len(faces.names), dtype=bool)
             public[drawn] = False
@@ -95,7 +95,7 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     if data.max_identities is not None and data.max_identities < len(faces.names):
         drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(drawn))
-    if len(faces) == 0 and (data.source.kind != OWN or data.source.parts):
+    if len(faces) == 0 and (data.faces.kind != OWN or data.faces.parts):
         if data.public is not None:
             raise RecipeError(
                 f"data.public: none of its people has data.min_images={data.min_images} images or more, or "
@@ -107,7 +107,7 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
 
 def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[FaceSet, FaceSet | None]:
     """(those to train on, those to test on): disjoint images of the same identities, who are among `own`."""
-    wanted, source = recipe.data.test, recipe.data.source
+    wanted, source = recipe.data.test, recipe.data.faces
     if wanted is None:
         return faces, None
     if source.kind == OWN and len(source.parts) < len(source.parties):  # what one party has says nothing of all
@@ -137,7 +137,7 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
     """
     if not METHODS[recipe.method].shares_public:
         return None
-    if recipe.data.source.kind == OWN:
+    if recipe.data.faces.kind == OWN:
         apart = Data.model_validate(before(recipe.data.model_dump(mode="json"), {}))
         return _of_nobody(recipe, own, split(recipe.model_copy(update={"data": apart}), packing).train)
     if recipe.data.private is None:
@@ -152,7 +152,7 @@ def _of_nobody(recipe: Recipe, own: Split, public: FaceSet) -> FaceSet:
     """Public people. Raises RecipeError where a party that is played here has some of them, of the same folder."""
     source = recipe.data.public
     assert source is not None
-    for name, part in recipe.data.source.parts.items():
+    for name, part in recipe.data.faces.parts.items():
         if origin(recipe, part) != origin(recipe, source):
             continue
         mine = {known.removeprefix(f"{name}/") for known in own.train.names if known.startswith(f"{name}/")}
@@ -166,11 +166,11 @@ def _of_nobody(recipe: Recipe, own: Split, public: FaceSet) -> FaceSet:
 
 
 def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
-    """The images of `data.source`. Raises RecipeError, which names `data.public`, where those are of public people."""
+    """The images of `data.faces`. Raises RecipeError, which names `data.public`, where those are of public people."""
     try:
-        return open_source(recipe, recipe.data.source, packing)
+        return open_source(recipe, recipe.data.faces, packing)
     except (ValueError, OSError) as error:
-        if recipe.data.public is None or recipe.data.source.kind == OWN:
+        if recipe.data.public is None or recipe.data.faces.kind == OWN:
             raise
         raise RecipeError(f"data.public: {error}") from None
 
@@ -182,8 +182,10 @@ def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
             f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
             f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
         )
-    if (private.dealt or 0) > private.identities:
-        raise RecipeError(f"data.private.dealt: {private.dealt:,} of {private.identities:,} identities; give fewer")
+    if (private.assigned or 0) > private.identities:
+        raise RecipeError(
+            f"data.private.assigned: {private.assigned:,} of {private.identities:,} identities; give fewer"
+        )
     return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]
 
 
@@ -204,7 +206,7 @@ def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[Face
 
 def _excluded(recipe: Recipe) -> set[str]:
     """The identities that `data.exclude` names, as the training source calls them."""
-    wanted, source = recipe.data.exclude, recipe.data.source
+    wanted, source = recipe.data.exclude, recipe.data.faces
     if source.kind == OWN:  # the lists of the parties that are played here
         wanted = {name: wanted.get(name, ()) if isinstance(wanted, dict) else wanted for name in source.parts}
     by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}

@@ -14,7 +14,7 @@ from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 
-AVERAGED = ("seed", "half_split")
+AVERAGED = ("seed", "fold_split")
 """Keys over which a setting's cells are averaged."""
 NAMED = "name"
 """The key of a grid that says what its cells are called, in place of the keys that have one value there."""
@@ -52,7 +52,7 @@ def _shown(value: Any) -> str:
 def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError.
 
-    Commas separate values, except those inside brackets or quotes: `data.source.domains=[studio],[studio,night]` has
+    Commas separate values, except those inside brackets or quotes: `data.faces.domains=[studio],[studio,night]` has
     two values. The path may be of a file that lists grids over one recipe, `{recipe: FILE, grids: [{key: [a, b]}, …]}`:
     then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
     `name`, by which its cells are called.

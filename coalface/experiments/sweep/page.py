@@ -29,7 +29,7 @@ def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list
                 chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
                 seed=cell.recipe.seed,
                 figures=_figures(line, alike),
-                half=cell.recipe.half_split,
+                half=cell.recipe.fold_split,
                 start=start_name(cell.recipe.pretrain),
                 untrained=sweeps.figures(line.get("untrained", {}), {}),
             )

@@ -189,7 +189,7 @@ def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str,
 
     So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1).
     """
-    keep = 0.99 ** (recipe.local.iterations or 100)
+    keep = 0.99 ** (recipe.local.steps_per_round or 100)
     found: dict[str, float] = {}
     for record in records:
         for party, loss in record.get("losses", {}).items():

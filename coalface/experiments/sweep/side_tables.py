@@ -29,8 +29,8 @@ Group = Sequence[Mapping[str, Any]]
 
 def clients_of(recipe: Recipe) -> str:
     """What decides who a run's clients are, and how well they are served is judged by."""
-    data, judged = recipe.data.model_dump(mode="json"), recipe.judge.model_dump(mode="json")
-    told = ("source", "min_images", "exclude", "max_identities", "private", "hold_out", "partition", "test")
+    data, judged = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
+    told = ("faces", "min_images", "exclude", "max_identities", "private", "hold_out", "partition", "test")
     public = data["side"] == "public"  # other people altogether; a method that pools both sides has the same clients
     return json.dumps([{key: data[key] for key in told}, judged["personalised"], public], sort_keys=True)
 
@@ -82,7 +82,7 @@ def enrolled(groups: Mapping[str, Group]) -> list[str]:
 
 def domain_gaps(cells: Sequence[Cell], groups: Mapping[str, Group]) -> list[str]:
     """Of two domains, how far the target's figures lie below the source's: a row for every setting."""
-    lists = next((cell.recipe.judge.lists for cell in cells if cell.setting in groups), {})
+    lists = next((cell.recipe.evaluation.pairs for cell in cells if cell.setting in groups), {})
     domains = {name: wanted.domain for name, wanted in lists.items() if wanted.domain is not None}
     found = {label: [gaps(flat(cell["figures"]), domains) for cell in group] for label, group in groups.items()}
     names = list(dict.fromkeys(name for each in found.values() for one in each for name in one))

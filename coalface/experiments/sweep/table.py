@@ -57,7 +57,7 @@ def table(
         seeds[cell.setting] = seeds.get(cell.setting, 0) + 1
     there = {label: group for label, group in groups.items() if group}
     names = list(dict.fromkeys(n for g in there.values() for n in flat(g[0]["figures"]) if not n.endswith("_se")))
-    halves = dict.fromkeys(cell.chosen["half_split"] for cell in cells if "half_split" in cell.chosen)
+    halves = dict.fromkeys(cell.chosen["fold_split"] for cell in cells if "fold_split" in cell.chosen)
     rows = [["setting", "runs" if halves else "seeds", *map(figure_name, names), "down", "up", "seconds"]]
     starts: dict[str, list[Mapping[str, Any]]] = {}  # what was not trained yet, of the first setting that starts so
     for cell in cells:
@@ -69,8 +69,8 @@ def table(
         row[1] += "" if len(group) == seeds[label] else f" of {seeds[label]}"
         rows.append(row)
         for half in halves if group else ():
-            mine = [cell for cell in group if cell["cell"].get("half_split") == half]
-            rows += [_row(f"{label}, half_split={half}", mine, "figures", names)] if mine else []
+            mine = [cell for cell in group if cell["cell"].get("fold_split") == half]
+            rows += [_row(f"{label}, fold_split={half}", mine, "figures", names)] if mine else []
     lines = [*aligned(rows, left=1), "", *_said_of_figures(cells, bool(halves)), *_said_of_bounds(cells)]
     lines += unlike_starts(cells, done)
     lines += unlike_code(cells, done)
@@ -108,15 +108,15 @@ def _said_of_figures(cells: Sequence[Cell], both: bool) -> list[str]:
     beside = "Bytes and seconds: mean of a run."
     if both:
         return [
-            "Figures in percent: mean over seeds ± standard deviation over seeds. half_split=first: the validators",
+            "Figures in percent: mean over seeds ± standard deviation over seeds. fold_split=first: the validators",
             "hold the first half of the folds and the figures are of the other half; second: the other way round.",
             f"A setting's own row is of each seed's mean of both. {beside}",
         ]
     lines = [f"Figures in percent: mean over seeds ± standard deviation over seeds. {beside}"]
-    split = next((cell.recipe for cell in cells if cell.recipe.half_split is not None), None)
+    split = next((cell.recipe for cell in cells if cell.recipe.fold_split is not None), None)
     if split is not None:
-        on = ", ".join(dict.fromkeys(v.half_of for v in split.validators.values() if v.half_of is not None))
-        lines += [f"Of {on} these are of one half alone: half_split=first,second gives both and their mean."]
+        on = ", ".join(dict.fromkeys(v.validates for v in split.validators.values() if v.validates is not None))
+        lines += [f"Of {on} these are of one half alone: fold_split=first,second gives both and their mean."]
     return lines
 
 

@@ -39,18 +39,18 @@ def environment(kits: Path) -> dict[str, str]:
     return os.environ | QUIET | {"PATH": path, "FLWR_HOME": home, "PYTHONUNBUFFERED": "1"}
 
 
-def output(words: Sequence[str], kits: Path, within: float) -> str:
-    """What a command prints. Raises Failed; where it takes more than `within` seconds, it and all it began is ended."""
+def output(words: Sequence[str], kits: Path, timeout: float) -> str:
+    """What a command prints. Raises Failed; after `timeout` seconds it, and all that it began, is ended."""
     pipe = subprocess.PIPE
     begun = subprocess.Popen(words, env=environment(kits), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     with begun:
         try:
-            said, besides = begun.communicate(timeout=within)
+            said, besides = begun.communicate(timeout=timeout)
         except BaseException as error:
             os.killpg(begun.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Failed(
-                    f"{' '.join(words)} was not done within {within:g} s: the SuperLink may hang. "
+                    f"{' '.join(words)} was not done within {timeout:g} s: the SuperLink may hang. "
                     f"`coalface down {quote(str(kits))}` ends it, `coalface up {quote(str(kits))}` starts it again and "
                     "goes on with the run"
                 ) from None
@@ -60,9 +60,9 @@ def output(words: Sequence[str], kits: Path, within: float) -> str:
     return said
 
 
-def told(words: Sequence[str], kits: Path, within: float) -> dict[str, Any]:
+def told(words: Sequence[str], kits: Path, timeout: float) -> dict[str, Any]:
     """What a command of Flower's answers as JSON. Raises Failed, as `success` says it: its exit status is 0 anyway."""
-    said = output(words, kits, within)
+    said = output(words, kits, timeout)
     try:
         found = json.loads(said)
     except ValueError:

@@ -52,7 +52,7 @@ class Loopback:
     kits: Path
     tell: Callable[[str], None] = lambda text: None
     """Says to a person what is being done."""
-    within: float = 300.0
+    timeout: float = 300.0
     """Seconds that the SuperLink has to answer, and the nodes to be there."""
     made: ProvisionConfig = field(init=False)
     _from: dict[str, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Loopback:
         """Make the parties' keys known; Flower takes none again that was withdrawn."""
         self.tell("registering the parties' keys")
         with self._reasons():
-            flwr_cli.output([str(self.kits / "operator" / "register.sh")], self.kits, self.within)
+            flwr_cli.output([str(self.kits / "operator" / "register.sh")], self.kits, self.timeout)
         write_json(self.kits / "up.json", _kept(self.kits) | {"registered": True})
 
     def _superlink(self, runs: Path, before: Path) -> None:
@@ -118,7 +118,7 @@ class Loopback:
                 )
             self._until(
                 self._answers,
-                f"the SuperLink is there and does not answer within {self.within:g} s: `coalface down {self.typed}` "
+                f"the SuperLink is there and does not answer within {self.timeout:g} s: `coalface down {self.typed}` "
                 f"ends it, `coalface up {self.typed}` starts it again and goes on with the run",
                 (),
             )
@@ -140,7 +140,7 @@ class Loopback:
             self._alive(SUPERLINK, process, "the SuperLink has ended")
             return self._answers()
 
-        self._until(up, f"the SuperLink does not answer within {self.within:g} s", [SUPERLINK])
+        self._until(up, f"the SuperLink does not answer within {self.timeout:g} s", [SUPERLINK])
 
     def _answers(self) -> bool:
         """Whether the SuperLink takes connections over TLS that the parties would trust."""
@@ -205,7 +205,7 @@ class Loopback:
             away[:] = [name for name in started if _ONLINE not in self._new(name)]
             return not away
 
-        self._until(online, f"not all nodes are online within {self.within:g} s", away)
+        self._until(online, f"not all nodes are online within {self.timeout:g} s", away)
         self.tell(f"all {len(self.made.parties)} nodes are online")
 
     def _node(self, name: str) -> subprocess.Popen[bytes]:
@@ -279,7 +279,7 @@ class Loopback:
     def _told(self, *words: str) -> dict[str, Any]:
         """What a command of Flower's answers. Raises Down where it fails, with its reason."""
         with self._reasons():
-            return flwr_cli.told(words, self.kits, self.within)
+            return flwr_cli.told(words, self.kits, self.timeout)
 
     @contextlib.contextmanager
     def _reasons(self) -> Iterator[None]:
@@ -308,7 +308,7 @@ class Loopback:
         return ""
 
     def _until(self, there: Callable[[], bool], late: str, parts: Sequence[str]) -> None:
-        ends = time.monotonic() + self.within
+        ends = time.monotonic() + self.timeout
         while not there():
             if time.monotonic() > ends:
                 raise Down(late + "".join(self._said(part) + self._advice(part) for part in parts))

@@ -70,7 +70,7 @@ def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
             f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
         )
     read = loader.load(recipe)
-    validators, trainers = set(read.validators), set(read.data.source.parties)
+    validators, trainers = set(read.validators), set(read.data.faces.parties)
     for name, party in made.parties.items():
         if party.role == "validator" and name not in validators:
             raise RecipeError(f"{file}: parties.{name} is a validator, but the recipe's `validators` has no {name}")
@@ -81,12 +81,10 @@ def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
         if not bringing and (said := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(
                 f"{file}: parties.{name}.{said[0]}: by the recipe it brings no images of its own: leave it out (`data` "
-                "is the root of the recipe's), or take a recipe with data.source.kind own"
+                "is the root of the recipe's), or take a recipe with data.faces.kind own"
             )
         if trainers and party.role == "trainer" and name not in trainers:
-            raise RecipeError(
-                f"{file}: parties.{name} is a trainer, but the recipe's data.source.parties has no {name}"
-            )
+            raise RecipeError(f"{file}: parties.{name} is a trainer, but the recipe's data.faces.parties has no {name}")
     if missing := sorted(trainers - made.parties.keys()):
         raise RecipeError(f"{file}: the recipe's party {missing[0]} is none of the parties: add it, or take it out")
     if missing := sorted(validators - made.parties.keys()):
@@ -103,7 +101,7 @@ def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     method, data = METHODS[recipe.method], recipe.data
     if method.domains:
         dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
-    elif data.source.kind != OWN and data.partition.kind in ("equal", "dirichlet", "shares"):
+    elif data.faces.kind != OWN and data.partition.kind in ("equal", "dirichlet", "shares"):
         shares = data.partition.kind == "shares"
         dealt = sorted(data.partition.shares) if shares else partition.names("silo", data.partition.parties)
         needed = [POOLED] if method.pooled else dealt

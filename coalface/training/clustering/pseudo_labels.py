@@ -34,9 +34,9 @@ class Labelling:
     clusters: int | None = None
     """How many clusters there shall be: K-means needs to be told, FINCH takes its level that is nearest to it (without:
     the last with more than one cluster), C-FINCH is refined to it. No party knows it; it is for comparisons."""
-    smallest: int = 1
+    min_cluster_size: int = 1
     """Clusters of fewer images are dropped: these images are not trained on."""
-    core: int = 4
+    min_samples: int = 4
     """DBSCAN: neighbours, itself included, that make an image the core of a cluster."""
 
     def __post_init__(self) -> None:
@@ -50,8 +50,10 @@ class Labelling:
             raise ValueError(f"clusters is {self.clusters}; give 1 or more, or leave it out")
         if self.algorithm == "dbscan" and self.clusters is not None:
             raise ValueError("dbscan finds the number of clusters by itself: leave `clusters` out")
-        if self.smallest < 1 or self.core < 1:
-            raise ValueError(f"smallest and core are 1 or more; got {self.smallest} and {self.core}")
+        if self.min_cluster_size < 1 or self.min_samples < 1:
+            raise ValueError(
+                f"min_cluster_size and min_samples are 1 or more; got {self.min_cluster_size} and {self.min_samples}"
+            )
 
     @property
     def by_threshold(self) -> bool:
@@ -83,7 +85,7 @@ class Labelling:
         else:
             levels = cfinch(features, threshold)
             found = levels.final if self.clusters is None else self._refined(levels, features)
-        return drop_small(found, self.smallest)
+        return drop_small(found, self.min_cluster_size)
 
     def _refined(self, levels: Partitions, features: Tensor) -> NDArray[np.int64]:
         """C-FINCH's clusters, as many as are wanted, or as its first level has where that has fewer."""
@@ -107,7 +109,7 @@ class Labelling:
 
     def _dbscan(self, features: Tensor, radius: float) -> NDArray[np.int64]:
         """DBSCAN within a cosine distance ρ, of unit vectors a distance of √(2 ρ); −1 is what it calls noise."""
-        made = _sklearn().DBSCAN(eps=(2 * radius) ** 0.5, min_samples=self.core)
+        made = _sklearn().DBSCAN(eps=(2 * radius) ** 0.5, min_samples=self.min_samples)
         return np.asarray(made.fit_predict(features.cpu().numpy()), dtype=np.int64)
 
 

@@ -116,7 +116,7 @@ def check_shardable(loss: CosineLoss) -> None:
     if not whole:
         raise ValueError(
             f"{cls.__name__} cannot be computed over several processes: its party must be played by one. Leave the "
-            "party out of engine.shards, or take softmax, cosface or arcface"
+            "party out of engine.processes_per_party, or take softmax, cosface or arcface"
         )
 
 

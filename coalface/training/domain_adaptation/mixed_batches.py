@@ -15,7 +15,7 @@ from coalface.core.method import Party, Tensors, private
 from coalface.training.domain_adaptation.losses import UNKNOWN
 from coalface.training.features import mean_head, unit_features
 from coalface.training.local_training import Learner, fresh_head, train
-from coalface.training.local_work import Cursor, LocalWork, by_iterations
+from coalface.training.local_work import Cursor, LocalTraining, by_iterations
 from coalface.training.losses.base import CosineLoss
 
 
@@ -30,7 +30,7 @@ class Mixed:
 
 
 def learn_mixed(
-    party: Party, backbone: Tensors, own: Mixed | None, work: LocalWork, loss: CosineLoss, extra: Tensors
+    party: Party, backbone: Tensors, own: Mixed | None, work: LocalTraining, loss: CosineLoss, extra: Tensors
 ) -> tuple[float, Mixed]:
     """One round at a party with images of both domains: the mean loss, and what it keeps; momentum goes on throughout.
 
@@ -40,7 +40,7 @@ def learn_mixed(
     class embeddings are to be sampled, or where a domain has no image.
     """
     if party.shards is not None:
-        raise ValueError("a batch of two domains is not split over processes: leave engine.shards out")
+        raise ValueError("a batch of two domains is not split over processes: leave engine.processes_per_party out")
     if (work.sample_rate or 1) < 1:
         raise ValueError("local.sample_rate: in a batch of two domains all class embeddings are trained; leave it out")
     known = np.flatnonzero(party.data.labels != UNKNOWN)
@@ -54,7 +54,7 @@ def learn_mixed(
     def order(epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return party.stream(party.stage, "target epoch", epoch).permutation(len(unknown))
 
-    beside, target = by_iterations(len(unknown), work.batch, len(batches), own.target if own else Cursor(), order)
+    beside, target = by_iterations(len(unknown), work.batch_size, len(batches), own.target if own else Cursor(), order)
     party.backbone.load(backbone, learner.kept)
     trained = train(
         party,

@@ -20,18 +20,18 @@ class PositiveHinge(OwnClassLoss):
     Source: Aggarwal et al., "FedFace" (2021), its positive loss; after Yu et al., "FedAwS" (ICML 2020).
     """
 
-    wanted: float = 0.9
+    target_cosine: float = 0.9
     """m, a cosine, -1 to 1: from it on the loss is 0."""
 
     def __post_init__(self) -> None:
-        require(self, "a wanted cosine from -1 to 1", -1 <= self.wanted <= 1, self.wanted)
+        require(self, "a target cosine from -1 to 1", -1 <= self.target_cosine <= 1, self.target_cosine)
 
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         check(embeddings, weights, labels)
         check_labels(labels, len(weights))
         embeddings, weights = wide(embeddings, weights)
         cosine = (unit(embeddings) * unit(weights[labels])).sum(1)
-        return F.relu(self.wanted - cosine).square()
+        return F.relu(self.target_cosine - cosine).square()
 
 
 @dataclass(frozen=True)
