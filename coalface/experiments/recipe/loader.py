@@ -19,6 +19,7 @@ from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.import_insightface import understood
+from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.schema import LOSS, Recipe
 from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
@@ -134,6 +135,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     _check_utf8(tree)
+    check_names(tree)
     try:
         recipe = Recipe.model_validate(understood(tree))
     except ValidationError as error:
