@@ -1,8 +1,9 @@
 """Sweeps: a grid of recipes into one table, resumable from one small text file.
 
 `OUT/cells.jsonl` has a line for every finished cell: the hash of its resolved recipe, what was swept, the figures, the
-evidence for paired comparisons, and digests of the code that ran it. That file alone says what is done; a cell whose
-hash has changed is run again, and one whose code has changed is named.
+evidence for paired comparisons, and digests of the code that ran it. That file alone says what is done (above 1 MB it
+becomes `cells.jsonl.gz` when the sweep ends); a cell whose hash has changed is run again, and one whose code has
+changed is named.
 A cell that fails does not stop the others: `OUT/failed.json` has its reason, and the next sweep tries it again, last.
 A disk that takes nothing more stops the sweep.
 """
@@ -10,13 +11,13 @@ A disk that takes nothing more stops the sweep.
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface.core.disk import explained, refusal, writing
+from coalface.core.disk import explained, refusal
 from coalface.core.names import made_plain
 from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists, write_json, write_text
@@ -26,6 +27,7 @@ from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report.runs import clean
 from coalface.experiments.sweep import page
+from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of, table
 
@@ -50,12 +52,13 @@ def sweep(
         baseline_of([cell.setting for cell in cells], wanted)
     over = page.axes_of(cells, axes)
     out.mkdir(parents=True, exist_ok=True)
-    done, failed = read_cells(out / "cells.jsonl"), _read_failed(out)
+    finished = out / "cells.jsonl"
+    done, failed = read_cells(finished), _read_failed(out)
     if changed := {cell.name or cell.setting: found for cell in cells if (found := _changed_code(cell, done))}:
         modules = ", ".join(sorted({name for found in changed.values() for name in found}))
         callback.note(
             f"the code of methods ({modules}) is another now than that which ran these cells: {'; '.join(changed)}. "
-            f"They are left as they are: delete their lines in {out / 'cells.jsonl'}, and they are run again"
+            f"They are left as they are: {_to_delete(finished)}, and they are run again"
         )
     numbered = enumerate(cells, start=1)
     for number, cell in sorted(numbered, key=lambda one: one[1].recipe.digest() in failed):  # a stable sort
@@ -72,12 +75,12 @@ def sweep(
             callback.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
             write_json(out / "failed.json", failed)
             continue
-        with writing(out / "cells.jsonl"), open(out / "cells.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(done[digest]) + "\n")
+        append_cell(finished, done[digest])
         if failed.pop(digest, None) is not None:
             write_json(out / "failed.json", failed)
         if not keep_runs:
             shutil.rmtree(out / "runs" / digest)
+    pack_cells(finished)
     text, whole = table(cells, done, baselines, failed)
     left = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
     if not left["table.md"]:
@@ -85,7 +88,7 @@ def sweep(
     if not left["sweep.html"]:
         command = page.command_of(path, changes, out, baselines, axes, keep_runs)
         write_text(out / "sweep.html", page.page(cells, done, text, command, over))
-    said = f"{text}\ncells: {out / 'cells.jsonl'}"
+    said = f"{text}\ncells: {finished if finished.exists() else packed(finished)}"
     for what, name in (("table", "table.md"), ("page", "sweep.html")):
         said += f"\n{what}: {out / name}{' (left as it was)' if left[name] else ''}"
     if missing := sum(cell.recipe.digest() not in done for cell in cells):
@@ -139,33 +142,16 @@ def _changed_code(cell: Cell, done: Mapping[str, Mapping[str, Any]]) -> list[str
     return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
 
 
+def _to_delete(path: Path) -> str:
+    """What makes a sweep run finished cells again."""
+    unpack = f"`gunzip {shlex.quote(str(packed(path)))}`, and " if packed(path).exists() else ""
+    return f"{unpack}delete their lines in {path}"
+
+
 def _read_failed(out: Path) -> dict[str, str]:
     """The reason of each cell that has failed and was not done since, by the hash of its recipe."""
     path = out / "failed.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
-    """Finished cells by the hash of their recipe; a last line that was cut off does not count.
-
-    With `mend` it is taken away.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    if not path.exists():
-        return found
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data) and mend:
-        os.truncate(path, whole)
-    for number, line in enumerate(data[:whole].decode("utf-8").splitlines(), start=1):
-        try:
-            cell = json.loads(line)
-            found[cell["hash"]] = cell
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecipeError(
-                f"{path}, line {number} is no cell ({error!r}): delete the line, and it is run again"
-            ) from None
-    return found
 
 
 def _line(cell: Cell, place: Path) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""The finished cells of a sweep as lines of JSON: `cells.jsonl`, and packed as `cells.jsonl.gz` once they are large."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coalface.core.disk import writing
+from coalface.experiments.recipe.schema import RecipeError
+
+LARGE = 1 << 20
+"""Bytes of cells above which `pack_cells` packs them."""
+
+
+def packed(path: Path) -> Path:
+    """Where cells lie that are packed; cells that were finished since lie at `path` itself."""
+    return path.with_name(path.name + ".gz")
+
+
+def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
+    """Finished cells by the hash of their recipe, packed or not; a last line that was cut off does not count.
+
+    With `mend` it is taken away.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for file in (packed(path), path):
+        for number, line in enumerate(_lines(file, mend), start=1):
+            try:
+                cell = json.loads(line)
+                found[cell["hash"]] = cell
+            except (ValueError, KeyError, TypeError) as error:
+                raise RecipeError(
+                    f"{file}, line {number} is no cell ({error!r}): delete the line, and it is run again"
+                ) from None
+    return found
+
+
+def append_cell(path: Path, cell: Mapping[str, Any]) -> None:
+    """Add a finished cell."""
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(cell) + "\n")
+
+
+def pack_cells(path: Path) -> None:
+    """Pack cells that are more than `LARGE`: the same cells give the same bytes.
+
+    A kill in between leaves the same cells in both files, and the next call takes the second away.
+    """
+    if not path.exists():
+        return
+    lines = dict.fromkeys([*_lines(packed(path)), *_lines(path)])  # each once
+    data = "".join(f"{line}\n" for line in lines).encode()
+    if len(data) <= LARGE:
+        return
+    fresh = path.with_name(path.name + ".new")
+    with writing(packed(path)):
+        fresh.write_bytes(gzip.compress(data, 9, mtime=0))
+    fresh.rename(packed(path))
+    path.unlink()
+
+
+def _lines(file: Path, mend: bool = False) -> list[str]:
+    """The whole lines of a file; none where there is no file."""
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    if file.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RecipeError(f"{file} cannot be unpacked ({error}): put it back from a copy") from None
+    whole = data.rfind(b"\n") + 1
+    if mend and whole < len(data) and file.suffix != ".gz":
+        os.truncate(file, whole)
+    return data[:whole].decode("utf-8").splitlines()
