@@ -30,7 +30,7 @@ grids:
      local.steps_per_round: [5, 75], seed: [0, 1]}
 """
 DATA = {"faces": {"kind": "synthetic", "identities": 24, "images": 4}, "hold_out": 12}
-JUDGE = {"lists": {"unseen": {"kind": "balanced", "pairs": 60}}}
+JUDGE = {"pairs": {"unseen": {"kind": "balanced", "pairs": 60}}}
 Swept = tuple[list[Cell], dict[str, dict[str, Any]]]
 CENTRAL, RESET, NONE = "method=centralized", "methods.fedavg.momentum=reset", "methods.fedavg.momentum=none"
 

@@ -37,7 +37,7 @@ def recipe(root: Path) -> Recipe:
         "partition": {"parties": 2},
     }
     tree = loader.merged(tiny(method="fedfr-joint").model_dump(mode="json"), {"data": data})
-    tree["data"]["faces"], tree["evaluation"]["pairs"] = data["source"], {}
+    tree["data"]["faces"], tree["evaluation"]["pairs"] = data["faces"], {}
     return loader.parse(tree)
 
 

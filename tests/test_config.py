@@ -39,7 +39,7 @@ def fault(tree: dict[str, Any]) -> str:
         ({"loss": {"name": "cosface", "margn": 0.3}}, "did you mean loss.margin?"),
         ({"methods": {"fedavg": {"smple": 3}}}, "did you mean methods.fedavg.sample?"),
         ({"method": "solo", "methods": {"fedprox": {"muu": 3}}}, "did you mean methods.fedprox.mu?"),
-        ({"faults": {"drp": 3}}, "faults.drp is not a key of a recipe; did you mean trouble."),
+        ({"faults": {"drp": 3}}, "faults.drp is not a key of a recipe; did you mean faults."),
         ({"pretrain": {"methd": "solo"}}, "pretrain.methd is not a key of a recipe; did you mean method?"),
         ({"method": "fedavgg"}, "method: 'fedavgg' is not known; did you mean 'fedavg'?"),
         ({"methods": {"fedavgg": {}}}, "methods: 'fedavgg' is not known; did you mean 'fedavg'?"),
@@ -79,7 +79,7 @@ def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
         ({"rounds": 0}, "rounds: Input should be greater than or equal to 1; got 0"),
         ({"local": {"lr": "fast"}}, "local.lr: Input should be a valid number"),
         ({"local": {"lr": -1}}, "local: local work needs lr > 0"),
-        ({"data": None}, "data: a section with keys below it is needed, such as root, source, size; got None"),
+        ({"data": None}, "data: a section with keys below it is needed, such as root, faces, size; got None"),
         (
             {"evaluation": {"pairs": {"a": None}}},
             "evaluation.pairs.a: a section with keys below it is needed, such as kind",
@@ -141,7 +141,7 @@ def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, A
 
 def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("rounds: 5\nlocal: {lr: 0.1, batch: 8}\n")
+    path.write_text("rounds: 5\nlocal: {lr: 0.1, batch_size: 8}\n")
     changes = ["local.lr=1e-3", "methods.fedavg.sample=4", "data.faces.domains=[studio, night]", "data.grey=false"]
     recipe = loader.load(path, [*changes, "evaluation.pairs.a.pairs=7", "data.max_identities="])
     assert (recipe.name, recipe.rounds) == ("mine", 5)
@@ -257,7 +257,7 @@ def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
     flat = leaves(resolved)
     for key in ("local.momentum", "local.weight_decay", "loss.scale", "loss.margin", "methods.fedavg.momentum"):
         assert key in flat  # a default of a class behind the recipe, not of the recipe itself
-    for section in (schema.Data, schema.Model, schema.Engine, schema.Judge):
+    for section in (schema.Data, schema.Model, schema.Engine, schema.Evaluation):
         assert set(resolved[section.__name__.lower()]) == set(section.model_fields)
     assert set(resolved) == set(schema.Recipe.model_fields)
 
@@ -361,7 +361,7 @@ def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
 def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
     data = {"side": "private", "private": {"identities": 12}}
     one, other, fewer = (
-        tiny(pretrain={"method": "centralized"}, data=loader.merged(data, {"private": {"dealt": dealt}}))
+        tiny(pretrain={"method": "centralized"}, data=loader.merged(data, {"private": {"assigned": dealt}}))
         for dealt in (None, 12, 4)
     )
     assert one == other and one.digest() == other.digest() != fewer.digest()

@@ -21,7 +21,7 @@ WHOLE = demo.RECIPE
 def small() -> Iterator[None]:
     """The demonstration at a size of seconds, in one process."""
     shrunk: dict[str, Any] = {**WHOLE, "rounds": 1, "local": TINY["local"]}
-    shrunk |= {key: TINY[key] for key in ("data", "judge", "engine")}
+    shrunk |= {key: TINY[key] for key in ("data", "evaluation", "engine")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "RECIPE", shrunk)
         yield

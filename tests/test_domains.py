@@ -155,7 +155,7 @@ def test_the_order_of_images_does_not_tell_who_is_in_them(method: str) -> None:
 def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) -> None:
     for part in ("here", "there"):
         tinyruns.picture_folders(tmp_path / part, [f"{part}_{i}" for i in range(4)], images=3)
-    tree = {key: value for key, value in TREE.items() if key not in ("data", "judge")}
+    tree = {key: value for key, value in TREE.items() if key not in ("data", "evaluation")}
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "faces": {"kind": "joined", "parts": parts}, "size": 32}
     recipe = loader.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
@@ -325,9 +325,9 @@ def test_more_people_than_there_are_is_refused(change: dict[str, Any], said: str
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("change", [{"faces": None}, {"source": None, "part": "street"}])
+@pytest.mark.parametrize("change", [{"source": None}, {"source": None, "part": "street"}])
 def test_a_list_that_shows_another_domain_than_it_says_is_refused(change: dict[str, Any]) -> None:
-    said = r"judge\.lists\.studio\.domain: it says source, which is studio, and the list shows people of street"
+    said = r"evaluation\.pairs\.studio\.domain: it says source, which is studio, and the list shows people of street"
     with pytest.raises(RecipeError, match=said):
         two_domains({"evaluation": {"pairs": {"studio": {"domain": "source", **change}}}})
 
@@ -335,7 +335,7 @@ def test_a_list_that_shows_another_domain_than_it_says_is_refused(change: dict[s
 def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
     same = {"evaluation": {"pairs": {"studio": {"source": {"first": 5}}}}}
     recipe = two_domains(same)
-    with pytest.raises(RecipeError, match=r"judge\.lists\.studio: .* would be trained on as well"):
+    with pytest.raises(RecipeError, match=r"evaluation\.pairs\.studio: .* would be trained on as well"):
         _ = Parts(recipe).pairs
 
 
@@ -343,6 +343,6 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
 def test_batches_of_two_domains_are_not_split_over_processes(method: str) -> None:
     recipe = two_domains({"method": method, "engine": {"processes_per_party": {"pooled": 2}}})
     with pytest.raises(
-        RecipeError, match=rf"engine\.shards\.pooled: a batch of two domains, as {method} has it, is not"
+        RecipeError, match=rf"engine\.processes_per_party\.pooled: a batch of two domains, as {method} has it, is not"
     ):
         machine.check_shards(Parts(recipe))

@@ -291,7 +291,7 @@ def test_lists_with_queries_are_kept_and_read_again(tmp_path: Path) -> None:
     [
         (
             {"evaluation": {"pairs": {"unseen": {"kind": "bin", "path": "x.bin", "rank1": "one-query"}}}},
-            r"judge\.lists\.unseen\.rank1: a \.bin does not say who is in its images; leave it out",
+            r"evaluation\.pairs\.unseen\.rank1: a \.bin does not say who is in its images; leave it out",
         ),
         (
             {"validators": {"v": {"identities": 2, "rank1": "one-query"}}},
@@ -302,7 +302,7 @@ def test_lists_with_queries_are_kept_and_read_again(tmp_path: Path) -> None:
                 "evaluation": {"pairs": {"unseen": {"rank1": "one-query"}}},
                 **{"validators": {"v": {"validates": "unseen"}}, "fold_split": "first"},
             },
-            r"judge\.lists\.unseen\.rank1: v holds half of its folds, and who is looked up has no fold",
+            r"evaluation\.pairs\.unseen\.rank1: v holds half of its folds, and who is looked up has no fold",
         ),
     ],
 )

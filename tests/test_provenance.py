@@ -127,8 +127,8 @@ def test_a_recipe_that_was_taken_away_is_written_as_it_was(copy: Path, fedavg_ru
 def test_what_the_result_does_not_depend_on_may_be_edited(half: Path, fedavg_run: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
     text = (out / "config.yaml").read_text()
-    assert "  checkpoint: 1\n" in text
-    (out / "config.yaml").write_text("# by hand\n" + text.replace("  checkpoint: 1\n", "  checkpoint: 2\n"))
+    assert "  checkpoint_every: 1\n" in text
+    (out / "config.yaml").write_text("# by hand\n" + text.replace("  checkpoint_every: 1\n", "  checkpoint_every: 2\n"))
     experiment.resume(out, Silent())
     assert model_bytes(out) == model_bytes(fedavg_run)
 

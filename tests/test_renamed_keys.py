@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinyruns
 import yaml
 
-import tinyruns
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.renamed_keys import RENAMED
 from coalface.experiments.recipe.schema import RecipeError

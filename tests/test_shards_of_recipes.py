@@ -33,7 +33,7 @@ def test_a_recipe_says_which_party_several_processes_play(tmp_path: Path, fedavg
     assert all((many[name] - one[name]).abs().max() < 1e-3 for name in one)
     assert json.loads((out / "summary.json").read_text())["numerics"]["shards"] == {"silo-00": 2}
     assert [len(list((out / "parties" / f"silo-0{i}").glob("*.shard"))) for i in range(2)] == [1, 0]
-    with pytest.raises(RecipeError, match=r"engine\.shards\.silo-00 would change it: start a new run"):
+    with pytest.raises(RecipeError, match=r"engine\.processes_per_party\.silo-00 would change it: start a new run"):
         experiment.resume(out, tinyruns.Silent(), ("engine.processes_per_party.silo-00=3",))
 
 

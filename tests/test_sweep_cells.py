@@ -6,12 +6,12 @@ import gzip
 from pathlib import Path
 
 import pytest
-
 import tinyruns
+from tinyruns import Silent
+
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.sweep import cells
 from coalface.experiments.sweep.run import describe, sweep
-from tinyruns import Silent
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None
 
     def with_bins(mine: str) -> schema.Recipe:
         packs = {name: {"kind": "bin", "path": f"{path}.bin"} for name, path in (("j", "one"), ("v", mine))}
-        judged = {"lists": {"j": packs["j"]}}
+        judged = {"pairs": {"j": packs["j"]}}
         return recipe(
             data={"root": str(tmp_path)}, evaluation=judged, validators={"v": {**packs["v"], "identities": None}}
         )

@@ -119,10 +119,10 @@ def test_a_folder_needs_a_path() -> None:
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
     write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
-    recipe = on_folder(root, source={"kind": "pack", "path": "people.pack"})
+    recipe = on_folder(root, faces={"kind": "pack", "path": "people.pack"})
     assert splits.split(recipe).train.names == tuple(PEOPLE)
     with pytest.raises(RecipeError, match="holds images of 32×32×1, the recipe wants 64×64×1: set data.size"):
-        splits.split(on_folder(root, source={"kind": "pack", "path": "people.pack"}, size=64))
+        splits.split(on_folder(root, faces={"kind": "pack", "path": "people.pack"}, size=64))
 
 
 @pytest.mark.parametrize("name", ["b\udcff", "a\tb"])
@@ -133,7 +133,7 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
     own = {"kind": "own", "parties": ["a"], "parts": {"a": source}}
     for kind in (source, own):
         with pytest.raises(ValueError, match=r"people\.pack, identity .* is no plain name"):
-            splits.split(on_folder(root, source=kind, partition={}))
+            splits.split(on_folder(root, faces=kind, partition={}))
 
 
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:

@@ -209,7 +209,7 @@ class OneBlack(Tiny):
 BLACK = OneBlack(**vars(EXACT))
 
 
-@pytest.mark.parametrize("settings", [{}, {"start": "random"}])
+@pytest.mark.parametrize("settings", [{}, {"head_init": "random"}])
 def test_a_party_whose_embeddings_are_no_numbers_is_refused_by_name_and_the_others_count(
     tmp_path: Path, settings: Any
 ) -> None:

@@ -146,7 +146,7 @@ TROUBLES = [
 ]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=range(len(TROUBLES)))
+@pytest.mark.parametrize("faults", TROUBLES, ids=range(len(TROUBLES)))
 def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, faults: SimulatedFaults) -> None:
     ran = run(Moves(rounds=8, note=True), tmp_path, faults=faults, max_abandoned_rounds=9, min_reply_fraction=0.4)
     at, mine, records = ran.server.at, listed(tmp_path), metrics(tmp_path)

@@ -28,7 +28,7 @@ TWO_OF_THREE = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "nan"})
 
 def test_patience_ends_the_run_and_a_lower_quorum_lets_it_go_on(tmp_path: Path) -> None:
     says = (
-        r"3 rounds in a row were abandoned; the last: 1 of 3 .* lower engine.min_reply_fraction \(now 0.5\) or more "
+        r"3 rounds in a row were abandoned; the last: 1 of 3 .* lower engine.min_reply_fraction \(now 0.5\), or raise "
         r".* \(now 3\)"
     )
     with pytest.raises(RunFailed, match=says):

@@ -36,7 +36,7 @@ def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "trouble", [SimulatedFaults(dropout=0.3), SimulatedFaults(lost=0.3), SimulatedFaults(slow={"*": 1.0}, deadline=1.0)]
+    "faults", [SimulatedFaults(dropout=0.3), SimulatedFaults(lost=0.3), SimulatedFaults(slow={"*": 1.0}, deadline=1.0)]
 )
 def test_what_comes_in_the_end_counts_as_what_came_at_once(tmp_path: Path, faults: SimulatedFaults) -> None:
     whole = run(Moves(), tmp_path / "whole", EIGHT).bytes()

@@ -83,7 +83,7 @@ def test_a_value_that_is_no_number_is_a_level_beside_its_line(value: Any) -> Non
     said = {None: "null", "all": "all", True: "true"}.get(value if not isinstance(value, list) else "", "[5]")
     lines, levels = found(*[cell(0, 80.0, method="pfm", K=k) for k in (5, 25)], cell(0, 70.0, method="pfm", K=value))
     assert [(line.name, list(line.at)) for line in lines] == [("pfm", [5.0, 25.0])]
-    assert levels == [Level(f"pfm, iterations={said}", Spread(70.0, 70.0, 70.0, 1, 1), None)]
+    assert levels == [Level(f"pfm, steps_per_round={said}", Spread(70.0, 70.0, 70.0, 1, 1), None)]
 
 
 def test_what_runs_start_from_is_a_level_where_all_start_from_the_same() -> None:

@@ -35,7 +35,7 @@ def troubled(folder: Path, trouble: dict[str, Any]) -> runs.Run:
 )
 def test_what_was_simulated_stands_at_the_head(write_run: Any, trouble: dict[str, Any], said: str) -> None:
     (first,) = [line for line in faults.at_the_head(troubled(write_run(), trouble)) if "Simulated" in line]
-    assert re.search(f"Simulated trouble: .*{said}", first)
+    assert re.search(f"Simulated faults: .*{said}", first)
 
 
 @pytest.mark.parametrize("trouble", [{}, {"dropout": 0.0, "lost": 0.0, "deadline": None}, {"slow": {"*": 0}}, []])

@@ -63,7 +63,7 @@ def test_a_source_that_trains_no_more_is_still_asked_for_the_threshold(tmp_path:
     assert run(other, tmp_path / "other", WORLD).bytes() == ran.bytes()
 
 
-@pytest.mark.parametrize("settings", [{"faces": True}, {"constraint": 0.1}])
+@pytest.mark.parametrize("settings", [{"source": True}, {"constraint": 0.1}])
 def test_fine_tuning_knows_no_source(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="finetune-pseudo trains without the source client: leave `source` and"):
         FinetunePseudo(**settings)
@@ -273,7 +273,7 @@ def test_the_lab_alone_gets_the_labels(tmp_path: Path) -> None:
 def test_class_embeddings_start_at_mean_features_or_at_random(start: str, tmp_path: Path) -> None:
     """After a round of next to no step."""
     work = replace(WORK, lr=1e-12)
-    ran = run(made(rounds=1, local=work, start=start), tmp_path, WORLD)
+    ran = run(made(rounds=1, local=work, head_init=start), tmp_path, WORLD)
     client = Client("silo-1", WORLD)
     client.label(ran.state.backbone, TAU, 2)
     means = client.means(ran.state.backbone)

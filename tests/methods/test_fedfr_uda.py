@@ -66,7 +66,7 @@ class Loop:
     [
         {},
         {"weights": "images"},
-        {"faces": False},
+        {"source": False},
         {"constraint": 0.0},
         {"relabel": 2},
         {"pretrain": 0},

@@ -96,8 +96,8 @@ def test_a_stop_between_the_stages(tmp_path: Path) -> None:
     ("make", "says"),
     [
         (lambda: Finetune(branch="binary"), "it has no branch .* for a branch take fedfr-joint"),
-        (lambda: Finetune(tuning_epochs=0), "tunes for 1 epoch or more; got branch=none and tuning=0"),
-        (lambda: KD(weight=1.5), "weight is from 0 to 1 and softness above 0; got 1.5 and 4.0"),
+        (lambda: Finetune(tuning_epochs=0), "tunes for 1 epoch or more; got branch=none and tuning_epochs=0"),
+        (lambda: KD(weight=1.5), "weight is from 0 to 1 and distillation_temperature above 0; got 1.5 and 4.0"),
         (lambda: KD(distillation_temperature=0.0), "got 0.5 and 0.0"),
         (lambda: KD(loss=SphereFace()), "kd distils the logits of a softmax, and SphereFace has none: take one such"),
         (lambda: KD(loss=PositiveHinge()), "kd distils the logits of a softmax, and PositiveHinge has none"),

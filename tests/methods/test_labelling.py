@@ -179,8 +179,8 @@ def test_the_source_is_asked_where_a_threshold_is_wanted_and_not_given(settings:
         ({"algorithm": "k-means"}, "k-means has to be told how many clusters there are: give `clusters`"),
         ({"clusters": 0}, "clusters is 0; give 1 or more, or leave it out"),
         ({"algorithm": "dbscan", "clusters": 3}, "dbscan finds the number of clusters by itself: leave `clusters` out"),
-        ({"smallest": 0}, "smallest and core are 1 or more; got 0 and 4"),
-        ({"core": 0}, "smallest and core are 1 or more; got 1 and 0"),
+        ({"min_cluster_size": 0}, "min_cluster_size and min_samples are 1 or more; got 0 and 4"),
+        ({"min_samples": 0}, "min_cluster_size and min_samples are 1 or more; got 1 and 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -198,7 +198,7 @@ def test_a_failing_validator_ends_a_run_that_stops_on_errors(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("faults", "said"),
     [
         (SimulatedFaults(slow={"judge-1": 1e9}, deadline=1.0), "late: "),
         (SimulatedFaults(corrupt={"judge-1": "nan"}), "scores holds values that are not finite"),

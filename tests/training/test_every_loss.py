@@ -81,7 +81,7 @@ def sphereface2(loss, x, rows, y, batch):
 
 
 def positive(loss, x, rows, y, batch):
-    return max(0.0, loss.wanted - cosine(x, rows[y])) ** 2
+    return max(0.0, loss.target_cosine - cosine(x, rows[y])) ** 2
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def test_settings_that_cannot_be_are_refused_by_name(loss):
     wrong = [*WRONG[loss], *({"scale": value} for value in (0.0, -1.0, math.inf) if "scale" in names)]
     for settings in [
         *wrong,
-        *({name: math.nan} for name in names if name in ("scale", "margin", "wanted", "annealing")),
+        *({name: math.nan} for name in names if name in ("scale", "margin", "target_cosine", "annealing")),
     ]:
         with pytest.raises(ValueError, match=rf"^{loss.__name__} needs .*; got "):
             loss(**settings)

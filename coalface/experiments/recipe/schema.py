@@ -80,7 +80,7 @@ class Recipe(Section):
     """Which half of the folds the validators with `validates` hold. The list is then judged on the folds of the other
     half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
-    faults: Annotated[SimulatedFaults, Settings("trouble", SimulatedFaults, short=True)] = SimulatedFaults()
+    faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
     pretrain: Tree | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.

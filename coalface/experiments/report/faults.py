@@ -12,7 +12,7 @@ FEW = 8
 
 
 def at_the_head(run: Run) -> list[str]:
-    """What a reader must know before the figures: simulated trouble, parties that never counted, abandoned rounds."""
+    """What a reader must know before the figures: simulated faults, parties that never counted, abandoned rounds."""
     said = []
     if simulated := _simulated(mapping(run.config.get("faults"))):
         said.append(f"Simulated faults: {'; '.join(simulated)}.")
@@ -50,21 +50,21 @@ def _no_gradient(run: Run) -> str:
     )
 
 
-def _simulated(trouble: dict[str, Any]) -> list[str]:
+def _simulated(simulated: dict[str, Any]) -> list[str]:
     said = []
-    if dropout := number(trouble.get("dropout")):
+    if dropout := number(simulated.get("dropout")):
         said.append(f"a party is not reached with probability {dropout:g}")
-    if lost := number(trouble.get("lost")):
+    if lost := number(simulated.get("lost")):
         said.append(f"a reply is lost with probability {lost:g}")
-    slow = mapping(trouble.get("slow"))
+    slow = mapping(simulated.get("slow"))
     for party, mean in sorted(slow.items(), key=lambda one: one[0] == "*"):
         if number(mean):
             others = "all parties" if len(slow) == 1 else "all others"
             said.append(f"{others if party == '*' else clean(party)}: a mean delay of {number(mean):g} s")
-    if said and number(trouble.get("deadline")):
-        said.append(f"late after {number(trouble['deadline']):g} s")
+    if said and number(simulated.get("deadline")):
+        said.append(f"late after {number(simulated['deadline']):g} s")
     by_kind: dict[str, list[str]] = {}
-    for party, what in mapping(trouble.get("corrupt")).items():
+    for party, what in mapping(simulated.get("corrupt")).items():
         by_kind.setdefault(clean(what), []).append(clean(party))
     return said + [f"the replies of {_names(who)} are corrupted ({what})" for what, who in by_kind.items()]
 
