@@ -61,8 +61,8 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
         {"local": {"steps_per_round": 1, "party_batch_size": {"device-00": 2}}},
         "local.party_batch_size gives parties batches",
     ),
-    ("feduv", {"faults": {"dropout": 0.1}}, "trouble is simulated party by party"),
-    ("feduv", {"faults": {"corrupt": {"device-00": "nan"}}}, "trouble is simulated party by party"),
+    ("feduv", {"faults": {"dropout": 0.1}}, "faults are simulated party by party"),
+    ("feduv", {"faults": {"corrupt": {"device-00": "nan"}}}, "faults are simulated party by party"),
     ("fedaws", {"data": {"party_augment": {"device-00": {"flip": False}}}}, "data.party_augment changes the images"),
     (
         "fedface",

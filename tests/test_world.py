@@ -302,7 +302,7 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
 def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None:
     private = {"identities": 4, "min_images": 3}
     data = {"hold_out": 6, "private": private, "partition": {"kind": "one-identity"}, "test": {"images": 1}}
-    few = {**data, "private": {**private, "dealt": 2}}
+    few = {**data, "private": {**private, "assigned": 2}}
     whole, part = (splits.split(tiny(data=of)).train for of in (data, few))
     assert len(part.names) == 2 and set(part.names) < set(whole.names)
     sides = [splits.split(tiny(data={**of, "side": "public", "test": None})).train.names for of in (data, few)]

@@ -87,7 +87,7 @@ class Recipe(Section):
 
     It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` and the `validators`
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
-    computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `trouble`) is what `pretrain` says, or
+    computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `faults`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
     model. With `data.private` it trains on the public identities, all of their images; where parties have images of
     their own, on `data.public`; else on those of this run, less the images of `data.test`. A pooled method takes no

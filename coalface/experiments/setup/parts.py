@@ -203,7 +203,7 @@ class Parts:
         if not why and recipe.data.faces.kind == OWN and not recipe.data.faces.parts:
             why = "the parties' images are their own, each at a node of its own"
         if not why and recipe.faults != SimulatedFaults():
-            why = "trouble is simulated party by party"
+            why = "faults are simulated party by party"
         if not why and recipe.data.party_augment:
             why = "data.party_augment changes the images of parties in different ways"
         if not why and any(size > 1 for size in recipe.engine.processes_per_party.values()):
