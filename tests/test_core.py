@@ -11,6 +11,7 @@ from toys import Lagged, Moves, State, Validation
 
 from coalface.core import declarations
 from coalface.core import method as core
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
     Answer,
     DeclarationError,
@@ -282,8 +283,8 @@ def test_a_step_that_no_engine_could_run_is_refused_with_the_fix(function: Calla
 
 
 def test_a_step_that_stays_must_return_a_model() -> None:
-    with pytest.raises(DeclarationError, match=r"local=True returns a model, `-> Tensors`"):
-        type("Bad", (Base,), {"own_never_none": step(role="trainer", local=True)(returns_nothing)})
+    with pytest.raises(DeclarationError, match="returns tensors by name, `-> Tensors`"):
+        type("Bad", (Base,), {"own_never_none": step(role="trainer", local=OWN_MODEL)(returns_nothing)})
 
 
 def checked(self: Any, party: Party, common: Down) -> Up: ...
@@ -390,7 +391,7 @@ def test_a_step_that_leaves_a_model_has_no_batched_form() -> None:
     def own_model(self: Any, party: Party, common: Down) -> Any: ...
 
     own_model.__annotations__ |= {"party": Party, "common": Down, "return": Tensors}
-    members = {"own_model": step(role="trainer", local=True)(own_model), "many": batched("own_model")(many)}
+    members = {"own_model": step(role="trainer", local=OWN_MODEL)(own_model), "many": batched("own_model")(many)}
     with pytest.raises(DeclarationError, match="step own_model keeps private state or a model at its party"):
         type("Made", (Base,), members)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from worlds import Tiny
 
 from coalface.core import codec
-from coalface.core.method import DeclarationError, Federation, Models, Party, Probes, Tensors, step
+from coalface.core.local_results import OWN_MODEL, OWN_SCORES, Probes
+from coalface.core.method import DeclarationError, Federation, Models, Party, Tensors, step
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.data.test_images import by_party
@@ -34,7 +35,7 @@ from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.experiments.sweep import run as sweeping
 from coalface.methods import METHODS
-from coalface.methods.feduv import Code, FedUV, Global, Projection, State
+from coalface.methods.feduv import Code, FedUV, Projection, State
 from coalface.training.compute import Compute
 
 ALL = sorted(name for name, cls in METHODS.items() if not cls.domains)
@@ -329,35 +330,24 @@ def test_a_sweep_has_a_row_for_each_and_cells_from_before_read_as_ever(tmp_path:
 # --- what a method may say --------------------------------------------------------------------------------------------
 
 
-class _Sends(FedUV):
+class _Alone(FedUV):
     def models(self, fed: Federation, state: State) -> Models:
-        sent = Global(backbone=state.backbone, projection=state.projection)
-        return Models(shared=state.backbone, verify=self.set_threshold, common=sent)
+        return Models(shared=None, common=Projection(projection=state.projection))
 
-
-class _Blind(FedUV):
-    @step(role="trainer", local=True)
-    def guess(self, party: Party, own: Code | None, common: Projection) -> Tensors:
-        return {"scores": torch.zeros(1)}
-
-    def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.backbone, verify=self.guess, common=Projection(projection=state.projection))
+    @step(role="trainer", local=OWN_MODEL)
+    def own_model(self, party: Party) -> Tensors:
+        return {}
 
 
 class _Without(FedUV):
     def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.backbone, verify=self.verify)
+        return Models(shared=state.backbone)
 
 
 @pytest.mark.parametrize(
     ("method", "error", "words"),
     [
-        (
-            _Sends,
-            DeclarationError,
-            r"_Sends.models: verify names the step set_threshold, which sends a reply. Name a .* ",
-        ),
-        (_Blind, DeclarationError, "verify names the step guess, which does not take `each: Probes`"),
+        (_Alone, DeclarationError, "step verify: it verifies probes that the shared model embeds"),
         (_Without, TypeError, "step verify: the step needs `common`, a Projection"),
     ],
 )
@@ -370,11 +360,13 @@ def test_a_step_that_cannot_verify_is_refused_before_anybody_trains(
         plan.plan(method(sample=None, length=127), names, backbone)
 
 
-def test_probes_need_a_shared_model() -> None:
-    with pytest.raises(DeclarationError, match=r"give a step with local=True, such as `self.verify`, beside `shared`"):
-        Models(at_party=print, verify=print)
-    with pytest.raises(DeclarationError, match=r"Models\(verify=…\) is a dict"):
-        Models(shared={}, verify={})  # type: ignore[arg-type]
+def test_a_step_that_verifies_takes_probes() -> None:
+    with pytest.raises(DeclarationError, match="must take `each: Probes`"):
+
+        class _Blind(FedUV):
+            @step(role="trainer", local=OWN_SCORES)
+            def verify(self, party: Party, own: Code | None, common: Projection) -> Tensors:
+                return {"scores": torch.zeros(1)}
 
 
 def test_a_client_without_a_codeword_or_a_threshold_says_so() -> None:

@@ -83,8 +83,8 @@ def test_several_models_are_judged_by_their_mean() -> None:
 def test_own_models_are_judged_by_party_up_to_the_most_wanted() -> None:
     mine = judge(most=2)
     own = {f"silo-{i}": weights(i) for i in range(3)}
-    server = cast(Server, SimpleNamespace(own_models=lambda models: iter(own.items())))
-    figures = mine.evaluate_round(server, Models(at_party=lambda: None))
+    server = cast(Server, SimpleNamespace(local_results=lambda kind, models: iter(own.items())))
+    figures = mine.evaluate_round(server, Models(shared=None))
     assert list(mine.last_parties) == ["silo-0", "silo-1"]
     assert figures["unseen"]["eer"] == pytest.approx(np.mean([p["unseen"]["eer"] for p in mine.last_parties.values()]))
     mine.evaluate_round(server, Models(shared=weights(0)))

@@ -18,11 +18,12 @@ import torch
 import worlds
 from tinyruns import Silent, tiny
 
-from coalface.core.method import DeclarationError, Models
+from coalface.core.method import DeclarationError, Federation, Models
 from coalface.experiments import plan
 from coalface.experiments import run as experiment
-from coalface.methods import METHODS
+from coalface.methods import METHODS, fedface
 from coalface.methods.fedavg import FedAvg
+from coalface.methods.fedface import FedFace
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-a-method.md"
 SOURCE = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
@@ -227,7 +228,7 @@ PLANNED: dict[str, Mistake] = {
         "fed.ask(self.train",
         "fed.ask(self.own_model",
         DeclarationError,
-        r"step own_model: it has local=True, .* `Models\(at_party=self.own_model\)`",
+        "step own_model: it gives a local result, which only the lab sees",
     ),
     "not frozen": ("frozen=True, ", "", DeclarationError, f"Damped is a dataclass that is not frozen: {FROZEN}"),
     "no rounds": (
@@ -266,8 +267,8 @@ AFTER_TRAINING: dict[str, Mistake] = {
     "models of none": (
         "Models(shared=state.backbone)",
         "Models()",
-        DeclarationError,
-        r"Models\(\) names no model: write `Models\(shared=state.backbone\)`",
+        TypeError,
+        "shared",
     ),
     "models of a state": (
         "Models(shared=state.backbone)",
@@ -275,15 +276,9 @@ AFTER_TRAINING: dict[str, Mistake] = {
         DeclarationError,
         r"Models\(shared=…\) is a State; give the tensors of the backbone by name",
     ),
-    "models by a step that sends": (
-        "Models(shared=state.backbone)",
-        "Models(at_party=self.train, common=Down(backbone=state.backbone))",
-        DeclarationError,
-        "at_party names the step train, which sends a reply. Name a step with local=True",
-    ),
     "models without what their step needs": (
         "Models(shared=state.backbone)",
-        "Models(at_party=self.own_model)",
+        "Models(shared=None)",
         TypeError,
         "step own_model: the step needs `common`, a Down",
     ),
@@ -344,9 +339,19 @@ def test_new_fields_need_a_decorator_of_their_own(tmp_path: Path, monkeypatch: p
         child().steps  # noqa: B018
 
 
-def test_models_hold_tensors_or_name_a_step() -> None:
-    assert Models(shared={"w": torch.zeros(1)}).at_party is None
+class Nowhere(FedFace):
+    """Leaves no model, neither for everybody nor at the parties."""
+
+    def models(self, fed: Federation, state: fedface.State) -> Models:
+        return Models(shared=None)
+
+
+def test_a_method_leaves_a_model() -> None:
+    with pytest.raises(DeclarationError, match="leaves no model.* local=OWN_MODEL"):
+        plan.plan(Nowhere(), {"trainer": ["a", "b"]}, worlds.Tiny(one_identity=True)().backbone)
+
+
+def test_models_hold_tensors() -> None:
+    assert Models(shared={"w": torch.zeros(1)}).common is None
     with pytest.raises(DeclarationError, match="is a dict; give the tensors of the backbone by name"):
         Models(shared={"w": 1.0})  # type: ignore[dict-item]
-    with pytest.raises(DeclarationError, match=r"Models\(at_party=…\) is a dict; give a step with local=True"):
-        Models(at_party={})  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, T
     here = Parts(made).data
     first = here.backbone.shared()
     settings = dict(sections.Personalised(fars=(0.1, 0.5), fpirs=(0.25,)))
-    server: Any = SimpleNamespace(personal=lambda _: iter(models.items()))
+    server: Any = SimpleNamespace(local_results=lambda kind, _: iter(models.items()))
     evaluator = personalised.Personalised(here, clients, test, **settings)
     assert evaluator.evaluate_start(first) == {}
     return evaluator.evaluate(server, Models(shared=first))["personalised"]
@@ -200,4 +200,4 @@ def test_test_images_of_people_who_are_nobodys_are_left_out() -> None:
 
 def test_what_the_step_gives_is_judged_and_nothing_else() -> None:
     """A client that never took part has no model of its own."""
-    assert FedFRJoint().personal(naive.party("silo-0", naive.Tiny(public=3)), None, None) == {}
+    assert FedFRJoint().personal(naive.party("silo-0", naive.Tiny(public=3)), None) == {}

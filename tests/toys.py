@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
     Component,
     Federation,
@@ -150,12 +151,12 @@ class Moves(Method):
         times = own.times + 1 if own else 1
         return Note(drawn=each.amount + torch.from_numpy(party.rng.random(2)), remembered=times), Memory(times=times)
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Control | None) -> Tensors:
         return own.total if own else _zeros()
 
     def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.values, at_party=self.own_model)
+        return Models(shared=state.values)
 
 
 @dataclass(frozen=True, kw_only=True)

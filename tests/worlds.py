@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coalface.core import codec
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Method, Models, Tensors
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
@@ -179,7 +180,7 @@ class Ran:
 
     def own_models(self) -> dict[str, Tensors]:
         """Every party's own model."""
-        return dict(self.server.own_models(self.models))
+        return dict(self.server.local_results(OWN_MODEL, self.models))
 
     def bytes(self) -> dict[str, bytes]:
         """Everything whose bits are promised: the state, the metrics, the parties' private state and ledgers."""

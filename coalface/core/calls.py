@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from coalface.core.aggregation import check_aggregate
 from coalface.core.declarations import DeclarationError, StepDeclaration
-from coalface.core.method import Mean, Method, Models, Probes, Stage
+from coalface.core.local_results import OWN_MODEL, OWN_SCORES
+from coalface.core.method import Mean, Method, Models, Stage
 
 
 def check_call(
@@ -34,8 +33,8 @@ def check_call(
     where = f"{type(method).__name__}, step {name}"
     if aggregate is not None and declaration.reply is None:
         raise DeclarationError(
-            f"{where}: it has local=True, so its model is written at the party and there is no reply to ask for. Name "
-            f"it in models(), `Models(at_party=self.{name})`, or declare a step that returns a message."
+            f"{where}: it gives a local result, which only the lab sees, so there is no reply to ask for. Declare a "
+            "step that returns a message."
         )
     if isinstance(to, str):
         raise TypeError(f"{where}: `to` is the text {to!r}; give the names of parties in a list, `to=[{to!r}]`.")
@@ -89,45 +88,28 @@ def check_state(method: Method, stage: Stage, made: Any, *, beginning: bool = Fa
 
 
 def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[str]]) -> None:
-    """Raise TypeError or DeclarationError unless `models()` returned Models whose steps, if any, can be run."""
+    """Raise TypeError or DeclarationError unless `models()` returned Models whose local results can be given."""
+    where = f"{type(method).__name__}.models"
     if not isinstance(models, Models):
         what = "nothing" if models is None else f"a {type(models).__name__}"
         raise TypeError(
-            f"{type(method).__name__}.models: it returned {what}. Write `return Models(shared=state.backbone)`, or "
-            "`return Models(at_party=self.own_model)` with a step that has local=True."
+            f"{where}: it returned {what}. Write `return Models(shared=state.backbone)`, or `return "
+            "Models(shared=None)` with a step that gives each party's own model (`local=OWN_MODEL`)."
         )
-    if models.at_party is not None:
-        name, declaration, _ = check_call(method, models.at_party, parties, to=None, common=models.common, each=None)
-        if declaration.reply is not None:
+    if models.shared is None and method.local_step(OWN_MODEL) is None:
+        raise DeclarationError(
+            f"{where}: Models(shared=None) leaves no model. Write `Models(shared=state.backbone)` for one global "
+            'model, or put `@step(role="trainer", local=OWN_MODEL)` above a step that makes one per party.'
+        )
+    for name, (_, declaration) in method.steps.items():
+        step = f"{type(method).__name__}, step {name}"
+        if declaration.local == OWN_SCORES and models.shared is None:
             raise DeclarationError(
-                f"{type(method).__name__}.models: at_party names the step {name}, which sends a reply. Name a step "
-                "with local=True, which returns a model (`-> Tensors`) that is written at the party."
+                f"{step}: it verifies probes that the shared model embeds, and models() leaves none. Write "
+                "`Models(shared=state.backbone)`."
             )
-    looked_at = {
-        "labels": (models.labels, None, "who is in an image"),
-        "classifier": (models.classifier, None, "a class embedding of its own"),
-        "public_used": (models.public_used, None, "which public images are near its people"),
-        "personal": (models.personal, models.common, "its model for its own people"),
-    }
-    for what, (step, common, stays) in looked_at.items():
-        if step is None:
-            continue
-        name, declaration = method.find(step)
-        if declaration.reply is not None:
-            takes = "" if what == "personal" else " that takes neither `common` nor `each`"
-            raise DeclarationError(
-                f"{type(method).__name__}.models: {what} names the step {name}, which sends a reply. Name a step with "
-                f"local=True{takes}: {stays} never leaves the party."
-            )
-        check_call(method, step, parties, to=None, common=common, each=None)
-    if models.verify is not None:
-        name, declaration = method.find(models.verify)
-        if declaration.reply is not None or declaration.each is not Probes:
-            what = "does not take `each: Probes`" if declaration.reply is None else "sends a reply"
-            raise DeclarationError(
-                f"{type(method).__name__}.models: verify names the step {name}, which {what}. Name a step with "
-                "local=True that takes `each: Probes` and returns its scores (`-> Tensors`): the private state that it "
-                "verifies by never leaves the party."
-            )
-        probes = dict.fromkeys(parties(declaration.role), Probes(embeddings=torch.empty(0, 0)))
-        check_call(method, models.verify, parties, to=None, common=models.common, each=probes)
+        if declaration.local is not None and not (declaration.local == OWN_MODEL and models.shared is not None):
+            if not parties(declaration.role):
+                raise ValueError(f"{step}: there are no parties with the role {declaration.role!r}.")
+            common = models.common if declaration.common is not None else None
+            _check_message(step, "common", common, declaration.common, declaration)

@@ -121,6 +121,15 @@ def _check_field(cls: type, name: str, annotation: Any, kind: Kind) -> None:
 
 
 @dataclass(frozen=True)
+class LocalResult:
+    """A kind of what a party can tell the lab without sending it: see `coalface.core.local_results`."""
+
+    name: str
+    each: type | None = None
+    """The message that the lab puts to each party, such as probes to verify; the step takes it as `each`."""
+
+
+@dataclass(frozen=True)
 class StepDeclaration:
     """What the signature of a step declares: what goes in, what comes out, what stays."""
 
@@ -131,7 +140,7 @@ class StepDeclaration:
     own: type | None
     """The private state it reads."""
     reply: type | None
-    """None for a step with `local=True`: its result is kept at the party."""
+    """None for a step that gives a local result."""
     keeps: type | None
     """The private state it writes."""
     optional: frozenset[str]
@@ -139,6 +148,8 @@ class StepDeclaration:
     function: Callable[..., Any]
     batched: Callable[..., Sequence[Any]] | None = None
     """What the step is for many parties at once: see `batched`."""
+    local: LocalResult | None = None
+    """What the step tells the lab without sending it."""
 
 
 def plays(role: str, wanted: str) -> bool:
@@ -153,18 +164,23 @@ def plays(role: str, wanted: str) -> bool:
 @overload
 def step(function: Callable[..., Any], /) -> NoReturn: ...
 @overload
-def step(*, role: str, local: bool = False) -> Callable[[Callable[..., Any]], Any]: ...
-def step(*bare: Any, role: str = "", local: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def step(*, role: str, local: LocalResult | None = None) -> Callable[[Callable[..., Any]], Any]: ...
+def step(*bare: Any, role: str = "", local: LocalResult | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Declare a step at a party. The signature says what goes in, out and stays; see `docs/spec/messages.md`.
 
     `(self, party: Party, own: Own | None, common: M, each: M2 | None) -> Reply | tuple[Reply, Own]`; `own`, `common`
-    and `each` may be left out where the step does not use them. With `local=True` the result is a model (`Tensors`)
-    that is written at the party and never sent. A step for `trainer` is every trainer's; one for `trainer/source` is
-    that of this kind of trainers alone.
+    and `each` may be left out where the step does not use them. With `local=OWN_MODEL`, or another `LocalResult`, the
+    step returns tensors by name (`Tensors`), which only the lab sees and which are never sent. A step for `trainer` is
+    every trainer's; one for `trainer/source` is that of this kind of trainers alone.
     """
     if bare or not (isinstance(role, str) and role):
         above = f" above {getattr(bare[0], '__qualname__', bare[0])}" if bare else ""
         raise DeclarationError(f'@step{above} must say who runs it: write `@step(role="trainer")`.')
+    if local is not None and not isinstance(local, LocalResult):
+        raise DeclarationError(
+            f"@step(local={local!r}) must say what the step tells the lab: write `local=OWN_MODEL`, or another kind of "
+            "`coalface.core.local_results`."
+        )
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_plain(function)
@@ -257,9 +273,15 @@ def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDe
     result = hints.get("return")
     parts = typing.get_args(result) if typing.get_origin(result) is tuple else (result,)
     reply, keeps = parts[0], parts[1] if len(parts) == 2 else None
-    if local:
+    if local is not None:
         if result != Tensors:
-            raise DeclarationError(f"{where}: a step with local=True returns a model, `-> Tensors`; it has {result}.")
+            raise DeclarationError(
+                f"{where}: a step that gives a local result ({local.name}) returns tensors by name, `-> Tensors`; it "
+                f"has {result}."
+            )
+        if found["each"] is not local.each:
+            takes = f"take `each: {local.each.__name__}`" if local.each is not None else "not take `each`"
+            raise DeclarationError(f"{where}: a step that gives {local.name} must {takes}: the lab alone asks for it.")
         reply = None
     elif kind_of(reply) != "message" or len(parts) > 2:
         raise DeclarationError(
@@ -271,7 +293,8 @@ def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDe
     if reply is not None:
         _check_counterparts(where, reply, [c for c in (found["each"], found["common"]) if c is not None])
     optional = frozenset(name for name in ("common", "each") if without_none(hints.get(name))[1])
-    return StepDeclaration(name, role, found["common"], found["each"], found["own"], reply, keeps, optional, function)
+    inputs = found["common"], found["each"], found["own"]
+    return StepDeclaration(name, role, *inputs, reply, keeps, optional, function, local=local)
 
 
 def counterpart(reply: type, name: str) -> str | None:
@@ -345,6 +368,13 @@ class HasSteps:
             part = getattr(self, f.name)
             if isinstance(part, HasSteps):
                 found |= {f"{f.name}.{n}": entry for n, entry in part.steps.items()}
+        gives: dict[LocalResult, str] = {}
+        for name, (_, declared) in found.items():
+            if declared.local is not None and gives.setdefault(declared.local, name) != name:
+                raise DeclarationError(
+                    f"{type(self).__name__}: the steps {gives[declared.local]} and {name} both give "
+                    f"{declared.local.name}: keep one."
+                )
         kept: dict[str, type] = {}
         for cls in (c for _, declared in found.values() for c in (declared.own, declared.keeps) if c is not None):
             if kept.setdefault(cls.__name__, cls) is not cls:
@@ -354,6 +384,13 @@ class HasSteps:
                     "one would take the other's place. Rename one of them."
                 )
         return found
+
+    def local_step(self, kind: LocalResult) -> Callable[..., Any] | None:
+        """The step that gives a kind of local result; None where the method gives none of it."""
+        for owner, declaration in self.steps.values():
+            if declaration.local == kind:
+                return typing.cast(Callable[..., Any], getattr(owner, declaration.function.__name__))
+        return None
 
     @classmethod
     def check_frozen(cls) -> None:

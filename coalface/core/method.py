@@ -11,7 +11,7 @@ import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -38,8 +38,8 @@ from coalface.core.declarations import (
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
-    "Models", "Party", "Probes", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays",
-    "private", "state", "step", "batched",
+    "Models", "Party", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays", "private",
+    "state", "step", "batched",
 ]  # fmt: skip
 
 # --- randomness -------------------------------------------------------------------------------------------------------
@@ -163,64 +163,25 @@ class Party:
         return generator(self.seed, "party", self.name, *names)
 
 
-@message
-class Probes:
-    """What a party verifies as it would somebody who claims to be its own person: images, already embedded."""
-
-    embeddings: torch.Tensor
-    """(n, d) by the shared model, not brought to length one."""
-
-
 @dataclass(frozen=True)
 class Models:
-    """What a run leaves: a global model, one model per party, or both; and how parties verify, if in their own way."""
+    """What a run leaves: a model for everybody, or one per party, which its step `local=OWN_MODEL` makes there."""
 
-    shared: Tensors | None = None
-    at_party: Callable[..., Any] | None = None
-    """A step with `local=True` that makes a party's own model at the party."""
+    shared: Tensors | None
+    """The backbone for everybody by name; None where each party has a model of its own."""
+    _: KW_ONLY
     common: Any = None
-    """The message that this step, or `verify`, is given."""
+    """The message that the steps with a local result are given, those that take `common`."""
     class_embeddings: Tensors | None = None
     """Those that the server knows, by party, (k, d) each; for the report."""
-    verify: Callable[..., Any] | None = None
-    """A step with `local=True` that scores `each: Probes` at a party as the party would: `scores` (n,), higher for its
-    own person, and its `threshold` (1,) if it has one; nothing where it has not enrolled. The lab alone asks for it."""
-    personal: Callable[..., Any] | None = None
-    """A step with `local=True` that makes a party's own model for its own people, beside `shared`: the tensors of the
-    backbone, and where its features are mapped further, x ↦ A x + a, A as `branch.weight` and a as `branch.bias`;
-    nothing where it has none. The lab alone asks for it."""
-    classifier: Callable[..., Any] | None = None
-    """A step with `local=True` that gives the `class_embeddings` (k, d) of a pooled party's identities; nothing where
-    it has none. A run that starts from this one's model may want them, if its parties share these images."""
-    labels: Callable[..., Any] | None = None
-    """A step with `local=True` that gives the `labels` (n,) which a party has for its own images, −1 for none; nothing
-    where it has none. The lab alone asks for it."""
-    public_used: Callable[..., Any] | None = None
-    """A step with `local=True` that gives how many public `images` (rounds,) a party trained on in each round that it
-    took part in; nothing where in none. The lab alone asks for it."""
 
     def __post_init__(self) -> None:
-        if self.shared is None and self.at_party is None:
-            raise DeclarationError(
-                "Models() names no model: write `Models(shared=state.backbone)` for one global model, or "
-                "`Models(at_party=self.own_model)`, a step with local=True, for one per party."
-            )
         if self.shared is not None and not (
             isinstance(self.shared, dict) and all(isinstance(t, torch.Tensor) for t in self.shared.values())
         ):
             raise DeclarationError(
                 f"Models(shared=…) is a {type(self.shared).__name__}; give the tensors of the backbone by name (a "
-                "dict), for example `state.backbone`."
-            )
-        if self.at_party is not None and not callable(self.at_party):
-            raise DeclarationError(
-                f"Models(at_party=…) is a {type(self.at_party).__name__}; give a step with local=True, such as "
-                "`self.own_model`."
-            )
-        if self.verify is not None and (self.shared is None or self.at_party is not None or not callable(self.verify)):
-            raise DeclarationError(
-                f"Models(verify=…) is a {type(self.verify).__name__}; give a step with local=True, such as "
-                "`self.verify`, beside `shared`, which embeds what it verifies, and without `at_party`."
+                "dict), for example `state.backbone`, or None where each party has a model of its own."
             )
 
 

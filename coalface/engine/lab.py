@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
-from coalface.core.method import Models, Probes, Tensors
+from coalface.core.declarations import LocalResult
+from coalface.core.method import Models, Tensors
 from coalface.engine.federation import ServerFederation
 
 
 class Lab(ServerFederation):
-    """A run's parties as the lab's judges see them; no method asks for any of it."""
+    """A run's parties as the lab's evaluators see them; no method asks for any of it."""
 
-    def own_models(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """Every party's own model, made at the party by the step that `models` names."""
-        return iter(()) if models.at_party is None else self._staying(models.at_party, models.common)
+    def local_results(self, kind: LocalResult, models: Models, each: Any = None) -> Iterator[tuple[str, Tensors]]:
+        """(party, what it tells) of a kind, from the method's step that gives it; `each` is what the kind puts to them.
 
-    def verified(self, models: Models, embeddings: Tensor) -> Iterator[tuple[str, Tensors]]:
-        """How every party scores embeddings (n, d) by the step that `models` names."""
-        if models.verify is None:
+        Nothing where the method has no such step, or `models` has not the message that it needs. Nothing of it is a
+        message, a commit or a line of a ledger.
+        """
+        if (step := self.method.local_step(kind)) is None:
             return iter(())
-        role = self.method.find(models.verify)[1].role
-        probes = dict.fromkeys(self.parties(role), Probes(embeddings=embeddings))
-        return self._staying(models.verify, models.common, probes)
-
-    def personal(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """Every party's own model for its own people, by the step that `models` names."""
-        return iter(()) if models.personal is None else self._staying(models.personal, models.common)
-
-    def classifiers(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """The class embeddings of a pooled party, by the step that `models` names."""
-        return iter(()) if models.classifier is None else self._staying(models.classifier, None)
-
-    def labelled(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """The labels that every party has for its images, by the step that `models` names."""
-        return iter(()) if models.labels is None else self._staying(models.labels, None)
-
-    def used_public(self, models: Models) -> Iterator[tuple[str, Tensors]]:
-        """How many public images each party trained on, by the step that `models` names."""
-        return iter(()) if models.public_used is None else self._staying(models.public_used, None)
-
-    def _staying(
-        self, step: Callable[..., Any], common: Any, each: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[str, Tensors]]:
-        """What a step with local=True gives at each party: nothing of it is a message, a commit or a ledger's line."""
-        return self.transport.own_models(self._requests(self._call(step, None, common, each), None))
+        declaration = self.method.find(step)[1]
+        common = models.common if declaration.common is not None else None
+        if common is None and declaration.common is not None and "common" not in declaration.optional:
+            return iter(())
+        put = None if kind.each is None else dict.fromkeys(self.parties(declaration.role), each)
+        return self.transport.local_results(self._requests(self._call(step, None, common, put), None))

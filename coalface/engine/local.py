@@ -81,10 +81,10 @@ class InProcess:
         """Run what was posted."""
         return self.exchange(requests)
 
-    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """What a step with local=True gives at each party's executor, such as its own model."""
+    def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """What a step with a local result gives at each party's executor, such as its own model."""
         for request in requests:
-            yield request.party, PartyExecutor(self._context, request.party).own_model(request)
+            yield request.party, PartyExecutor(self._context, request.party).local_result(request)
 
     def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
         """Tell every party which commit was accepted last, up to the round `ordinal`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coalface.core.local_results import PUBLIC_IMAGES_USED
 from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 
@@ -38,5 +39,9 @@ class PublicImages(Evaluator):
 
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """Party -> images by round, under `public_images`."""
-        used = {party: given["images"].tolist() for party, given in server.used_public(models) if given}
+        used = {
+            party: given["images"].tolist()
+            for party, given in server.local_results(PUBLIC_IMAGES_USED, models)
+            if given
+        }
         return {"public_images": {"held": self.held, "used": used}} if used else {}

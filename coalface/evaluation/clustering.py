@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from coalface.core.local_results import PSEUDO_LABELS
 from coalface.core.method import Models
 from coalface.data.faceset import FaceSet
 from coalface.engine.server import Server
@@ -26,7 +27,7 @@ class Clustering(Evaluator):
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """Party -> figure -> value of every party that labelled its images, under `clusters`."""
         figures = {}
-        for party, given in server.labelled(models):
+        for party, given in server.local_results(PSEUDO_LABELS, models):
             if "labels" in given:
                 judged = judge_clusters(self.truth[party].labels, given["labels"].cpu().numpy())
                 figures[party] = judged.figures() | {"images": float(judged.images)}

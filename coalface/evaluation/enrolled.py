@@ -1,7 +1,7 @@
 """Verification of a run's own clients by images that were kept out of training (`data.test`): the lab's judge of it.
 
 A template is enrolled for every identity that was trained on. Its own test images are its genuine trials, those of all
-others its impostor trials. Parties that verify in a way of their own (`Models.verify`) do so at their executors.
+others its impostor trials. Parties that verify in a way of their own (`OWN_SCORES`) do so at their executors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from coalface.core.local_results import OWN_SCORES, Probes
 from coalface.core.method import Models
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
@@ -49,7 +50,7 @@ class Enrolled(Evaluator):
         by_features = verify(cosine_scores(enrolled, embedding.unit(probes)), clients, self.test.labels)
         figures: dict[str, Any] = {FEATURES: by_features.figures()}
         about = {"clients": len(clients), "trials": _trials(by_features)}
-        if models.verify is not None:
+        if server.method.local_step(OWN_SCORES) is not None:
             mine, absent = self._by_parties(server, models, probes)
             about["never enrolled"] = absent
             if mine is not None:
@@ -61,7 +62,7 @@ class Enrolled(Evaluator):
         """What parties of one identity each say by themselves, and how many have never enrolled; these are left out."""
         places = {name: place for place, name in enumerate(self.train.names)}
         absent, clients, rows, thresholds = 0, list[int](), [], []
-        for party, given in server.verified(models, probes):
+        for party, given in server.local_results(OWN_SCORES, models, Probes(embeddings=probes)):
             if "scores" not in given:
                 absent += 1
                 continue

@@ -13,6 +13,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Models, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
@@ -65,7 +66,7 @@ class Personalised(Evaluator):
                 for name in self.tested:
                     own = embedding.embeddings(self.data, self.clients[name])
                     judged.setdefault(kind, {})[name] = self._judge(name, probes, own)
-        for name, model in server.personal(models):
+        for name, model in server.local_results(PERSONAL_MODEL, models):
             if model and name in self.tested:
                 embedding.load(self.data, model)
                 probes = embedding.embeddings(self.data, self.test)

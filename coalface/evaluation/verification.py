@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import writing
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Backbone, Models, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, list_sha256
@@ -87,7 +88,7 @@ class Verification(Evaluator):
         if models.shared is not None:
             self.last_parties = {}
             return self.models([models.shared])
-        own = list(itertools.islice(server.own_models(models), self.most))
+        own = list(itertools.islice(server.local_results(OWN_MODEL, models), self.most))
         self.last_parties = {party: self.models([tensors]) for party, tensors in own}
         return self.models([tensors for _, tensors in own])
 

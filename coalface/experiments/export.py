@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coalface.core import disk
 from coalface.core.checks import nearest
+from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.engine import checkpoint
@@ -29,7 +30,7 @@ from coalface.evaluation import embedding
 from coalface.evaluation.finished_model import read_faces, read_model
 from coalface.evaluation.metrics.personalised import gallery_of
 from coalface.evaluation.metrics.verification import allowed
-from coalface.experiments import model_folder, plan, provenance
+from coalface.experiments import model_folder, provenance
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed
@@ -87,7 +88,7 @@ def export(run: Path, party: str, out: Path) -> Path:
 def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
     recipe, method, here = parts.recipe, parts.method, parts.data
-    step = plan.plan(method, here.by_role(), here.backbone, here.public).personal
+    step = method.local_step(PERSONAL_MODEL)
     standing = checkpoint.load(run / "checkpoints")
     if step is None:
         raise RecipeError(f"{run}: {recipe.method} leaves no model of a client's own; take one such as fedfr-joint")
@@ -101,15 +102,16 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
             else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume "
             f"{quote(str(run))}`"
         )
+    name, _ = method.find(step)
     setup = Setup(method, lambda: here, parts.numerics(), recipe.seed, run)
     stage = method.stages()[-1]
     asked = Request(
-        recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, step, None, None, accepted, (0, None)
+        recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, name, None, None, accepted, (0, None)
     )
     try:
         executor = PartyExecutor(setup.context(here), party)
         Commit.whole(executor.folder / f"{accepted}.commit").check()
-        model = executor.own_model(asked)
+        model = executor.local_result(asked)
     except (StepFailed, DamagedCommit, FileNotFoundError) as error:
         raise RecipeError(f"{run}: {error}") from error
     if not model:

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from coalface.core import disk
+from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation import verification
@@ -34,14 +35,14 @@ def write(
     fresh.mkdir()
     if models.shared is not None:
         save(models.shared, fresh / "backbone.safetensors")
-    elif models.at_party is not None:
+    else:
         (fresh / "parties").mkdir()
-        for party, tensors in server.own_models(models):
+        for party, tensors in server.local_results(OWN_MODEL, models):
             save(tensors, fresh / "parties" / f"{party}.safetensors")
     write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.party_stats), readable))
     beside = []
-    if recipe.data.side == "public":
-        for _, tensors in server.classifiers(models):
+    if recipe.data.side == "public" and models.shared is not None:
+        for _, tensors in server.local_results(CLASS_EMBEDDINGS, models):
             if tensors:
                 save(tensors, out / CLASSIFIER)
                 beside = [f"../{CLASSIFIER}"]

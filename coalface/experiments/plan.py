@@ -65,8 +65,6 @@ class Plan:
     stages: tuple[PlannedStage, ...]
     leaves_shared: bool
     """Whether a run leaves a global model, and not only one at each party."""
-    personal: str | None = None
-    """The step that makes a party's own model for its own people."""
     class_embeddings: bool = False
     """Whether the server comes to have class embeddings of the parties' people."""
 
@@ -116,9 +114,8 @@ def plan(
     sent = tuple(fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
-    personal = method.find(models.personal)[0] if models.personal is not None else None
     known = models.class_embeddings is not None
-    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, personal, known)
+    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, known)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:

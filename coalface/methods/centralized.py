@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
@@ -64,17 +65,17 @@ class Centralized(Method):
         loss, kept = learn(party, common.backbone, own, local, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=CLASS_EMBEDDINGS)
     def classifier(self, party: Party, own: Learner | None) -> Tensors:
         classes = len(party.data.names)
         return {"class_embeddings": own.head} if own and self.loss.rows(classes) == classes else {}
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
-            return Models(shared=state.backbone, classifier=self.classifier)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))
+            return Models(shared=state.backbone)
+        return Models(shared=None, common=Global(backbone=state.backbone))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
@@ -75,7 +76,7 @@ class DAN(Method):
         mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -83,4 +84,4 @@ class DAN(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))
+        return Models(shared=None, common=Global(backbone=state.backbone))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.domain_adaptation.losses import Adversary, fresh_discriminator, reversal_at
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
@@ -79,7 +80,7 @@ class DANN(Method):
         mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -87,4 +88,4 @@ class DANN(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))
+        return Models(shared=None, common=Global(backbone=state.backbone))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
 from coalface.training.local_work import LocalTraining
@@ -81,7 +82,7 @@ class FedAvg(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -89,4 +90,4 @@ class FedAvg(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))  # BatchNorm differs by party
+        return Models(shared=None, common=Global(backbone=state.backbone))  # BatchNorm differs by party

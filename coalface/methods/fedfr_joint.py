@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL, PUBLIC_IMAGES_USED
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
 from coalface.data.faceset import FaceSet
 from coalface.training.features import unit_features
@@ -341,28 +342,26 @@ class FedFRJoint(Method):
         full = [one[:size] for one in batches if len(one) >= size]
         return full or batches  # a client with fewer images than a batch trains on what it has
 
-    @step(role="trainer", local=True)
-    def personal(self, party: Party, own: Own | None, common: Global | None) -> Tensors:
+    @step(role="trainer", local=PERSONAL_MODEL)
+    def personal(self, party: Party, own: Own | None) -> Tensors:
         """[Θ_l, Π]."""
         if own is None:
             return {}
         names = {"turn": "branch.weight", "shift": "branch.bias"}
         return {**own.model, **own.kept, **{names[n]: t for n, t in own.branch.items() if n in names}}
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def generic(self, party: Party, own: Own | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, (own.federated or own.kept) if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=PUBLIC_IMAGES_USED)
     def near_images(self, party: Party, own: Own | None) -> Tensors:
         """How many public images the party trained on in each of its rounds."""
-        return {} if own is None else {"images": torch.tensor(own.used, dtype=torch.int64)}
+        return {} if own is None or self.public == "none" else {"images": torch.tensor(own.used, dtype=torch.int64)}
 
     def models(self, fed: Federation, state: State) -> Models:
-        used = self.near_images if self.public != "none" else None
         if fed.policy == "average":
-            return Models(shared=state.backbone, personal=self.personal, public_used=used)
+            return Models(shared=state.backbone)
         common = Global(backbone=state.backbone, classifier=state.classifier)
-        # BatchNorm differs by party
-        return Models(at_party=self.generic, personal=self.personal, public_used=used, common=common)
+        return Models(shared=None, common=common)  # BatchNorm differs by party

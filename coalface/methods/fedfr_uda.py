@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coalface.core.local_results import OWN_MODEL, PSEUDO_LABELS
 from coalface.core.method import (
     Abandoned,
     Federation,
@@ -278,20 +279,19 @@ class FedFRUDA(Method):
         extra = self.loss.extra(classes)
         return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=cursor)
 
-    @step(role="trainer/target", local=True)
+    @step(role="trainer/target", local=PSEUDO_LABELS)
     def labels(self, party: Party, own: Own | None) -> Tensors:
         return {"labels": own.labels.labels} if own and own.labels else {}
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, _kept(own))
         return {**party.backbone.shared(), **party.backbone.kept()}
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
-            return Models(shared=state.backbone, labels=self.labels)
-        common = Global(backbone=state.backbone)  # BatchNorm differs by party
-        return Models(at_party=self.own_model, common=common, labels=self.labels)
+            return Models(shared=state.backbone)
+        return Models(shared=None, common=Global(backbone=state.backbone))  # BatchNorm differs by party
 
 
 def _kept(own: Own | None) -> Tensors | None:

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coalface.core.method import (  # fmt: skip
+from coalface.core.local_results import OWN_SCORES, Probes
+from coalface.core.method import (
     Backbone,
     Federation,
     Mean,
     Method,
     Models,
     Party,
-    Probes,
     Stage,
     Tensors,
     batched,
@@ -217,7 +217,7 @@ class FedUV(Method):
         train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
         return train, Stage("warm-up", 1, begin=lambda fed, state: state, round=self.warm_up)
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_SCORES)
     def verify(self, party: Party, own: Code | None, common: Projection, each: Probes) -> Tensors:
         """The scores vᵀ z / c of embeddings g(x), and the threshold; nothing without a codeword."""
         if own is None:
@@ -236,8 +236,7 @@ class FedUV(Method):
         return code_scores(z, codeword[0].to(party.device))
 
     def models(self, fed: Federation, state: State) -> Models:
-        sent = Projection(projection=state.projection)
-        return Models(shared=state.backbone, verify=self.verify, common=sent)
+        return Models(shared=state.backbone, common=Projection(projection=state.projection))
 
 
 def _drawn(own: Code | None) -> Tensor:

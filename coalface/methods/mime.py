@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
 from coalface.training.gradients import full_gradient, gradient
 from coalface.training.local_training import Learner, MomentumState, learn
@@ -150,7 +151,7 @@ class Mime(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -158,4 +159,4 @@ class Mime(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone, momentum=state.momentum))
+        return Models(shared=None, common=Global(backbone=state.backbone, momentum=state.momentum))

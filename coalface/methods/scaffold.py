@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
 from coalface.training.local_work import LocalTraining
@@ -135,7 +136,7 @@ class Scaffold(Method):
         control = {n: excess[n] + rate * (x[n] - y[n]) for n in c}  # line 12 (ii)
         return Update(backbone=y, images=len(party.data), loss=loss), Controlled(learner=learner, control=control)
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Controlled | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -143,4 +144,4 @@ class Scaffold(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone, control=state.control))
+        return Models(shared=None, common=Global(backbone=state.backbone, control=state.control))

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
 from coalface.training.local_training import Learner, MomentumState, learn
 from coalface.training.local_work import LocalTraining
@@ -103,7 +104,7 @@ class SlowMo(Method):
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         party.backbone.load(common.backbone, own.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
@@ -111,4 +112,4 @@ class SlowMo(Method):
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":
             return Models(shared=state.backbone)
-        return Models(at_party=self.own_model, common=Global(backbone=state.backbone))  # BatchNorm differs by party
+        return Models(shared=None, common=Global(backbone=state.backbone))  # BatchNorm differs by party

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, private, state, step
 from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
@@ -58,10 +59,10 @@ class Solo(Method):
         loss, kept = learn(party, begin, learner, self.local, self.loss, momentum="keep")
         return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=kept)
 
-    @step(role="trainer", local=True)
+    @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None) -> Tensors:
         party.backbone.load(own.backbone if own else party.initial, own.learner.kept if own else None)
         return {**party.backbone.shared(), **party.backbone.kept()}
 
     def models(self, fed: Federation, state: State) -> Models:
-        return Models(at_party=self.own_model)
+        return Models(shared=None)

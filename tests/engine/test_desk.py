@@ -433,7 +433,7 @@ def test_a_model_that_stays_leaves_no_trace(tmp_path: Path) -> None:
     here = at(tmp_path)
     done = chain(here, [request(1)])
     before = ledger_bytes(here), commits(here)
-    model = here.own_model(replace(request(2, step="own_model"), common=None, base=done[0].id))
+    model = here.local_result(replace(request(2, step="own_model"), common=None, base=done[0].id))
     assert model["a"].tolist() == [2.0, 2.0, 2.0]
     assert (ledger_bytes(here), commits(here)) == before
 

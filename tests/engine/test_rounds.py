@@ -12,6 +12,7 @@ from toys import CALLS, Moves, State, Values
 from worlds import run
 
 from coalface.core import codec
+from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation
 from coalface.engine.faults import SimulatedFaults
 
@@ -59,7 +60,7 @@ def test_only_a_sample_trains_and_the_rest_stays_as_it_was(tmp_path: Path) -> No
 
 def test_observers_see_models_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     def observe(server: Any, models: Any) -> dict[str, Any]:
-        own = {p: m["a"][0].item() for p, m in server.own_models(models)}
+        own = {p: m["a"][0].item() for p, m in server.local_results(OWN_MODEL, models)}
         return {"first": models.shared["a"][0].item(), "own": own}
 
     plain = run(Moves(rounds=5), tmp_path / "plain")
@@ -84,7 +85,7 @@ def test_the_lab_sees_every_party_whoever_dropped_out_or_is_at_work(tmp_path: Pa
     seen: list[set[str]] = []
 
     def observe(server: Any, models: Any) -> dict[str, Any]:
-        seen.append(set(dict(server.own_models(models))))
+        seen.append(set(dict(server.local_results(OWN_MODEL, models))))
         return {}
 
     faults = SimulatedFaults(dropout=0.5)

@@ -19,6 +19,7 @@ from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
 
 from coalface.cli.main import app
 from coalface.core import codec
+from coalface.core.local_results import PERSONAL_MODEL
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
 from coalface.training.local_training import Learner
@@ -51,7 +52,7 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
     local = replace(WORK, schedule=settings.pop("schedule", "constant"))
     ran, members, theta, phi = followed(joint(local=local, **settings), tmp_path, monkeypatch, build)
     assert naive.furthest(theta, build().backbone.shared()) > 1e-3
-    personal, generic = dict(ran.server.personal(ran.models)), ran.own_models()
+    personal, generic = dict(ran.server.local_results(PERSONAL_MODEL, ran.models)), ran.own_models()
     assert set(generic) == (set(members) if build.policy != "average" else set())
     for party, client in members.items():
         if generic:  # everybody's model, with the BatchNorm that has stayed here

@@ -19,7 +19,8 @@ from unlabelled import PAIRS, TAU, WORK, WORLD, Client, heard, made, metrics, na
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core import codec
-from coalface.core.method import DeclarationError, Federation, Models, Tensors
+from coalface.core.local_results import PSEUDO_LABELS
+from coalface.core.method import DeclarationError, Federation, Party, Tensors, step
 from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import StepFailed
@@ -263,7 +264,7 @@ def test_where_images_lie_in_their_store_tells_nothing(tmp_path: Path) -> None:
 
 def test_the_lab_alone_gets_the_labels(tmp_path: Path) -> None:
     ran = run(made(), tmp_path, WORLD)
-    given = dict(ran.server.labelled(ran.models))
+    given = dict(ran.server.local_results(PSEUDO_LABELS, ran.models))
     assert set(given) == {"silo-1", "silo-2"}
     for party, tensors in given.items():
         assert torch.equal(tensors["labels"], naive.kept(tmp_path, party, Own).labels.labels)
@@ -355,26 +356,15 @@ def test_a_desk_refuses_a_step_of_another_role_by_itself(tmp_path: Path) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelsBy(FedFRUDA):
-    """Names another step for the labels."""
+class LabelsTwice(FedFRUDA):
+    """A second step for the labels."""
 
-    by: str = "labels"
+    @step(role="trainer/target", local=PSEUDO_LABELS)
+    def more_labels(self, party: Party) -> Tensors:
+        return {}
 
-    def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.backbone, labels=getattr(self, self.by))
 
-
-@pytest.mark.parametrize(
-    ("by", "said"),
-    [
-        ("label", "models: labels names the step label, which sends a reply. Name a step with local=True that takes"),
-        ("own_model", "own_model: the step needs `common`, a Global"),
-        ("clusters", "FedFRUDA.clusters is not a step of LabelsBy"),
-    ],
-)
-def test_labels_for_the_lab_come_by_a_step_that_sends_and_takes_nothing(by: str, said: str) -> None:
+def test_labels_for_the_lab_come_by_one_step() -> None:
     roles = {"trainer/source": ["silo-0"], "trainer/target": ["silo-1", "silo-2"]}
-    plan(LabelsBy(local=WORK, loss=LOSS, labelling=PAIRS), roles, WORLD().backbone)
-    with pytest.raises((DeclarationError, TypeError)) as refused:
-        plan(LabelsBy(local=WORK, loss=LOSS, labelling=PAIRS, by=by), roles, WORLD().backbone)
-    assert said in str(refused.value)
+    with pytest.raises(DeclarationError, match="the steps labels and more_labels both give pseudo labels"):
+        plan(LabelsTwice(local=WORK, loss=LOSS, labelling=PAIRS), roles, WORLD().backbone)

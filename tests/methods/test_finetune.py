@@ -12,6 +12,7 @@ from clients import metrics
 from jointly import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
 from worlds import Stop, Tiny, run, stopping
 
+from coalface.core.local_results import PERSONAL_MODEL
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.methods.finetune import Finetune, Progress
 from coalface.methods.kd import KD
@@ -43,7 +44,7 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
     ran, members, theta, phi = followed(method, tmp_path, monkeypatch, build, stage="federate")
     assert naive.furthest(ran.state.backbone, theta) < 1e-10
     total, images, late = 0.0, 0, [name for name, client in members.items() if client.classes is None]
-    personal, generic = dict(ran.server.personal(ran.models)), ran.own_models()
+    personal, generic = dict(ran.server.local_results(PERSONAL_MODEL, ran.models)), ran.own_models()
     assert set(generic) == (set(members) if build.policy != "average" else set())
     for name, client in members.items():
         if generic:  # everybody's model is judged with the BatchNorm of the first stage
@@ -77,7 +78,7 @@ def test_with_a_weight_of_0_the_teacher_says_nothing(tmp_path: Path) -> None:
     plain = run(Finetune(**TUNED), tmp_path / "plain", EXACT)
     untaught = run(KD(**TUNED, weight=0.0), tmp_path / "untaught", EXACT)
     taught = run(KD(**TUNED, weight=0.5), tmp_path / "taught", EXACT)
-    models = [dict(ran.server.personal(ran.models)) for ran in (plain, untaught, taught)]
+    models = [dict(ran.server.local_results(PERSONAL_MODEL, ran.models)) for ran in (plain, untaught, taught)]
     for party in EXACT().data:
         assert naive.furthest(models[1][party], models[0][party]) < 1e-13
         assert naive.furthest(models[2][party], models[0][party]) > 1e-5

@@ -17,6 +17,7 @@ from tinyruns import Silent
 from worlds import Stop, run, stopping
 
 from coalface.core import codec
+from coalface.core.local_results import PUBLIC_IMAGES_USED
 from coalface.core.method import Party, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
@@ -106,7 +107,11 @@ def test_the_round_alone_of_fine_tuning_counts_too(tmp_path: Path) -> None:
 
 def test_they_are_what_the_plain_loop_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, members, _, _ = followed(joint(sample=2, rounds=4), tmp_path, monkeypatch, EXACT)
-    found = {party: given["images"].tolist() for party, given in ran.server.used_public(ran.models) if given}
+    found = {
+        party: given["images"].tolist()
+        for party, given in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)
+        if given
+    }
     assert found == {party: client.near for party, client in members.items() if client.near}
     assert sum(map(len, found.values())) == 8
 
@@ -138,7 +143,7 @@ def test_wherever_it_is_stopped_no_round_counts_twice(after: int, tmp_path: Path
         run(method, tmp_path / "stopped", EXACT, checkpoint_every=2, transport=stopping(after))
     again = run(method, tmp_path / "stopped", EXACT, checkpoint_every=2)
     found, expected = (
-        {party: given["images"].tolist() for party, given in ran.server.used_public(ran.models)}
+        {party: given["images"].tolist() for party, given in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)}
         for ran in (again, whole)
     )
     assert found == expected and [len(counts) for counts in found.values()] == [3, 3, 3]
@@ -152,7 +157,7 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
     method = joint(rounds=3, weights="images")
     ran, heard = heard_run(method, tmp_path / "true", EXACT)
     before = ran.bytes()
-    given = {party: one["images"].tolist() for party, one in ran.server.used_public(ran.models)}
+    given = {party: one["images"].tolist() for party, one in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)}
     assert all(counts and max(counts) > 0 for counts in given.values())
     assert ran.bytes() == before and {h.request.step for h in heard} == {"train"}
     own = {p: len(faces) for p, faces in EXACT().data.items()}
@@ -168,7 +173,7 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(FedFRJoint, "work", other)
     lies, told = heard_run(method, tmp_path / "other", EXACT)
-    kept = {party: one["images"].tolist() for party, one in lies.server.used_public(lies.models)}
+    kept = {party: one["images"].tolist() for party, one in lies.server.local_results(PUBLIC_IMAGES_USED, lies.models)}
     assert all(set(kept[party]) <= {99, 9, 8} and kept[party] != counts for party, counts in given.items())
     assert [h.data for h in told] == [h.data for h in heard]
     assert [codec.encode(h.common).data for h in told] == [codec.encode(h.common).data for h in heard]
@@ -178,7 +183,7 @@ def test_a_weight_of_all_that_was_trained_on_tells_the_server_of_it(tmp_path: Pa
     """With `weights: trained`, which `official` is, the number of images that a client sends has them in it."""
     ran, heard = heard_run(joint(rounds=2, weights="trained", contrastive=0.0), tmp_path, EXACT)
     own = {p: len(faces) for p, faces in EXACT().data.items()}
-    used = {party: one["images"].tolist() for party, one in ran.server.used_public(ran.models)}
+    used = {party: one["images"].tolist() for party, one in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)}
     for h in heard:
         public = used[h.request.party][h.request.round - 1]
         assert codec.unpack(bytearray(h.data), Update).images == own[h.request.party] + public

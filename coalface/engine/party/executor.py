@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coalface.core import codec, compression, permissions
+from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.declarations import StepDeclaration, plays
 from coalface.core.method import Method, Party, Tensors
+from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.privacy import ledger
 from coalface.training.distributed.classifier import ShardLost
@@ -182,10 +183,10 @@ class PartyExecutor:
 
         return reply.sums if isinstance(reply, codec.Encoded) else (), keep
 
-    def own_model(self, request: Request) -> Tensors:
-        """Run a step with `local=True` on the accepted state; the model that it returns stays at the party."""
-        model: Tensors = self._run(request, self._base(request))[0]
-        return model
+    def local_result(self, request: Request) -> Tensors:
+        """Run a step with a local result on the accepted state: what it returns stays at the party."""
+        tensors: Tensors = self._run(request, self._base(request))[0]
+        return tensors
 
     def finalize(self, accepted: str | None, ordinal: int) -> None:
         """Forget every commit up to the round `ordinal` but the accepted one: nothing of them is pending after it.

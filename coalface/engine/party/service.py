@@ -35,7 +35,7 @@ class PartyService:
     member: Member
     context: ExecutorContext
     keep: Callable[[Tensors], None] = lambda model: None
-    """Takes the party's own model when a run ends; it stays at the party."""
+    """Takes the party's local results, such as its own model when a run ends; they stay at the party."""
     public: str | None = None
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
 
@@ -66,7 +66,7 @@ def _step(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
 
 def _keep(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
     request = _request(service, said, data)
-    service.keep(PartyExecutor(service.context, service.name).own_model(request))
+    service.keep(PartyExecutor(service.context, service.name).local_result(request))
     return {"id": request.id, "sha256": hashlib.sha256().hexdigest()}, {}
 
 

@@ -138,8 +138,8 @@ class FlowerTransport:
         for sent in self._posted.pop(ticket, None) or [self._sent(STEP, request) for request in requests]:
             yield self._reply(*sent)
 
-    def own_models(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """Have every party make its own model and keep it; nothing of it comes here."""
+    def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """Have every party make its local result, such as its own model, and keep it; nothing of it comes here."""
         for sent in [self._sent(KEEP, request) for request in requests]:
             _, reply = self._reply(*sent)
             if isinstance(reply, StepFailed):

@@ -22,7 +22,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn
 
-from coalface.core import permissions
+from coalface.engine.party import permissions
 
 log = logging.getLogger(__name__)
 

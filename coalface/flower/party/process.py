@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coalface.core import permissions
 from coalface.data.stores import telling_passed_over
-from coalface.engine.party import service
+from coalface.engine.party import permissions, service
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.experiments.recipe.schema import RecipeError
