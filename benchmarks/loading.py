@@ -28,8 +28,8 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.party.setup import keep_freed_memory
 from coalface.models import build
 from coalface.training.compute import Compute
-from coalface.training.local_training import sgd_step
 from coalface.training.losses.margins import CosFace
+from coalface.training.sgd import SGD
 
 
 def packed(source: Source, place: Path, size: int, grey: bool) -> FaceSet:
@@ -52,6 +52,7 @@ def share(name: str, faces: FaceSet, augment: Augment, batch: int, steps: int) -
     head = torch.randn(len(faces.names), module.embedding_size).mul_(0.01).requires_grad_()
     velocity = [torch.zeros_like(p) for p in (*parameters, head)]
     loss, loading, begun = CosFace(scale=16.0, margin=0.2), 0.0, 0.0
+    sgd = SGD(lr=0.01, momentum=0.9, weight_decay=5e-4)
     for step in range(steps + 3):
         if step == 3:
             loading, begun = 0.0, time.perf_counter()
@@ -59,7 +60,7 @@ def share(name: str, faces: FaceSet, augment: Augment, batch: int, steps: int) -
         images, labels = compute.batch(faces, rng.integers(len(faces), size=batch), rng)
         loading += time.perf_counter() - start
         gradients = torch.autograd.grad(loss(module(images), head, labels), [*parameters, head])
-        sgd_step([*parameters, head], gradients, velocity, lr=0.01, momentum=0.9, weight_decay=5e-4)
+        sgd.step([*parameters, head], gradients, velocity)
     taken = time.perf_counter() - begun
     return loading / taken, batch * steps / taken
 

@@ -23,7 +23,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import keep_freed_memory
 from coalface.models import Backbone, build
 from coalface.training.compute import Compute
-from coalface.training.distributed.classifier import Shards
+from coalface.training.distributed.shards import Shards
 from coalface.training.local_training import learn
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace

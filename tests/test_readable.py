@@ -23,9 +23,9 @@ from coalface.experiments import plan, preflight
 from coalface.experiments import run as experiment
 from coalface.methods.fedavg import Global, Update
 from coalface.models import build
-from coalface.training.local_training import sgd_step
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import CosFace
+from coalface.training.sgd import SGD
 
 
 def strangers(count: int) -> Tensor:
@@ -49,7 +49,7 @@ def nearest(batch: int, updates: Updates | None = None) -> float:
         wanted = net(images[first : first + batch])
         loss = CosFace(scale=16.0, margin=0.1)(wanted, head, torch.arange(batch))
         slopes = torch.autograd.grad(loss, list(weights.values()))
-        sgd_step(list(weights.values()), slopes, [], lr=0.05, momentum=0.0, weight_decay=5e-4)
+        SGD(lr=0.05, weight_decay=5e-4).step(list(weights.values()), slopes, [])
         up = Update(backbone={name: p.detach() for name, p in weights.items()}, images=batch, loss=0.0)
         came = compression.decode(bytearray(compression.encode(up, [down], updates).data), Update, [down], updates)
         weight, bias = (came.backbone[f"fc.{n}"] - down.backbone[f"fc.{n}"] for n in ("weight", "bias"))
@@ -81,7 +81,7 @@ def test_an_update_of_a_client_of_one_identity_tells_its_mean_feature() -> None:
         for _ in range(5):
             loss = PositiveHinge(0.9)(net(images), own, torch.zeros(len(images), dtype=torch.int64))
             slopes = torch.autograd.grad(loss, weights)
-            sgd_step(weights, slopes, velocity, lr=0.1, momentum=0.9, weight_decay=5e-4)
+            SGD(lr=0.1, momentum=0.9, weight_decay=5e-4).step(weights, slopes, velocity)
         weight, bias = net.fc.weight.detach() - start["fc.weight"], net.fc.bias.detach() - start["fc.bias"]
         told = start["fc.weight"] @ (bias @ weight / bias.square().sum()) + start["fc.bias"]
         cosines = F.cosine_similarity(told[None], templates)

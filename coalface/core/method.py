@@ -155,7 +155,7 @@ class Party:
     """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
-    `coalface.training.distributed.classifier.Shards`, which local training alone looks at. All of them run a step with
+    `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with
     the same messages and the same `rng`."""
 
     def stream(self, *names: str | int) -> np.random.Generator:

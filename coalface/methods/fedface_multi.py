@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coalface.core.method import Backbone, Federation, Mean, Party, Tensors, free, message, step
 from coalface.methods.fedface import Centre, FedFace, Global, State
+from coalface.training.classifier import classifier_for
 from coalface.training.local_training import train
 from coalface.training.losses.base import unit
 from coalface.training.losses.hinge import PositiveHinge
@@ -99,17 +100,10 @@ class FedFaceMulti(FedFace):
         several = len(party.data.names) > 1
         centres = each.centre if each.centre.any() else _means(party, common.backbone, each.centre)
         party.backbone.load(common.backbone)
-        trained = train(
-            party,
-            centres,
-            batches(party, self.local),
-            self.loss if several else PositiveHinge(self.target_cosine),
-            lr=self.local.lr_at(party.round, party.rounds),
-            momentum=self.local.momentum,
-            weight_decay=self.local.weight_decay,
-            sample_rate=self.local.sample_rate if several else None,
-            fixed_head=self.fixed,
-        )
+        loss, rate = (self.loss, self.local.sample_rate) if several else (PositiveHinge(self.target_cosine), None)
+        sgd = self.local.sgd(party)
+        classifier = classifier_for(party, centres, loss, sgd, sample_rate=rate, fixed=self.fixed)
+        trained = train(party, classifier, batches(party, self.local), sgd)
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 

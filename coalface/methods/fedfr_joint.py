@@ -18,9 +18,10 @@ from torch import Tensor
 from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL, PUBLIC_IMAGES_USED
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
 from coalface.data.faceset import FaceSet
+from coalface.training.classifier import Criterion, classifier_for
 from coalface.training.features import unit_features
 from coalface.training.fedfr import JointLoss, frozen, untrained
-from coalface.training.local_training import Beside, Criterion, Trained, fresh_head, train
+from coalface.training.local_training import Beside, Trained, fresh_head, train
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
@@ -314,23 +315,15 @@ class FedFRJoint(Method):
                 (replace(work, epochs=after[place]), 1.0),
                 (replace(work, epochs=work.epochs - after[place]), 0.1),
             ]
-        cursor, done = before.cursor, Trained(head, before.branch, 0.0, {})
+        cursor, done = before.cursor, Trained(head, before.branch, 0.0, {}, {})
         total, steps = 0.0, 0
         for some, factor in parts:
             batches, cursor = some.batches(party, cursor)
             batches = self._full(batches, some.batch_size)
-            done = train(
-                party,
-                done.head,
-                batches,
-                loss,
-                extra=done.extra,
-                lr=factor * self.local.lr_at(party.round, party.rounds),
-                momentum=self.local.momentum,
-                weight_decay=self.local.weight_decay,
-                velocity=done.velocity,
-                beside=beside,
-            )
+            sgd = self.local.sgd(party)
+            sgd = replace(sgd, lr=factor * sgd.lr)
+            classifier = classifier_for(party, done.head, loss, sgd, extra=done.extra, velocity=done.velocity)
+            done = train(party, classifier, batches, sgd, velocity=done.velocity, beside=beside)
             images = sum(map(len, batches))
             total, steps = total + done.loss * images, steps + images
         return replace(done, loss=total / max(1, steps)), cursor

@@ -32,9 +32,10 @@ from coalface.core.method import (
 )
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.features import mean_head, unit_features
-from coalface.training.local_training import Learner, MomentumState, fresh_head, learn
+from coalface.training.local_training import Learner, fresh_head, learn
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import ArcFace, CosineLoss
+from coalface.training.sgd import MomentumState
 
 
 @message

@@ -13,8 +13,8 @@ from torch import Tensor
 from coalface.core.method import Tensors
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own
 from coalface.methods.finetune import Finetune
+from coalface.training.classifier import Criterion
 from coalface.training.fedfr import Distilled
-from coalface.training.local_training import Criterion
 from coalface.training.losses.base import MarginSoftmax
 
 

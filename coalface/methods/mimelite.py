@@ -15,9 +15,10 @@ from torch import Tensor
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
 from coalface.training.gradients import full_gradient
-from coalface.training.local_training import Learner, MomentumState, learn
+from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
+from coalface.training.sgd import MomentumState
 
 
 @message

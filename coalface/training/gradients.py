@@ -7,14 +7,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from coalface.core.method import Party, Tensors
-from coalface.training.distributed import classifier
+from coalface.training.classifier import HEAD, LOSS, whole_classifier
 from coalface.training.distributed.batchnorm import synchronised
-from coalface.training.local_training import HEAD, Learner, fresh_head
+from coalface.training.local_training import Learner, fresh_head, load_batch
 from coalface.training.local_work import Cursor, LocalTraining, by_epochs
 from coalface.training.losses.base import CosineLoss
-
-LOSS = "loss."
-"""What begins the names of the loss's own tensors among the trained ones."""
 
 
 def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: CosineLoss) -> Tensors:
@@ -23,24 +20,16 @@ def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: Co
     `at` has the trained tensors by name, as `training.local_training.Pull` gets them: the backbone's, the class
     embeddings under `HEAD`, and the loss's own. The module is in training mode, so BatchNorm takes the statistics of
     the batch; its running ones stay as they are. Where several processes play the party, images are as
-    `classifier.batch` gives them.
+    `load_batch` gives them.
     """
-    module, shards = party.backbone.module, party.shards
+    module = party.backbone.module
     weights = {name: at[name].detach().requires_grad_() for name in party.backbone.parameters}
     scratch = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    extra = {name.removeprefix(LOSS): t for name, t in at.items() if name.startswith(LOSS)}
-    with synchronised(module, shards, len(labels)):
+    extra = {name.removeprefix(LOSS): t.detach() for name, t in at.items() if name.startswith(LOSS)}
+    classifier = whole_classifier(party, at[HEAD].detach(), loss, extra=extra)
+    with synchronised(module, party.shards, len(labels)):
         embeddings = party.compute.embed(lambda x: functional_call(module, weights | scratch, (x,)), images)
-        if shards is None:
-            value = loss(embeddings, at[HEAD], labels, **extra)
-            found = list(torch.autograd.grad(value, list(weights.values())))
-        else:
-            classes, of = len(party.data.names), list(weights.values())
-            first = shards.span(classes).start
-            _, found, _ = classifier.gradients(
-                shards, loss, embeddings, of, at[HEAD], labels, first=first, classes=classes
-            )
-    return dict(zip(weights, found, strict=True))
+        return classifier.gradients(embeddings, labels, weights)[1]
 
 
 def full_gradient(
@@ -69,7 +58,7 @@ def full_gradient(
     indices, _ = by_epochs(images, work.batch_size, 1, Cursor(), lambda epoch: rng.permutation(images))
     total, seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
     for index in indices[:batches]:
-        pixels, labels = classifier.batch(party, index, rng)
+        pixels, labels = load_batch(party, index, rng)
         for name, g in gradient(party, at, pixels, labels, loss).items():
             total[name].add_(g, alpha=len(index))
         seen += len(index)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.method import Party, private
+from coalface.training.sgd import MOMENTUM, SGD, Momentum
 
 
 @private
@@ -125,6 +126,11 @@ class LocalTraining:
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * done)) / 2
         return self.lr
+
+    def sgd(self, party: Party, momentum: Momentum = MOMENTUM["reset"]) -> SGD:
+        """The optimiser of the party's round under way: η_r, β where this kind of momentum has it, λ."""
+        lr = self.lr_at(party.round, party.rounds)
+        return SGD(lr=lr, momentum=momentum.factor(self.momentum), weight_decay=self.weight_decay)
 
     def count(self, images: int) -> int:
         """The local steps of a round at a party with so many images.

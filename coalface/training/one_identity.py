@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coalface.core.method import Backbone, Federation, Party, Tensors
-from coalface.training.local_training import Trained, sgd_step, train
+from coalface.training.classifier import classifier_for
+from coalface.training.local_training import Trained, train
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss, unit
+from coalface.training.sgd import MOMENTUM
 
 
 def first_directions(fed: Federation) -> Tensors:
@@ -72,17 +74,8 @@ def train_one(
     party's module.
     """
     _loaded(party, backbone)
-    return train(
-        party,
-        centre,
-        batches(party, work),
-        loss,
-        extra=extra,
-        lr=work.lr_at(party.round, party.rounds),
-        momentum=work.momentum,
-        weight_decay=work.weight_decay,
-        fixed_head=fixed,
-    )
+    sgd = work.sgd(party)
+    return train(party, classifier_for(party, centre, loss, sgd, extra=extra, fixed=fixed), batches(party, work), sgd)
 
 
 def batches(party: Party, work: LocalTraining) -> list[NDArray[np.int64]]:
@@ -122,7 +115,7 @@ def train_many(
 ) -> Together:
     """What `train_one` gives of each party, as one batch; for work of which `why_not` has nothing to say."""
     some, counts = parties[0], torch.tensor([len(party.data) for party in parties])
-    module, lr = _loaded(some, backbone).train(), work.lr_at(some.round, some.rounds)
+    module, sgd = _loaded(some, backbone).train(), work.sgd(some, MOMENTUM["none"])
     images = some.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
     owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(some.device)
     heads = torch.cat([centre.to(some.device) for centre in centres]).requires_grad_(not fixed)
@@ -132,8 +125,8 @@ def train_many(
     found = list(torch.autograd.grad(each.mean(), [*shared, *([] if fixed else [heads])]))
     if not fixed:
         share = counts.to(some.device, heads.dtype)[:, None] / len(owner)
-        sgd_step([heads], [found.pop() / share], [], lr=lr, momentum=0.0, weight_decay=work.weight_decay)
-    sgd_step(shared, found, [], lr=lr, momentum=0.0, weight_decay=work.weight_decay)
+        sgd.step([heads], [found.pop() / share], [])
+    sgd.step(shared, found, [])
     losses = torch.zeros(len(parties), dtype=torch.float64).index_add_(0, owner.cpu(), each.detach().double().cpu())
     return Together(
         backbone=some.backbone.shared(),

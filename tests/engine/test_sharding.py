@@ -35,7 +35,8 @@ from coalface.engine.transport import RunFailed
 from coalface.methods import METHODS
 from coalface.methods.fedavg import Global
 from coalface.privacy import ledger
-from coalface.training.local_training import HEAD, Learner
+from coalface.training.classifier import HEAD
+from coalface.training.local_training import Learner
 from coalface.training.losses.registry import LOSSES
 
 pytestmark = pytest.mark.usefixtures("toy_steps", "quick_workers")

@@ -14,7 +14,8 @@ from coalface.core.method import Tensors
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import Request
 from coalface.methods.fedavg import FedAvg
-from coalface.training.local_training import HEAD, fresh_head
+from coalface.training.classifier import HEAD
+from coalface.training.local_training import fresh_head
 from coalface.training.local_work import LocalTraining
 
 FULL = LocalTraining(steps_per_round=1, batch_size=64, lr=0.5, momentum=0.0, weight_decay=0.0)

@@ -28,9 +28,9 @@ from coalface.experiments.plan import plan
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import FedFRUDA, Own, State
 from coalface.methods.finetune_pseudo import FinetunePseudo
+from coalface.training.classifier import HEAD
 from coalface.training.clustering.finch import GRID
 from coalface.training.clustering.pseudo_labels import Labelling
-from coalface.training.local_training import HEAD
 from coalface.training.losses.subcenter import SubCenterArcFace
 
 

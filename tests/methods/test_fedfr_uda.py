@@ -19,7 +19,7 @@ from worlds import Tiny, run
 from coalface.core.method import Tensors
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
-from coalface.training.local_training import HEAD
+from coalface.training.classifier import HEAD
 from coalface.training.local_work import Cursor, LocalTraining
 
 

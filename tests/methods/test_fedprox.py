@@ -9,7 +9,8 @@ from worlds import Tiny, recipe, run
 
 from coalface.core.method import Tensors
 from coalface.methods import fedprox
-from coalface.training.local_training import HEAD, learn
+from coalface.training.classifier import HEAD
+from coalface.training.local_training import learn
 from coalface.training.local_work import LocalTraining
 
 

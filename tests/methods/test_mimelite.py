@@ -10,7 +10,8 @@ from worlds import LOSS, Tiny, recipe, run
 
 from coalface.core.method import Tensors
 from coalface.methods.mimelite import MimeLite
-from coalface.training.local_training import HEAD, Learner
+from coalface.training.classifier import HEAD
+from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(flip=False, double=True)

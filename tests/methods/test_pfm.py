@@ -22,7 +22,8 @@ from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM
 from coalface.training import local_training
-from coalface.training.local_training import HEAD, Learner
+from coalface.training.classifier import HEAD
+from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(flip=False, double=True)

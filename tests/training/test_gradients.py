@@ -11,9 +11,10 @@ from together import Together
 from worlds import LOSS, WORK, Tiny, raw
 
 from coalface.core.method import Tensors
-from coalface.training.distributed.classifier import Shards
+from coalface.training.classifier import HEAD
+from coalface.training.distributed.shards import Shards
 from coalface.training.gradients import full_gradient, gradient
-from coalface.training.local_training import HEAD, Learner, fresh_head, learn
+from coalface.training.local_training import Learner, fresh_head, learn
 from coalface.training.losses.sphereface2 import SphereFace2
 
 EXACT = Tiny(flip=False, double=True, norm=True)

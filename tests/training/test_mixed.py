@@ -18,11 +18,11 @@ from worlds import LOSS, Ran, Tiny, recipe
 
 from coalface.core.method import Method, Party
 from coalface.engine.faults import SimulatedFaults
-from coalface.training.distributed.classifier import Shards
+from coalface.training.classifier import HEAD
+from coalface.training.distributed.shards import Shards
 from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
-from coalface.training.local_training import HEAD
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.subcenter import SubCenterArcFace
 

@@ -14,9 +14,11 @@ from worlds import LOSS, WORK, Net, Tiny
 
 from coalface.core.method import Party, Tensors
 from coalface.engine.party.executor import Request
-from coalface.training.local_training import HEAD, Learner, fresh_head, learn, sampled_classes, sgd_step, train
+from coalface.training.classifier import HEAD, classifier_for, sampled_classes
+from coalface.training.local_training import Learner, fresh_head, learn, train
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.registry import LOSSES
+from coalface.training.sgd import SGD
 
 
 def party(build: Tiny = Tiny(), name: str = "silo-1", round_: int = 1) -> Party:  # noqa: B008 - frozen
@@ -51,7 +53,7 @@ def test_a_step_is_that_of_torch(momentum: float, weight_decay: float, spend: bo
         optimiser.step()
         gradients = torch.autograd.grad(loss(tracked := [w.clone().requires_grad_() for w in ours]), tracked)
         given = [g.clone() for g in gradients]
-        sgd_step(ours, gradients, velocity, lr=0.05, momentum=momentum, weight_decay=weight_decay, spend=spend)
+        SGD(0.05, momentum, weight_decay).step(ours, gradients, velocity, spend=spend)
         same = all(torch.equal(g, before) for g, before in zip(gradients, given, strict=True))
         assert same == (not (spend and weight_decay))
     for mine, other in zip(ours, theirs, strict=True):
@@ -60,10 +62,10 @@ def test_a_step_is_that_of_torch(momentum: float, weight_decay: float, spend: bo
 
 def test_two_steps_worked_by_hand() -> None:
     w, v = [torch.tensor([1.0])], [torch.zeros(1)]
-    settings = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.2}
-    sgd_step(w, [torch.tensor([2.0])], v, **settings)  # v = 2 + 0.2·1 = 2.2, w = 1 − 0.22
+    sgd = SGD(lr=0.1, momentum=0.5, weight_decay=0.2)
+    sgd.step(w, [torch.tensor([2.0])], v)  # v = 2 + 0.2·1 = 2.2, w = 1 − 0.22
     assert (v[0].item(), w[0].item()) == pytest.approx((2.2, 0.78))
-    sgd_step(w, [torch.tensor([0.0])], v, **settings)  # v = 1.1 + 0.2·0.78 = 1.256, w = 0.78 − 0.1256
+    sgd.step(w, [torch.tensor([0.0])], v)  # v = 1.1 + 0.2·0.78 = 1.256, w = 0.78 − 0.1256
     assert (v[0].item(), w[0].item()) == pytest.approx((1.256, 0.6544))
 
 
@@ -178,13 +180,13 @@ def test_a_pull_is_added_to_the_gradient() -> None:
         return {n: strength * (now[n].detach() - t) for n, t in target.items()}
 
     batches = [np.arange(4)]
-    settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    sgd = SGD(lr=0.1)
     here.backbone.load(here.initial)
-    train(here, fresh_head(here), batches, LOSS, **settings)
+    train(here, classifier_for(here, fresh_head(here), LOSS, sgd), batches, sgd)
     plain = here.backbone.shared()
     here = party()
     here.backbone.load(here.initial)
-    train(here, fresh_head(here), batches, LOSS, pull=pull, **settings)
+    train(here, classifier_for(here, fresh_head(here), LOSS, sgd), batches, sgd, pull=pull)
     pulled = here.backbone.shared()
     assert seen == [sorted([HEAD, "down.weight", "down.bias", "up.weight", "up.bias"])]
     moved = plain["up.bias"] - 0.1 * strength * (here.initial["up.bias"] - target["up.bias"])
@@ -243,12 +245,12 @@ def test_sampled_classes_hold_those_of_the_batch_and_as_many_others_as_the_rate_
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> None:
     """The same two steps by hand: gather rows, differentiate the loss over them, step, scatter; the others stay."""
-    settings: dict[str, Any] = {"lr": 0.05, "momentum": momentum, "weight_decay": 0.1}
+    sgd = SGD(lr=0.05, momentum=momentum, weight_decay=0.1)
     here, twin = (party(Tiny(pooled=True), "all") for _ in range(2))
     head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
     batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
     here.backbone.load(here.initial)
-    trained = train(here, head, batches, LOSS, sample_rate=0.5, **settings)
+    trained = train(here, classifier_for(here, head, LOSS, sgd, sample_rate=0.5), batches, sgd)
     found, velocity = trained.head, trained.velocity
     mine = here.backbone.shared()
     twin.backbone.load(twin.initial)
@@ -264,7 +266,7 @@ def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> No
         parameters = [*module.parameters(), part]
         gradients = torch.autograd.grad(LOSS(twin.compute.embed(module, pixels), part, places), parameters)
         of_rows = speed[rows]
-        sgd_step(parameters, gradients, [*speeds, of_rows], **settings)
+        sgd.step(parameters, gradients, [*speeds, of_rows])
         expected[rows], speed[rows] = part.detach(), of_rows
     assert torch.equal(found, expected)
     assert all(torch.equal(a, b) for a, b in zip(mine.values(), twin.backbone.shared().values(), strict=True))

@@ -17,10 +17,12 @@ from worlds import WORK, Tiny
 
 from coalface.models.groups import Backbone
 from coalface.models.iresnet import IBasicBlock
+from coalface.training.classifier import HEAD, sampled_classes
 from coalface.training.compute import Compute
 from coalface.training.distributed.batchnorm import synchronised
-from coalface.training.distributed.classifier import Shards, check_shardable, gradients
-from coalface.training.local_training import HEAD, fresh_head, learn, sampled_classes
+from coalface.training.distributed.shards import Shards
+from coalface.training.distributed.softmax import check_shardable, sharded_gradients
+from coalface.training.local_training import fresh_head, learn
 from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax
@@ -71,7 +73,7 @@ def shares(shards: Shards, loss: CosineLoss, dtype: torch.dtype, n: int, k: int,
     else:
         mine = torch.arange(k)[block]
     embeddings = inputs[shards.span(n)] @ matrix.requires_grad_().T
-    value, by_matrix, by_rows = gradients(
+    value, by_matrix, by_rows = sharded_gradients(
         shards, loss, embeddings, [matrix], head[mine], labels, first=first, classes=classes
     )
     return value, by_matrix[0], by_rows, head[mine]
@@ -105,7 +107,7 @@ def hand(shards: Shards) -> Any:
     rows = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)[[shards.rank]]
     x = torch.tensor([[0.6, 0.8], [5.0, 0.0]], dtype=torch.float64).requires_grad_()
     loss, labels = CosFace(scale=1.0, margin=0.1), torch.tensor([0, 1])
-    return gradients(shards, loss, x[[shards.rank]], [x], rows, labels, first=shards.rank, classes=2)
+    return sharded_gradients(shards, loss, x[[shards.rank]], [x], rows, labels, first=shards.rank, classes=2)
 
 
 @pytest.mark.slow
@@ -128,7 +130,9 @@ def at_edges(shards: Shards, loss: CosineLoss) -> Any:
     x = torch.tensor([[3.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     x.requires_grad_()
     labels, block = torch.tensor([0, 1, 2, 1]), shards.span(4)
-    value, (by_x,), by_rows = gradients(shards, loss, x[block], [x], head[block], labels, first=block.start, classes=4)
+    value, (by_x,), by_rows = sharded_gradients(
+        shards, loss, x[block], [x], head[block], labels, first=block.start, classes=4
+    )
     return value, by_x, by_rows
 
 

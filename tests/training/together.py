@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from coalface.training.distributed.classifier import Shards
+from coalface.training.distributed.shards import Shards
 
 
 class Together:

@@ -22,7 +22,7 @@ from coalface.core.method import Method, Party, Tensors
 from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.privacy import ledger
-from coalface.training.distributed.classifier import ShardLost
+from coalface.training.distributed.shards import ShardLost
 
 if TYPE_CHECKING:
     from coalface.engine.party.encryption import Vault

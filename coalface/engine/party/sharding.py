@@ -27,7 +27,7 @@ from coalface.core.method import Party
 from coalface.engine import processes
 from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
 from coalface.engine.party.setup import Setup
-from coalface.training.distributed.classifier import PATIENCE, ShardLost, Shards
+from coalface.training.distributed.shards import PATIENCE, ShardLost, Shards
 
 _LAST_WORDS = 10.0  # seconds that a helper has to say why it failed, once another process lost it
 

@@ -23,7 +23,7 @@ from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.schema import LOSS, Recipe
 from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
-from coalface.training.distributed.classifier import check_shardable
+from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
 
 FEDERATED = (

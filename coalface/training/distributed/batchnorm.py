@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from coalface.training.distributed.classifier import Shards
+from coalface.training.distributed.shards import Shards
 
 
 @contextlib.contextmanager

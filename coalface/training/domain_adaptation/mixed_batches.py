@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from coalface.core.method import Party, Tensors, private
+from coalface.training.classifier import classifier_for
 from coalface.training.domain_adaptation.losses import UNKNOWN
 from coalface.training.features import mean_head, unit_features
 from coalface.training.local_training import Learner, fresh_head, train
@@ -56,17 +57,10 @@ def learn_mixed(
 
     beside, target = by_iterations(len(unknown), work.batch_size, len(batches), own.target if own else Cursor(), order)
     party.backbone.load(backbone, learner.kept)
-    trained = train(
-        party,
-        learner.head,
-        [np.concatenate([known[one], unknown[other]]) for one, other in zip(batches, beside, strict=True)],
-        loss,
-        extra=learner.extra,
-        lr=work.lr_at(party.round, party.rounds),
-        momentum=work.momentum,
-        weight_decay=work.weight_decay,
-        velocity=learner.velocity,
-    )
+    sgd, velocity = work.sgd(party), learner.velocity
+    classifier = classifier_for(party, learner.head, loss, sgd, extra=learner.extra, velocity=velocity)
+    mixed = [np.concatenate([known[one], unknown[other]]) for one, other in zip(batches, beside, strict=True)]
+    trained = train(party, classifier, mixed, sgd, velocity=velocity)
     kept = Learner(
         head=trained.head,
         extra=trained.extra,
