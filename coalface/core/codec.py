@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,51 +24,15 @@ import torch
 from torch import Tensor
 
 from coalface.core.declarations import Tensors, Ticket, counterpart, kind_of, without_none
-from coalface.core.json_text import LARGEST, LONGEST, parse_json
+from coalface.core.header import DTYPES as DTYPES
+from coalface.core.header import FREE, SENT, TENSOR_HEADER, most_tensors, read_tensors
+from coalface.core.header import NAMES as NAMES
+from coalface.core.header import WireError as WireError
+from coalface.core.header import hints as hints
+from coalface.core.json_text import LARGEST, LONGEST
 
 T = TypeVar("T")
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-"""What types are called in the bytes."""
-
-TENSORS = 1 << 17
-"""The most tensors of a value that is kept: a state may hold some of each party."""
-SENT = 1 << 13
-"""The most tensors of a message. A message holds a few models, and a backbone of 200 layers has under 2,000 tensors;
-what there is of each identity or party is rows of one."""
-FREE = 1 << 30
-"""The most bytes of a `free()` field: half a million class embeddings of 512 numbers."""
-_A_TENSOR = 512
-"""The most bytes that a tensor takes of a header."""
-_VALUES = 12 * TENSORS + LONGEST
-"""The most values that its JSON holds: its type, its shape, where it lies and its mention, for each tensor."""
-_DIMENSIONS = 64
-_SIMPLE = r"[ !#-\[\]-~]*+"  # what needs no escape: the bytes are ASCII
-_NAME = rf'"{_SIMPLE}(?:\\[ -~]{_SIMPLE})*+"'
-_NUMBERS = rf"(?:\d{{1,16}}(?:, ?\d{{1,16}}){{0,{_DIMENSIONS - 1}}})?"
-_ENTRY = rf'({_NAME}): ?{{"dtype": ?"(\w{{2,4}})", ?"shape": ?\[({_NUMBERS})\], ?"data_offsets": ?\[({_NUMBERS})\]}}'
-_TENSOR = re.compile(_ENTRY.encode())
-_HEAD = re.compile(
-    rf'{{"__metadata__": ?{{"coalface": ?("{_SIMPLE}(?:\\["\\]{_SIMPLE})*+")}}'
-    rf"(?:, ?{re.sub(r'[(](?![?])', '(?:', _ENTRY)})*+}} *".encode()
-)
-"""The header as `pack` writes it. Anything else is refused at its first wrong byte, before it takes memory: an empty
-list takes two bytes in the text and sixty when it has been read."""
-_OFFSETS, _MARKS = b'"data_offsets":', ('":true', '": true')
-"""One for each tensor in a header, where the quotes of a name are escaped, and in a message's plain values."""
-_NUMBER = r"-?\d[\d.eE+-]{0,320}|NaN|-?Infinity"
 _SINGLE = torch.finfo(torch.float32).max
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -78,10 +41,6 @@ Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 _second = concurrent.futures.ThreadPoolExecutor(1, "hashing")
 _WORTH_A_THREAD = 1 << 18
-
-
-class WireError(ValueError):
-    """Bytes that are not an encoding of the declared class, or a value that has no encoding."""
 
 
 class Refused(ValueError):
@@ -155,12 +114,6 @@ class Hashing:
         return tuple(self._sums)
 
 
-@functools.cache
-def hints(cls: Any) -> dict[str, Any]:
-    """The resolved annotations of a declared class."""
-    return typing.get_type_hints(cls)
-
-
 def encode(message: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
     """The bytes of a message. Raises WireError for anything that was not declared with @message.
 
@@ -208,11 +161,6 @@ def decode(
     return unpack(data, cls, change=change, longest=header)
 
 
-def _most(cls: Any) -> int:
-    """The most tensors of a value of class `cls`."""
-    return SENT if kind_of(cls) == "message" else TENSORS
-
-
 def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
     """The most bytes of a reply's header, with room for `LONGEST` of plain values, and of its tensors."""
     header, body = LONGEST, 0
@@ -221,14 +169,14 @@ def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
         if inner not in (Tensor, Tensors):
             continue
         if counterpart(cls, field) is None:  # the server does not know its form
-            header, body = header + _A_TENSOR * (SENT if inner == Tensors else 1), body + FREE
+            header, body = header + TENSOR_HEADER * (SENT if inner == Tensors else 1), body + FREE
             continue
         model = model_of(cls, field, sent)
         named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
         for path, tensor in named.items():
             if isinstance(tensor, Tensor):
                 scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
-                header += 4 * len(json.dumps(path)) + _A_TENSOR
+                header += 4 * len(json.dumps(path)) + TENSOR_HEADER
                 body += tensor.numel() * tensor.element_size() + scales
     return header, body
 
@@ -273,11 +221,11 @@ def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[t
         end = offset + tensor.numel() * tensor.element_size()
         head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    text, most = json.dumps(head, separators=(",", ":")).encode(), _most(type(value))
-    if len(ordered) > most or len(text) > most * _A_TENSOR:
+    text, most = json.dumps(head, separators=(",", ":")).encode(), most_tensors(type(value))
+    if len(ordered) > most or len(text) > most * TENSOR_HEADER:
         raise WireError(
             f"{type(value).__name__} holds {len(ordered):,} tensors and a header of {len(text):,} bytes: at most "
-            f"{most:,} and {most * _A_TENSOR:,} are read back. Stack tensors that are alike."
+            f"{most:,} and {most * TENSOR_HEADER:,} are read back. Stack tensors that are alike."
         )
     text += b" " * (-len(text) % 8)
     return bytearray(len(text).to_bytes(8, "little") + text), ordered
@@ -298,7 +246,7 @@ def unpack(
 
     A header of more than `longest` bytes is not read; without it, than the most tensors of such a value take.
     """
-    tensors, skeleton = _read(data, cls, longest)
+    tensors, skeleton = read_tensors(data, cls, longest)
     if change is not None:
         tensors = change(tensors)
     value = _restore(skeleton, cls, "", tensors)
@@ -346,75 +294,6 @@ def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tenso
     raise WireError(
         f"{path or 'the value'}: the bytes do not hold {annotation}; sender and receiver must run one version."
     )
-
-
-@functools.cache
-def _form(cls: type) -> re.Pattern[str]:
-    """The JSON of a message's plain values."""
-    marks = rf"{{(?:{_NAME}: ?true(?:, ?(?=\")|(?=}})))*+}}"
-    forms = {Tensor: "true", bool: "true|false", str: _NAME, int: _NUMBER, float: _NUMBER}
-    fields = []
-    for name, annotation in hints(cls).items():
-        inner, optional = without_none(annotation)
-        form = marks if inner == Tensors else forms[inner]
-        fields.append(rf'"{name}": ?(?:{form}{"|null" if optional else ""})')
-    return re.compile("{" + ", ?".join(fields) + "}")
-
-
-def _read(data: bytearray | memoryview, cls: type, longest: int | None = None) -> tuple[dict[str, Tensor], Any]:
-    what, most = cls.__name__, _most(cls)
-    longest = most * _A_TENSOR if longest is None else longest
-    try:
-        view = memoryview(data)
-        length = int.from_bytes(view[:8], "little")
-        if length > min(longest, len(view) - 8):
-            raise WireError(f"{what}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
-        listed = bytes(view[8 : 8 + length]).count(_OFFSETS)
-        if listed > most:
-            raise WireError(f"{what}: {listed:,} tensors; at most {most:,} are read.")
-        head = _HEAD.fullmatch(view, 8, 8 + length)
-        if head is None:
-            raise WireError(f"{what}: the bytes are not an encoding: their header is not of its form.")
-        begin, end = head.span(1)
-        if kind_of(cls) == "message" and end - begin > LONGEST + 2 * (length - end + begin):
-            raise WireError(f"{what}: {end - begin:,} bytes of plain values, for {length - end + begin:,} of tensors.")
-        plain = json.loads(str(view[begin:end], "ascii"))
-        if listed > 2 * plain.count("true"):  # one that is narrowed has scales beside it
-            raise WireError(f"{what}: {listed:,} tensors, more than its plain values speak of.")
-        if kind_of(cls) != "message":  # floats of files may be infinite, and `validate` names the others
-            skeleton = parse_json(plain, longest=longest, values=_VALUES, any_number=True)
-        elif sum(map(plain.count, _MARKS)) > 2 * listed + LONGEST // 8:  # a name, or a text, may hold one too
-            raise WireError(f"{what}: {listed:,} tensors, fewer than its plain values speak of.")
-        elif _form(cls).fullmatch(plain):
-            skeleton = json.loads(plain)
-        else:
-            raise WireError(f"{what}: the bytes do not hold its fields; sender and receiver must run one version.")
-        tensors: dict[str, Tensor] = {}
-        expected = 0
-        for found in _TENSOR.finditer(view, end, 8 + length):
-            name, (dtype, shape) = json.loads(found[1]), (DTYPES[found[2].decode()], _numbers(found[3]))
-            begin, end = _numbers(found[4])
-            count = math.prod(shape)
-            if name in tensors or begin != expected or end - begin != count * dtype.itemsize:
-                raise WireError(f"{what}: tensor {name!r} does not lie where its header says, or is there twice.")
-            offset, expected = 8 + length + begin, end
-            flat = (
-                torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
-                if count
-                else torch.empty(0, dtype=dtype)
-            )
-            tensors[name] = flat.view(shape)
-        if 8 + length + expected != len(view):
-            raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
-    except WireError:
-        raise
-    except Exception as error:  # of bytes from elsewhere, any
-        raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
-    return tensors, skeleton
-
-
-def _numbers(text: bytes) -> list[int]:
-    return [int(number) for number in text.split(b",") if number]
 
 
 def named_tensors(message: Any) -> Iterator[tuple[str, str, Tensor]]:

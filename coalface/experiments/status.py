@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coalface.core.marks import KITS
 from coalface.core.method import plays
 from coalface.engine.replies import FEW as BOUND_FROM
 from coalface.engine.rounds import FEW
@@ -21,6 +20,9 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report.runs import mapping, number, whole_number
+
+KITS = "COALFACE_KITS"
+"""Where a process of a federation on this machine has its folder of kits, in its environment."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coalface.core.checks import RecipeError
-from coalface.core.marks import KITS, PART
+from coalface.experiments.status import KITS
 
+PART = "COALFACE_PART"
+"""Which part of the federation a process is, in its environment."""
 _PROC = Path("/proc")
 
 
