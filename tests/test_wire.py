@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coalface.core import codec
+from coalface.core import codec, header
 from coalface.core.codec import Refused, WireError
 from coalface.core.method import Tensors, Ticket, free, like, message, private, state
 
@@ -393,7 +393,7 @@ def test_a_hundred_thousand_tensors_come_back() -> None:
 
 
 def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "SENT", 10)
+    monkeypatch.setattr(header, "SENT", 10)
     codec.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
     with pytest.raises(WireError, match=r"holds 11 tensors .*Stack tensors that are alike"):
         codec.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))

@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -103,24 +103,6 @@ class Backbone(Protocol):
     def kept(self) -> Tensors: ...
 
 
-Made = TypeVar("Made")
-
-
-class Memo(Protocol):
-    """What parties of one process would each compute alike is computed by the first of them that asks."""
-
-    def __call__(self, name: str, key: str, make: Callable[[], Made]) -> Made:
-        """`make()`, or what it gave when it was last called under this name, if the key was the same.
-
-        The key must tell apart all that the value follows from; a value is shared, so nobody may change it.
-        """
-
-
-def no_memo(name: str, key: str, make: Callable[[], Made]) -> Made:
-    """Remembers nothing."""
-    return make()
-
-
 @dataclass(frozen=True)
 class Party:
     """What a step may see at its party."""
@@ -140,7 +122,8 @@ class Party:
     pairs: Any
     """A validator's own pairs of its images, a `coalface.data.pairs.PairList`; None at others."""
     public: Any
-    """The public images that every party holds, where the paper shares some; else None."""
+    """The public images that every party holds, where the paper shares some; else None:
+    `coalface.training.public_images.PublicImages`, one object for all parties of a process."""
     device: torch.device
     backbone: Backbone
     """Built once a process and shared by the parties that it simulates: a step loads weights into it first."""
@@ -149,8 +132,6 @@ class Party:
     compute: Any
     """How images become embeddings here: `coalface.training.compute.Compute` (augmentation, autocast, memory
     layout)."""
-    memo: Memo = no_memo
-    """Remembers what is the same at every party that this process plays, such as features of the public images."""
     calibration_data: Any = None
     """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
     shards: Any = None

@@ -271,7 +271,7 @@ class FedFRJoint(Method):
         """The public images that the client trains on in this round; None where it uses none of them."""
         if self.public == "none":
             return None
-        public: FaceSet = party.public
+        public: FaceSet = party.public.faces
         if self.public == "all":
             return public
         others = public_features(party, common.backbone, kept)

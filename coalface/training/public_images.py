@@ -13,10 +13,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.method import Party, Tensors
+from coalface.data.faceset import FaceSet
 from coalface.training.features import unit_features
 
 BLOCK = 4096
 """Public features that are compared at a time."""
+
+
+class PublicImages:
+    """Public images, and their features by the model that they were last asked for of.
+
+    Parties of one process would each compute them alike, so the first of them that asks does it for all. What they are
+    given is shared: nobody may change it.
+    """
+
+    def __init__(self, faces: FaceSet) -> None:
+        self.faces = faces
+        self._last: tuple[str, Tensor] | None = None
+
+    def features(self, party: Party, backbone: Tensors, kept: Tensors | None = None) -> Tensor:
+        """(P, d) unit features, made at the party where nobody did; `kept` is what stays there of the backbone."""
+        model = digest({**backbone, **(kept or {})})
+        if self._last is None or self._last[0] != model:
+            self._last = None  # what is replaced takes no memory beside what replaces it
+            self._last = model, unit_features(party, self.faces, backbone, kept)
+        return self._last[1]
 
 
 def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None) -> Tensor:
@@ -24,13 +45,10 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
 
     Raises ValueError where the party holds no public images.
     """
-    if party.public is None or not len(party.public):
+    public: PublicImages | None = party.public
+    if public is None or not len(public.faces):
         raise ValueError(f"{party.name} holds no public images: give the recipe `data.private`; all others are public")
-    return party.memo(
-        "public features",
-        digest({**backbone, **(kept or {})}),
-        lambda: unit_features(party, party.public, backbone, kept),
-    )
+    return public.features(party, backbone, kept)
 
 
 def hard_negatives(public: Tensor, own: Tensor, threshold: float, block: int = BLOCK) -> NDArray[np.int64]:

@@ -63,7 +63,7 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
             continue
         same_as_kept(client, naive.kept(tmp_path, party, Own))
         assert naive.furthest(personal[party], own_model(client)) < 1e-10
-        near = {len(client.party.public)} if name == "all public" else set(client.near)
+        near = {len(client.party.public.faces)} if name == "all public" else set(client.near)
         assert settings.get("public") == "none" or near == set(client.near)
     if settings.get("public") is None:  # hard negatives were some, and not the same in all rounds
         counts = [count for client in members.values() for count in client.near]
@@ -165,9 +165,9 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
     seen: list[tuple[int, float, list[int]]] = []
     plain = fedfr_joint.train
 
-    def noted(party: Any, head: Any, batches: Any, loss: Any, **rest: Any) -> Any:
-        seen.append((party.round, rest["lr"], [len(batch) for batch in batches]))
-        return plain(party, head, batches, loss, **rest)
+    def noted(party: Any, classifier: Any, batches: Any, sgd: Any, **rest: Any) -> Any:
+        seen.append((party.round, sgd.lr, [len(batch) for batch in batches]))
+        return plain(party, classifier, batches, sgd, **rest)
 
     monkeypatch.setattr(fedfr_joint, "train", noted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,12 @@ import worlds
 from torch import Tensor
 from worlds import Tiny, run
 
-from coalface.core.method import no_memo
-from coalface.engine.party import setup
-from coalface.engine.party.setup import FederatedData, Remembered
+from coalface.core.method import Party
+from coalface.engine.party.setup import FederatedData
 from coalface.methods.fedfr_joint import FedFRJoint
+from coalface.training import public_images
 from coalface.training.features import unit_features
-from coalface.training.public_images import digest, hard_negatives, public_features
+from coalface.training.public_images import PublicImages, digest, hard_negatives, public_features
 
 BUILD = Tiny(public=3)
 
@@ -110,24 +111,29 @@ def of_public(passes: list[int]) -> int:
 def test_parties_of_one_process_share_them_for_one_model() -> None:
     passes: list[int] = []
     world = counting(BUILD, passes)()
-    memo = Remembered()
-    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, memo=memo) for name in world.data]
+    shared = naive.party("silo-0", BUILD).public
+    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, public=shared) for name in world.data]
     first = world.backbone.shared()
     second = {name: tensor + 0.01 for name, tensor in first.items()}
     for model, after in ((first, 1), (second, 2), (first, 3)):  # of several models the last is remembered
         each = [public_features(party, model) for party in parties]
         assert of_public(passes) == after and all(one is each[0] for one in each)
-        assert each[0].equal(public_features(replace(parties[0], memo=no_memo), model))
-        passes.remove(len(parties[0].public))
+        assert each[0].equal(public_features(alone(parties[0]), model))
+        passes.remove(len(shared.faces))
+
+
+def alone(party: Party) -> Party:
+    """The party, which remembers no features."""
+    return replace(party, public=PublicImages(party.public.faces))
 
 
 def test_what_a_party_keeps_of_the_model_tells_models_apart() -> None:
     build = replace(BUILD, norm=True, policy="local")
-    party = replace(naive.party("silo-0", build), memo=Remembered())
+    party = naive.party("silo-0", build)
     shared, kept = party.backbone.shared(), party.backbone.kept()
     other = {name: tensor + 1 for name, tensor in kept.items()}
     one, two = public_features(party, shared, kept), public_features(party, shared, other)
-    assert not one.equal(two) and two.equal(public_features(replace(party, memo=no_memo), shared, other))
+    assert not one.equal(two) and two.equal(public_features(alone(party), shared, other))
 
 
 def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_order() -> None:
@@ -146,7 +152,7 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
 
 
 def test_a_party_without_public_images_is_told_of() -> None:
-    for public in (None, faces_without_images()):
+    for public in (None, PublicImages(faces_without_images())):
         with pytest.raises(ValueError, match="silo-1 holds no public images: give the recipe `data.private`"):
             public_features(replace(naive.party("silo-1", BUILD), public=public), BUILD().backbone.shared())
 
@@ -175,7 +181,8 @@ def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path)
 
 def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = run(method(), tmp_path / "shared", BUILD).bytes()
-    monkeypatch.setattr(setup, "Remembered", lambda: no_memo)
+    numbers = itertools.count()
+    monkeypatch.setattr(public_images, "digest", lambda tensors: str(next(numbers)))  # no model is like another
     passes: list[int] = []
     assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
     assert of_public(passes) == 9

@@ -375,7 +375,7 @@ def made_from(party: Party) -> bytes:
     Which image of a person is which is left out, so that a file may be mended.
     """
     about: dict[str, Any] = {}
-    for whose, faces in (("its", party.data), ("the public", party.public)):
+    for whose, faces in (("its", party.data), ("the public", party.public and party.public.faces)):
         if faces is not None:
             about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
     return json.dumps(about).encode()

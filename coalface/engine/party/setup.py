@@ -17,6 +17,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.executor import ExecutorContext, Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
+from coalface.training.public_images import PublicImages
 
 
 @dataclass(frozen=True)
@@ -56,20 +57,6 @@ class FederatedData:
         return parties
 
 
-class Remembered:
-    """What parties of this process would each compute alike: under each name, the value of the last key."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[str, Any]] = {}
-
-    def __call__(self, name: str, key: str, make: Callable[[], Any]) -> Any:
-        """See `coalface.core.method.Memo`."""
-        if name not in self._last or self._last[name][0] != key:
-            self._last.pop(name, None)  # what it replaces takes no memory beside it
-            self._last[name] = key, make()
-        return self._last[name][1]
-
-
 @dataclass(frozen=True)
 class Setup:
     """Everything that a process needs to play the parties; it can be sent to a worker."""
@@ -85,7 +72,7 @@ class Setup:
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
-        initial, once = world.backbone.shared(), Remembered()
+        initial, public = world.backbone.shared(), None if world.public is None else PublicImages(world.public)
         computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
 
         def party(request: Request) -> Party:
@@ -101,8 +88,7 @@ class Setup:
                 data=world.data[request.party],
                 pairs=world.pairs.get(request.party),
                 calibration_data=world.calibration_data.get(request.party),
-                public=world.public,
-                memo=once,
+                public=public,
                 device=device,
                 backbone=world.backbone,
                 initial=initial,
