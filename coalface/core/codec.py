@@ -90,6 +90,11 @@ class Encoded:
         return typing.cast(T, self._read[cls])
 
 
+def data_of(reply: Encoded | bytearray | memoryview) -> bytearray | memoryview:
+    """The bytes of a reply, as it was just encoded, or as it was saved or received."""
+    return reply.data if isinstance(reply, Encoded) else reply
+
+
 class Hashing:
     """SHA-256 of some pieces, most of what a commit costs: a thread begins at once, the asker joins in."""
 

@@ -43,15 +43,11 @@ BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
 
 
-def _data(reply: bytearray | memoryview | codec.Encoded) -> bytearray | memoryview:
-    return reply.data if isinstance(reply, codec.Encoded) else reply
-
-
 def _size(reply: Reply) -> int | None:
     """None of a reply that never came."""
     if isinstance(reply, StepFailed):
         return None if isinstance(reply, Unanswered) else 0
-    return len(_data(reply))
+    return len(codec.data_of(reply))
 
 
 def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
@@ -387,7 +383,7 @@ class ServerFederation(Federation):
             why := self.round_policy.faults.after(self.round_policy.seed, request.party, _named(when, attempt))
         ):
             raise Lost(why)
-        message = compression.decode(_data(reply), cls, sent, self.numerics.updates)
+        message = compression.decode(codec.data_of(reply), cls, sent, self.numerics.updates)
         return self.round_policy.faults.reply(request.party, message)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:

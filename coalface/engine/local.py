@@ -256,5 +256,4 @@ def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, 
         request = dataclasses.replace(request, common=_here["common"])
     executor = PartyExecutor(_here["context"], request.party)
     reply = executor.answer(request)
-    data = reply.data if isinstance(reply, codec.Encoded) else reply
-    return _Parcel(mail / f"{request.party}-{request.id}", data), executor.head
+    return _Parcel(mail / f"{request.party}-{request.id}", codec.data_of(reply)), executor.head

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
-from coalface.training.local_training import Learner, learn
+from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
@@ -67,8 +67,7 @@ class Centralized(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, own.kept if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, own.kept if own else None)
 
     @step(role="trainer", local=CLASS_EMBEDDINGS)
     def classifier(self, party: Party, own: Learner | None) -> Tensors:

@@ -13,6 +13,7 @@ from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
+from coalface.training.local_training import whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
@@ -78,8 +79,7 @@ class DAN(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, own.learner.kept if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":

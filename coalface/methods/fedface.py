@@ -30,7 +30,14 @@ from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import unit
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.spreadout import Spreading, mean_cosine
-from coalface.training.one_identity import first_centres, first_directions, train_many, train_one, why_not
+from coalface.training.one_identity import (
+    check_nothing_kept,
+    first_centres,
+    first_directions,
+    train_many,
+    train_one,
+    why_not,
+)
 
 PRESETS = {
     "paper": Spreading(margin=0.7, step=0.01),  # v is not in the text; 0.01 is λη
@@ -112,11 +119,7 @@ class FedFace(Method):
             )
 
     def init(self, fed: Federation) -> State:
-        if fed.policy != "average":
-            raise ValueError(
-                f"clients of one identity keep nothing between rounds, and with model.batchnorm={fed.policy} they "
-                "would keep BatchNorm's tensors: set model.batchnorm=average"
-            )
+        check_nothing_kept(fed)
         return State(backbone=fed.initial, centres=first_directions(fed) if self.head_init == "random" else {})
 
     def round(self, fed: Federation, state: State) -> State:

@@ -20,7 +20,7 @@ from coalface.training.losses.base import unit
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.spreadout import mean_cosine
-from coalface.training.one_identity import batches, first_centres
+from coalface.training.one_identity import batches, check_nothing_kept, first_centres
 
 
 @message
@@ -64,11 +64,7 @@ class FedFaceMulti(FedFace):
             )
 
     def init(self, fed: Federation) -> State:
-        if fed.policy != "average":
-            raise ValueError(
-                f"clients of fedface-multi keep nothing between rounds, and with model.batchnorm={fed.policy} they "
-                "would keep BatchNorm's tensors: set model.batchnorm=average"
-            )
+        check_nothing_kept(fed)
         return State(backbone=fed.initial, centres={})
 
     def round(self, fed: Federation, state: State) -> State:

@@ -21,7 +21,7 @@ from coalface.data.faceset import FaceSet
 from coalface.training.classifier import Criterion, classifier_for
 from coalface.training.features import unit_features
 from coalface.training.fedfr import JointLoss, frozen, untrained
-from coalface.training.local_training import Beside, Trained, fresh_head, train
+from coalface.training.local_training import Beside, Trained, fresh_head, train, whole_backbone
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
@@ -345,8 +345,7 @@ class FedFRJoint(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def generic(self, party: Party, own: Own | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, (own.federated or own.kept) if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, (own.federated or own.kept) if own else None)
 
     @step(role="trainer", local=PUBLIC_IMAGES_USED)
     def near_images(self, party: Party, own: Own | None) -> Tensors:

@@ -32,7 +32,7 @@ from coalface.core.method import (
 )
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.features import mean_head, unit_features
-from coalface.training.local_training import Learner, fresh_head, learn
+from coalface.training.local_training import Learner, fresh_head, learn, whole_backbone
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import ArcFace, CosineLoss
 from coalface.training.sgd import MomentumState
@@ -286,8 +286,7 @@ class FedFRUDA(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, _kept(own))
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, _kept(own))
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":

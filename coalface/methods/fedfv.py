@@ -30,7 +30,7 @@ from coalface.training.fedfv import AgainstOthers, equivalent_embeddings
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import unit
 from coalface.training.losses.spreadout import mean_cosine
-from coalface.training.one_identity import first_directions, train_many, train_one, why_not
+from coalface.training.one_identity import check_nothing_kept, first_directions, train_many, train_one, why_not
 
 
 @message
@@ -103,11 +103,7 @@ class FedFV(Method):
             raise ValueError(f"scale is {self.scale}; give a factor above 0, such as 1")
 
     def init(self, fed: Federation) -> State:
-        if fed.policy != "average":
-            raise ValueError(
-                f"clients of one identity keep nothing between rounds, and with model.batchnorm={fed.policy} they "
-                "would keep BatchNorm's tensors: set model.batchnorm=average"
-            )
+        check_nothing_kept(fed)
         return State(backbone=fed.initial, centres=first_directions(fed))
 
     def round(self, fed: Federation, state: State) -> State:

@@ -33,7 +33,7 @@ from coalface.core.method import (
 from coalface.training.bch_codes import BCH, Codebook, code_scores, warm_up_threshold
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import OnCodes, projected
-from coalface.training.one_identity import embeddings_of, train_many, train_one, why_not
+from coalface.training.one_identity import check_nothing_kept, embeddings_of, train_many, train_one, why_not
 
 SIZES = {127: 64, 255: 63, 511: 67}
 """Length -> message bits of the codes in use, of minimum distances 21, 61 and 175."""
@@ -144,11 +144,7 @@ class FedUV(Method):
         return BCH(self.length, SIZES[self.length])
 
     def init(self, fed: Federation) -> State:
-        if fed.policy != "average":
-            raise ValueError(
-                f"clients of one identity keep no tensors of the backbone, and with model.batchnorm={fed.policy} they "
-                "would keep BatchNorm's: set model.batchnorm=average"
-            )
+        check_nothing_kept(fed)
         Codebook(self.code, len(fed.parties("trainer")))  # more clients than it can tell apart are refused
         dtype, d = next(iter(fed.initial.values())).dtype, fed.embedding_size
         drawn = fed.stream("projection").standard_normal((self.length, d)) / d**0.5

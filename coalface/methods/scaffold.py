@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
-from coalface.training.local_training import Learner, learn
+from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
@@ -139,8 +139,7 @@ class Scaffold(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Controlled | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, own.learner.kept if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":

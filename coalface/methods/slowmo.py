@@ -13,7 +13,7 @@ import torch
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
-from coalface.training.local_training import Learner, learn
+from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
@@ -107,8 +107,7 @@ class SlowMo(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
-        party.backbone.load(common.backbone, own.kept if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, common.backbone, own.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         if fed.policy == "average":

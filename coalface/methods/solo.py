@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Tensors, message, private, state, step
-from coalface.training.local_training import Learner, learn
+from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
@@ -61,8 +61,7 @@ class Solo(Method):
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None) -> Tensors:
-        party.backbone.load(own.backbone if own else party.initial, own.learner.kept if own else None)
-        return {**party.backbone.shared(), **party.backbone.kept()}
+        return whole_backbone(party, own.backbone if own else party.initial, own.learner.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=None)

@@ -109,6 +109,15 @@ def learn(
     return trained.loss, kept
 
 
+def whole_backbone(party: Party, shared: Tensors, kept: Tensors | None) -> Tensors:
+    """A party's own backbone by name: what is shared, with what the BatchNorm policy keeps at the party.
+
+    `kept` is as the party has it, None before it has trained. The party's module is left loaded with it.
+    """
+    party.backbone.load(shared, kept)
+    return {**party.backbone.shared(), **party.backbone.kept()}
+
+
 @dataclass(frozen=True)
 class Trained:
     """What local training gives, beside the module that it leaves trained."""

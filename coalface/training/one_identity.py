@@ -24,6 +24,15 @@ from coalface.training.losses.base import OwnClassLoss, unit
 from coalface.training.sgd import MOMENTUM
 
 
+def check_nothing_kept(fed: Federation) -> None:
+    """Raise ValueError where the BatchNorm policy would have clients keep tensors between rounds."""
+    if fed.policy != "average":
+        raise ValueError(
+            f"clients of this method keep nothing between rounds, and with model.batchnorm={fed.policy} "
+            "they would keep BatchNorm's tensors: set model.batchnorm=average"
+        )
+
+
 def first_directions(fed: Federation) -> Tensors:
     """A (1, d) class embedding at length one for every trainer, which the server draws from N(0, 1)."""
     clients, rng = fed.parties("trainer"), fed.stream("class embeddings")

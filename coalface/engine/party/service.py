@@ -58,8 +58,7 @@ def _join(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
 
 def _step(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
     request, executor = _request(service, said, data), PartyExecutor(service.context, service.name)
-    reply = executor.answer(request)
-    encoded = reply.data if isinstance(reply, codec.Encoded) else reply
+    encoded = codec.data_of(executor.answer(request))
     sha256 = hashlib.sha256(encoded).hexdigest()
     return {"id": request.id, "sha256": sha256, "head": executor.head}, {"reply": encoded}
 
