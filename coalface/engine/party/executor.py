@@ -21,6 +21,7 @@ from coalface.core.declarations import StepDeclaration, plays
 from coalface.core.method import Method, Party, Tensors
 from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
+from coalface.engine.party.data_identity import data_identity, difference
 from coalface.privacy import ledger
 from coalface.training.distributed.shards import ShardLost
 
@@ -136,7 +137,7 @@ class PartyExecutor:
             return encoded
         parts = self._parts(base, kept)
         if parts:
-            parts[DATA] = base.read(DATA) or made_from(self.context.party(request))
+            parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
         if self.context.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
@@ -266,8 +267,8 @@ class PartyExecutor:
         party = self.context.party(request)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
-        if (before := base.read(DATA)) is not None and (now := made_from(party)) != before:
-            raise StepFailed(f"{where}: {_why_other(json.loads(bytes(before)), json.loads(now))}")
+        if (before := base.read(DATA)) is not None and (now := data_identity(party)) != before:
+            raise StepFailed(f"{where}: {difference(before, now)}")
         try:
             with nullcontext() if group is None else group.beside(request):
                 arguments = self._arguments(declaration, request, base)
@@ -367,32 +368,6 @@ class PartyExecutor:
         for path in spare[1:]:
             path.unlink()
         return spare[0] if spare else None
-
-
-def made_from(party: Party) -> bytes:
-    """Who is in a party's images and in the public ones: private state has a row for each, by their numbers.
-
-    Which image of a person is which is left out, so that a file may be mended.
-    """
-    about: dict[str, Any] = {}
-    for whose, faces in (("its", party.data), ("the public", party.public and party.public.faces)):
-        if faces is not None:
-            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
-    return json.dumps(about).encode()
-
-
-def _why_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What is different in the images that the private state was made from."""
-    whose = next(each for each in {**before, **now} if before.get(each) != now.get(each))
-    was, there = (
-        f"{one['images']} of {one['identities']} identities" if (one := said.get(whose)) else "none"
-        for said in (before, now)
-    )
-    others = "the same numbers, but other identities" if was == there else f"then {was}, now {there}"
-    return (
-        f"{whose} images are not those that the party's private state was made from ({others}), and what it knows of "
-        "one person would be taken for another's: put the data back as it was, or start a new run"
-    )
 
 
 def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any]:

@@ -1,0 +1,37 @@
+"""Who is in the images that a party's private state was made from, so that one person is never taken for another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coalface.core.method import Party
+
+
+def data_identity(party: Party) -> bytes:
+    """Who is in a party's images and in the public ones: private state has a row for each, by their numbers.
+
+    Which image of a person is which is left out, so that a file may be mended.
+    """
+    about: dict[str, Any] = {}
+    for whose, faces in (("its", party.data), ("the public", party.public and party.public.faces)):
+        if faces is not None:
+            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
+    return json.dumps(about).encode()
+
+
+def difference(before: bytes | bytearray | memoryview, now: bytes) -> str:
+    """What is different in the images that the private state was made from, of what `data_identity` gave."""
+    then, there = json.loads(bytes(before)), json.loads(now)
+    whose = next(one for one in {**then, **there} if then.get(one) != there.get(one))
+    counts = [
+        f"{one['images']} of {one['identities']} identities" if (one := about.get(whose)) else "none"
+        for about in (then, there)
+    ]
+    others = (
+        "the same numbers, but other identities" if counts[0] == counts[1] else f"then {counts[0]}, now {counts[1]}"
+    )
+    return (
+        f"{whose} images are not those that the party's private state was made from ({others}), and what it knows of "
+        "one person would be taken for another's: put the data back as it was, or start a new run"
+    )
