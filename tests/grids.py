@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from coalface.engine.party import service
 from coalface.engine.party.setup import FederatedData, Setup
+from coalface.flower.app import server
 from coalface.flower.app.client_app import client_app
 from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.flower.party import process
@@ -113,3 +114,16 @@ def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | N
         return FlowerTransport(grid, roles(world), patience or Patience(join=5, step=60, poll=0.01))
 
     return transport
+
+
+def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
+    return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+
+def run_recipe(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InProcessGrid:
+    """The server's side to its end, over nodes that play the parties."""
+    grid = InProcessGrid([played_here(recipe) for _ in parties])
+    for (node, _), party in zip(grid.apps.items(), parties, strict=True):
+        grid.contexts[node] = context(node, {"party": party, "home": str(home / party)}, run_config)
+    server.server(recipe)(grid, context(1, {}, run_config))
+    return grid

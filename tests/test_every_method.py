@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from cases import by_default
 from torch import Tensor
 from worlds import Ran, Stop, Tiny, run, stopping, workers
 
@@ -65,11 +65,16 @@ GAIN = 0.15
 """Of the area under the ROC curve of genuine against impostor pairs; 0.5 is chance, the untrained model has 0.6."""
 
 SLOW = (pytest.mark.slow, pytest.mark.ci)
-every_method = pytest.mark.parametrize("name", list(METHODS))
+THREE = ("scaffold", "fedface", "pfm-fv")
+"""With state at both sides, with one identity a party, and with validators."""
 a_method_of_each_kind = pytest.mark.parametrize(
     "name", [name if name in worlds.ONE_OF_A_KIND else pytest.param(name, marks=SLOW) for name in METHODS]
 )
 """For what the engine does alike for all; the other methods are slow."""
+three_methods = pytest.mark.parametrize(
+    "name", [name if name in THREE else pytest.param(name, marks=SLOW) for name in METHODS]
+)
+"""For what costs several runs of each."""
 
 
 def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
@@ -140,7 +145,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 # --- 1 and 4: the same bits in other processes, with any number of workers, in any order ------------------------------
 
 
-@a_method_of_each_kind
+@three_methods
 @pytest.mark.usefixtures("quick_workers")
 def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
@@ -152,20 +157,19 @@ def test_worker_processes_give_the_same_bits(name: str, tmp_path: Path, unbroken
     }
 
 
-@every_method
+@a_method_of_each_kind
 def test_the_order_of_registration_does_not_matter(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
     assert run(method, tmp_path, replace(build, reverse=True)).bytes() == unbroken(name)[0].bytes()
 
 
-@every_method
+@a_method_of_each_kind
 def test_another_seed_gives_another_run(name: str, tmp_path: Path, unbroken: Any) -> None:
     method, build = variants(name)
-    other = run(method, tmp_path, build, seed=1)
-    assert other.bytes()["metrics"] != unbroken(name)[0].bytes()["metrics"]
+    assert run(method, tmp_path, build, seed=1).bytes()["metrics"] != unbroken(name)[0].bytes()["metrics"]
 
 
-@every_method
+@a_method_of_each_kind
 def test_every_message_round_trips(name: str, unbroken: Any) -> None:
     method, heard = variants(name)[0], unbroken(name)[1]
     assert heard.replies
@@ -181,7 +185,7 @@ def test_every_message_round_trips(name: str, unbroken: Any) -> None:
         assert bytes(codec.encode(codec.decode(bytearray(data), cls)).data) == data
 
 
-@every_method
+@a_method_of_each_kind
 def test_a_step_does_not_change_the_message_it_was_given(name: str, unbroken: Any) -> None:
     assert unbroken(name)[1].changed == []
 
@@ -194,7 +198,7 @@ STOPS = {True: ((0.3, False), (0.6, True))}
 STOPS[False] = (*((share, saved) for share in (0.0, 0.99) for saved in (True, False)), (0.3, True), (0.6, False))
 
 
-@every_method
+@a_method_of_each_kind
 @pytest.mark.parametrize("some", [True, pytest.param(False, marks=SLOW)])
 def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: bool, unbroken: Any) -> None:
     method, build = variants(name)
@@ -209,15 +213,6 @@ def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path, some: b
         resumed = run(method, place, build, checkpoint_every=2, save_replies=save_replies)
         assert resumed.bytes() == whole, case
         assert {p: worlds.raw(m) for p, m in resumed.own_models().items()} == models, case
-
-
-@every_method
-def test_a_run_resumed_after_its_last_round_leaves_the_same_models(name: str, tmp_path: Path, unbroken: Any) -> None:
-    method, build = variants(name)
-    first, _ = unbroken(name)
-    again = run(method, Path(shutil.copytree(first.folder, tmp_path / "run")), build)
-    assert again.bytes() == first.bytes()
-    assert worlds.raw(again.models.shared or {}) == worlds.raw(first.models.shared or {})
 
 
 # --- 3: what stays, stays ---------------------------------------------------------------------------------------------
@@ -306,7 +301,7 @@ def leaks(method: Method, folder: Path, build: Tiny) -> set[bytes]:
     return {secret for secret in secrets if any(secret in data for data in sent)}
 
 
-@every_method
+@a_method_of_each_kind
 def test_images_and_private_state_never_show_in_what_is_sent(name: str, tmp_path: Path) -> None:
     method, build = variants(name)
     assert leaks(method, tmp_path, build) == set()
@@ -344,7 +339,7 @@ def test_a_method_that_leaks_is_found_out(what: str, tmp_path: Path) -> None:
     assert leaks(Leaking(rounds=2, local=worlds.WORK, loss=worlds.LOSS, what=what), tmp_path, Tiny())
 
 
-@every_method
+@a_method_of_each_kind
 def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, unbroken: Any) -> None:
     method, (ran, heard) = variants(name)[0], unbroken(name)
     lines = [json.loads(t) for p in sorted((ran.folder / "ledger").iterdir()) for t in p.read_text().splitlines()]
@@ -360,8 +355,7 @@ def test_the_ledger_holds_every_byte_that_was_sent_and_no_other(name: str, unbro
     assert [(e["step"], e["round"], e["name"], e["sha256"]) for e in lines] == expected
 
 
-# --- client batches: many parties as one batch
-# -------------------------------------------------------------------------------
+# --- client batches: many parties as one batch ------------------------------------------------------------------------
 
 BATCHED = [name for name, cls in METHODS.items() if any(d.batched for d in cls.own_steps.values())]
 """The methods that have a batched form of some step."""
@@ -383,7 +377,7 @@ def test_every_method_of_one_identity_a_party_has_a_batched_form() -> None:
 
 
 @batched_methods
-def test_cohorts_give_what_single_parties_give(name: str, tmp_path: Path) -> None:
+def test_client_batches_give_what_single_parties_give(name: str, tmp_path: Path) -> None:
     """State, class embeddings and losses to rounding; every tensor's bytes; the ledgers together hold what was sent."""
     method, build, numerics = cohorts(name, 16)
     alone = run(method, tmp_path / "alone", build)
@@ -431,8 +425,8 @@ def tensor_bytes(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str
     return found
 
 
-@batched_methods
-def test_cohorts_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", by_default(2, BATCHED))
+def test_client_batches_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path) -> None:
     method, build, numerics = cohorts(name, 11)
     rules: dict[str, Any] = {"numerics": numerics, "checkpoint_every": 2}
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
@@ -445,9 +439,9 @@ def test_cohorts_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path
         assert run(method, broken, build, **rules).bytes() == unbroken, after
 
 
-@batched_methods
+@pytest.mark.parametrize("name", by_default(1, BATCHED))
 @pytest.mark.usefixtures("quick_workers")
-def test_cohorts_are_the_same_with_workers(name: str, tmp_path: Path) -> None:
+def test_client_batches_are_the_same_with_workers(name: str, tmp_path: Path) -> None:
     method, build, numerics = cohorts(name, 11)
     alone = run(method, tmp_path / "alone", build, numerics=numerics).bytes()
     assert run(method, tmp_path / "two", build, numerics=numerics, transport=workers(2)).bytes() == alone
@@ -472,7 +466,7 @@ NONSENSE = [
 """What a party may send; one of a kind is tried by default."""
 
 
-@every_method
+@three_methods
 @pytest.mark.parametrize("what", NONSENSE)
 def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
     name: str, what: str, tmp_path: Path
@@ -510,7 +504,7 @@ def test_a_party_that_sends_nonsense_is_refused_by_name_and_the_rest_goes_on(
         assert any(not r["abandoned"] for r in records)
 
 
-@a_method_of_each_kind
+@three_methods
 def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(name: str, tmp_path: Path) -> None:
     """Lost replies, stopped and resumed: the same as lost replies alone."""
     method, build = recipe(name, rounds=5)
@@ -525,7 +519,7 @@ def test_a_party_that_comes_and_goes_ends_where_its_accepted_replies_left_it(nam
     assert run(method, tmp_path / "broken", build, **rules).bytes() == unbroken
 
 
-@every_method
+@a_method_of_each_kind
 def test_a_failing_party_ends_the_run_by_name(name: str, tmp_path: Path) -> None:
     method, build = recipe(name, local=LocalTraining(epochs=2, batch_size=4, lr=1e30))
     with pytest.raises(RunFailed, match=r"(silo-\d+|all), step .*, .* round \d: FloatingPointError: .*lower local.lr"):
@@ -577,8 +571,3 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     after = figure(ran.own_models(), ran.models.shared or {}, build)
     assert math.isfinite(after)
     assert after >= before + GAINS.get(name, GAIN), f"{name}: {before:.3f} untrained, {after:.3f} trained"
-
-
-def test_what_does_not_learn_has_a_test_of_its_own() -> None:
-    root = Path(__file__).parent.parent
-    assert all(name in METHODS and (root / place).is_file() for name, place in COLLAPSES.items())

@@ -106,7 +106,7 @@ def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path)
 
 
 def test_a_run_over_flower_has_the_events_of_one_here(tmp_path: Path) -> None:
-    from test_flowerapp import run as over_flower
+    from grids import run_recipe as over_flower
 
     recipe = tinyruns.write(tmp_path / "recipe.yaml", **WANTED)
     over_flower(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))

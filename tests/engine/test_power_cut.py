@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from cases import by_default
 from toys import CALLS, Moves, Values
 from worlds import Ran, Stop, Tiny, run, stopping
 
@@ -256,8 +257,8 @@ def bits(ran: Ran) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("save_replies", [True, False])
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("trials", [4, pytest.param(12, marks=(pytest.mark.slow, pytest.mark.ci))])
+@pytest.mark.parametrize("every", by_default(1, [1, 3]))
+@pytest.mark.parametrize("trials", [2, pytest.param(12, marks=(pytest.mark.slow, pytest.mark.ci))])
 def test_after_any_power_cut_a_run_ends_with_the_same_model_and_whole_chains(
     tmp_path: Path, trials: int, every: int, save_replies: bool
 ) -> None:
@@ -297,15 +298,6 @@ def test_a_resume_begins_with_the_check_of_every_chain(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"silo-1.jsonl, line 1: the hash chain breaks here"):
         run(Moves(rounds=3), tmp_path)
     assert len(CALLS) == ran
-
-
-def test_a_ledger_that_was_written_anew_is_told_from_the_one_that_the_commit_speaks_of(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    run(Moves(rounds=3), tmp_path / "other", seed=1)
-    for name in ("silo-0", PARTY):
-        shutil.copyfile(tmp_path / "other" / "ledger" / "silo-2.jsonl", tmp_path / "ledger" / f"{name}.jsonl")
-    with pytest.raises(RunFailed, match=r"silo-0.jsonl, line 10: .*not the line .* accepted commit ends with.*1 other"):
-        run(Moves(rounds=3), tmp_path)
 
 
 def test_a_resume_goes_on_from_before_an_accepted_commit_that_was_torn(tmp_path: Path) -> None:
@@ -417,13 +409,3 @@ def test_metrics_that_are_not_those_of_the_checkpoint_are_never_filled_up(tmp_pa
         path.write_bytes(b"~" + unbroken["metrics"][1:])
     with pytest.raises(CheckpointError, match=r"metrics.jsonl.*Restore what is named, or start a new run"):
         run(Moves(rounds=3), tmp_path / "run")
-
-
-def test_a_run_of_a_version_without_these_digests_goes_on(tmp_path: Path) -> None:
-    unbroken = run(Moves(rounds=3), tmp_path / "unbroken").bytes()
-    stopped(tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("0*/checkpoint.json"):
-        about = json.loads(path.read_text())
-        del about["digest"], about["record"]["metrics_sha256"]
-        path.write_text(json.dumps(about))
-    assert run(Moves(rounds=3), tmp_path / "run").bytes() == unbroken

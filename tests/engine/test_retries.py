@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import metrics, stopped_and_resumed
+from server_runs import metrics, stopped_and_resumed
 from toys import CALLS, Moves
 from worlds import Tiny, run
 
@@ -31,7 +31,7 @@ def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Pat
         "checkpoint_every": 50,
     }
     for retries, abandoned in ((0, True), (rules.retries, False)):
-        run(Moves(rounds=50), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **given)
+        run(Moves(rounds=25), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **given)
         assert any(r["abandoned"] for r in metrics(tmp_path / str(retries))) is abandoned
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from serving import controls, metrics
+from server_runs import controls, metrics
 from toys import CALLS, Moves, State, Values
 from worlds import run
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from unitrows import coarse, collapsed, spread, unit
+from unit_rows import coarse, collapsed, spread, unit
 
 from coalface.evaluation.metrics import identification, open_set
 

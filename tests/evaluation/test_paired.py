@@ -163,25 +163,6 @@ def test_a_tail_too_short_is_reported_and_what_is_not_short_is_exact():
     assert result.short == short.short.sum()
 
 
-def test_a_model_with_one_score_for_all_is_short_everywhere():
-    pairs = small_list(0, pairs=2000)
-    bootstrap = draw_identities(pairs, np.random.default_rng(1), draws=20)
-    run = paired.resample(tar_evidence(np.full(2000, 0.5), pairs), bootstrap)["tar@far=0.01"]
-    assert run.short.all() and not run.values.any()
-
-
-def test_evidence_is_small_and_one_line():
-    rng = np.random.default_rng(0)
-    same = np.arange(206_000) < 6000
-    left = rng.integers(900, size=206_000)
-    pairs = PairIdentities(left, np.where(same, left, (left + 1) % 900), sha256="0" * 64, headline=same)
-    text = json.dumps(tar_evidence(scored(pairs, 1, ties=False, gap=0.8), pairs))
-    assert len(text) < 40_000 and "\n" not in text
-    some = np.concatenate([np.arange(500), np.arange(10_000, 10_500)])
-    few = PairIdentities(pairs.left[some], pairs.right[some], sha256="1")
-    assert len(json.dumps(accuracy_evidence(scored(few, 1, ties=False), few))) < 2500
-
-
 def runs_of(pairs, seeds, gap, bootstrap):
     return [
         paired.resample(tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap)["tar@far=0.1"]
@@ -348,13 +329,6 @@ def test_sides_on_other_lists_or_not_as_often_are_not_compared(first, second, sa
         paired.compare(*sides)
 
 
-def test_runs_on_one_list_by_other_draws_are_refused_among_lists_as_well():
-    one, two = two_lists()
-    again = replace(two, counts=two.counts.copy())
-    with pytest.raises(ValueError, match="the same draws: resample a list's from one Bootstrap"):
-        paired.compare(on((one, two), 0.5, 0), on((one, again), 0.5, 5))
-
-
 # --- rank-1 -----------------------------------------------------------------------------------------------------------
 
 
@@ -395,14 +369,6 @@ def test_rank_1_worked_by_hand():
     # 2 of 4; 2 + 1 of 4 + 1; 2 of 2 + 1; 1 of 1 + 2; no impostor pair is left of 3, 0, 0.
     np.testing.assert_array_equal(run.values, [2 / 4, 3 / 5, 2 / 3, 1 / 3, np.nan])
     assert run.point == 2 / 4
-
-
-def test_a_draw_without_anybody_who_is_looked_up_does_not_count():
-    pairs = PairIdentities(np.array([0, 1, 2, 0, 0, 1]), np.array([0, 1, 2, 1, 2, 2]), "abc", queries=np.array([0, 0]))
-    evidence = tar_evidence(np.array([0.9, 0.6, 0.3, 0.8, 0.5, 0.1]), pairs) | hits_evidence(np.array([True, False]))
-    counts = np.array([[0, 2, 1], [1, 1, 1]], dtype=np.int32).T
-    run = paired.resample(evidence, Bootstrap(pairs, counts))["rank-1"]
-    np.testing.assert_array_equal(run.values, [np.nan, 0.5])
 
 
 def test_rank_1_is_compared_as_the_other_figures_are_and_left_out_without_queries():

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import by_default
 from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
@@ -85,7 +86,7 @@ def test_threshold_worked_by_hand():
     assert v.best_threshold(scores, np.array([False, True, False, True, False, True])) == 0.4
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", by_default(2, range(4)))
 @pytest.mark.parametrize("mode", ["exact", "grid"])
 def test_ten_fold_accuracy_is_its_definition(seed, mode):
     scores, same = scored(seed)
@@ -94,11 +95,6 @@ def test_ten_fold_accuracy_is_its_definition(seed, mode):
     mean, error = naive_ten_fold(scores, same, fold, grid=mode == "grid")
     assert result.mean == pytest.approx(mean, abs=1e-12)
     assert result.error == pytest.approx(error, abs=1e-12)
-
-
-def test_exact_thresholds_rest_on_the_order_of_scores_alone():
-    scores, same = scored(3, ties=False)
-    assert v.ten_fold_accuracy(scores, same).mean == v.ten_fold_accuracy(np.exp(5 * scores), same).mean
 
 
 def test_each_fold_is_decided_by_the_others():
@@ -130,7 +126,7 @@ def test_two_lists():
     assert (result.mean, result.error, result.thresholds) == (0.5, 0.25, (0.5,))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", by_default(2, SEEDS))
 @pytest.mark.parametrize("far", [0.001, 0.02, 0.05, 0.1, 0.29, 0.5, 1])
 def test_tar_is_the_best_that_the_allowance_permits(seed, far):
     scores, same = scored(seed, count=200)
@@ -167,7 +163,7 @@ def test_far_is_the_decimal_number_that_was_written():
     assert v.allowed(np.float64(0.1), 30) == 3
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", by_default(4, SEEDS))
 def test_eer_is_its_definition_and_what_scipy_finds_on_sklearns_curve(seed):
     scores, same = scored(seed)
     assert v.eer(scores, same) == pytest.approx(naive_eer(scores, same), abs=1e-12)
@@ -183,20 +179,13 @@ def test_eer_worked_by_hand():
     assert v.eer(np.array([0.5, 0.5, 0.5, 0.5]), same) == 0.5
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", by_default(4, SEEDS))
 def test_roc_points_are_tars_at_their_far(seed):
     scores, same = scored(seed)
     curve = v.roc(scores, same, points=20)
     counts = np.round(curve.far * 60).astype(int)
     assert counts[0] == 1 and counts[-1] == 60 and len(counts) <= 20
     np.testing.assert_allclose(curve.tar, [naive_tar(scores, same, k) for k in counts], atol=1e-12)
-
-
-def test_histogram_counts_every_pair_once():
-    scores = np.array([-1.0, -0.2, 0.1, 0.6, 1.0 + 1e-7, 0.5])
-    result = v.histogram(scores, np.array([False, False, False, True, True, True]), bins=4)
-    assert result.edges.tolist() == [-1, -0.5, 0, 0.5, 1]
-    assert result.impostor.tolist() == [1, 1, 1, 0] and result.genuine.tolist() == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(

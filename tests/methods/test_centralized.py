@@ -37,8 +37,3 @@ def test_one_party_gives_the_same_model_under_every_batchnorm_policy(tmp_path: P
     expected, found = model("average"), model(policy)
     assert set(found) == set(expected)
     assert all(torch.equal(found[n], t) for n, t in expected.items())
-
-
-def test_it_is_marked_as_pooled() -> None:
-    assert recipe("centralized")[0].pooled
-    assert not recipe("fedavg")[0].pooled

@@ -8,7 +8,7 @@ from typing import Any
 
 import naive
 import pytest
-from clients import EXACT, STEPS, WHOLE
+from naive_clients import EXACT, STEPS, WHOLE
 from test_fedface import TROUBLED, agree, drawn
 from worlds import run
 

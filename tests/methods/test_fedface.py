@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import clients
 import naive
+import naive_clients as clients
 import pytest
 import torch
-from clients import EXACT, STEPS, WHOLE, along_cosine, heard_run
+from cases import by_default
+from naive_clients import EXACT, STEPS, WHOLE, along_cosine, heard_run
 from torch import Tensor
 from worlds import Tiny, run
 
@@ -106,21 +107,24 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
 
 @pytest.mark.parametrize(
     ("settings", "build", "rules", "sees"),
-    [
-        ({}, EXACT, {}, {"started in the first round", "spread"}),
-        ({"local": STEPS}, replace(EXACT, norm=True), {}, {"started in the first round", "spread"}),
-        ({"spreadout": False}, EXACT, {}, {"started in the first round"}),
-        ({"preset": "official"}, EXACT, {}, {"started in the first round", "spread"}),
-        ({"head_init": "random", "fixed": True}, EXACT, {}, {"spread"}),
-        ({"spreading": Spreading(margin=1.1, step=0.05)}, EXACT, {}, {"started in the first round", "spread"}),
-        ({"sample": 3, "rounds": 3}, EXACT, {}, {"started in the first round", "started later", "spread"}),
-        (
-            {"rounds": 3},
-            EXACT,
-            {"faults": TROUBLED, "min_reply_fraction": 0.3},
-            {"started in the first round", "started later", "spread", "failed"},
-        ),
-    ],
+    by_default(
+        4,
+        [
+            ({}, EXACT, {}, {"started in the first round", "spread"}),
+            ({"local": STEPS}, replace(EXACT, norm=True), {}, {"started in the first round", "spread"}),
+            ({"spreadout": False}, EXACT, {}, {"started in the first round"}),
+            ({"preset": "official"}, EXACT, {}, {"started in the first round", "spread"}),
+            ({"head_init": "random", "fixed": True}, EXACT, {}, {"spread"}),
+            ({"spreading": Spreading(margin=1.1, step=0.05)}, EXACT, {}, {"started in the first round", "spread"}),
+            ({"sample": 3, "rounds": 3}, EXACT, {}, {"started in the first round", "started later", "spread"}),
+            (
+                {"rounds": 3},
+                EXACT,
+                {"faults": TROUBLED, "min_reply_fraction": 0.3},
+                {"started in the first round", "started later", "spread", "failed"},
+            ),
+        ],
+    ),
 )
 def test_it_is_algorithm_1_by_a_plain_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, build: Tiny, rules: Any, sees: set[str]
@@ -188,27 +192,3 @@ def test_a_class_embedding_of_zeros_leaves_the_one_before_it(tmp_path: Path, mon
     assert ["silo-2" in s.centres for s in states] == [False, False, True, True]
     assert torch.allclose(states[3].centres["silo-2"], states[2].centres["silo-2"], atol=1e-7)
     assert all(len(s.centres) == 7 - (place < 2) for place, s in enumerate(states))
-
-
-def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model.batchnorm=local.*set model.batchnorm=average"):
-        run(FedFace(rounds=1, local=WHOLE), tmp_path, replace(EXACT, norm=True, policy="local"))
-
-
-def test_a_party_of_two_identities_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"silo-0 holds 2 identities.*data.partition.kind=one-identity"):
-        run(FedFace(rounds=1, local=WHOLE), tmp_path, Tiny())
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"target_cosine": 2.0}, "target cosine from -1 to 1"),
-        ({"preset": "official", "spreading": Spreading(step=0.5)}, "preset=official and spreading both say"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        FedFace(**settings)
-    with pytest.raises(ValueError, match="cosine distance above 0, at most 2"):
-        Spreading(margin=3.0)

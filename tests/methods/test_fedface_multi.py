@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import clients
 import naive
+import naive_clients as clients
 import pytest
 import torch
-from clients import heard_run, metrics
+from cases import by_default
+from naive_clients import heard_run, metrics
 from test_fedface import TROUBLED, spread
 from torch import Tensor
-from typer.testing import CliRunner
 from worlds import NUMERICS, Tiny, faces, run
 
-from coalface.cli.main import app
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, step
 from coalface.data.faceset import FaceSet
@@ -26,9 +24,7 @@ from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace
-from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.spreadout import Spreading
-from coalface.training.losses.subcenter import SubCenterArcFace
 
 COSFACE = CosFace(scale=16.0, margin=0.1)
 WORK = LocalTraining(epochs=2, batch_size=4, lr=0.05, momentum=0.5, weight_decay=5e-3)
@@ -56,17 +52,20 @@ def multi(**changes: Any) -> FedFaceMulti:
 
 @pytest.mark.parametrize(
     ("settings", "build", "rules"),
-    [
-        ({}, Tiny(parties=5, one_identity=True, norm=True), {}),
-        ({"sample": 3, "local": WORK, "preset": "official"}, Tiny(parties=5, one_identity=True), {}),
-        (
-            {"fixed": True, "local": LocalTraining(steps_per_round=3, batch_size=2)},
-            Tiny(parties=5, one_identity=True),
-            {},
-        ),
-        ({"spreadout": False, "local": replace(WORK, sample_rate=0.5)}, clients.EXACT, {}),
-        ({"target_cosine": 0.5}, clients.EXACT, {"faults": TROUBLED, "min_reply_fraction": 0.3}),
-    ],
+    by_default(
+        2,
+        [
+            ({}, Tiny(parties=5, one_identity=True, norm=True), {}),
+            ({"sample": 3, "local": WORK, "preset": "official"}, Tiny(parties=5, one_identity=True), {}),
+            (
+                {"fixed": True, "local": LocalTraining(steps_per_round=3, batch_size=2)},
+                Tiny(parties=5, one_identity=True),
+                {},
+            ),
+            ({"spreadout": False, "local": replace(WORK, sample_rate=0.5)}, clients.EXACT, {}),
+            ({"target_cosine": 0.5}, clients.EXACT, {"faults": TROUBLED, "min_reply_fraction": 0.3}),
+        ],
+    ),
 )
 def test_with_one_identity_a_client_it_is_fedface_bit_for_bit(
     settings: dict[str, Any], build: Tiny, rules: dict[str, Any], tmp_path: Path
@@ -147,16 +146,19 @@ def spread_over_all(centres: Tensors, settings: Spreading) -> Tensors:
 
 @pytest.mark.parametrize(
     ("settings", "build", "rules"),
-    [
-        ({}, EXACT, {}),
-        ({"local": replace(WORK, momentum=0.9)}, replace(EXACT, norm=True), {}),
-        ({"spreadout": False}, EXACT, {}),
-        ({"preset": "official", "local": LocalTraining(epochs=1, batch_size=99, lr=0.3)}, EXACT, {}),
-        ({"fixed": True, "spreading": Spreading(margin=1.1, step=0.02)}, EXACT, {}),
-        ({"sample": 2, "rounds": 5}, EXACT, {}),
-        ({"sample": 1, "rounds": 5, "spreadout": False}, EXACT, {}),
-        ({"rounds": 6}, EXACT, {"faults": SimulatedFaults(dropout=0.5, lost=0.3), "min_reply_fraction": 0.3}),
-    ],
+    by_default(
+        3,
+        [
+            ({}, EXACT, {}),
+            ({"local": replace(WORK, momentum=0.9)}, replace(EXACT, norm=True), {}),
+            ({"spreadout": False}, EXACT, {}),
+            ({"preset": "official", "local": LocalTraining(epochs=1, batch_size=99, lr=0.3)}, EXACT, {}),
+            ({"fixed": True, "spreading": Spreading(margin=1.1, step=0.02)}, EXACT, {}),
+            ({"sample": 2, "rounds": 5}, EXACT, {}),
+            ({"sample": 1, "rounds": 5, "spreadout": False}, EXACT, {}),
+            ({"rounds": 6}, EXACT, {"faults": SimulatedFaults(dropout=0.5, lost=0.3), "min_reply_fraction": 0.3}),
+        ],
+    ),
 )
 def test_the_rounds_are_those_of_a_plain_loop(
     settings: dict[str, Any], build: Tiny, rules: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,19 +197,6 @@ def test_the_rounds_are_those_of_a_plain_loop(
         assert line["loss"] == pytest.approx(loss, abs=1e-10)
     assert naive.furthest(theta, build().backbone.shared()) > 1e-3
     assert (late > 0 and absent > 0) == (method.sample is not None or "faults" in rules)
-
-
-def test_who_is_not_asked_keeps_its_class_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = naive.watched(FedFaceMulti, monkeypatch)
-    _, heard = heard_run(multi(sample=1, rounds=5, spreadout=False), tmp_path, replace(EXACT, double=False))
-    stayed = 0
-    for round_, (one, other) in enumerate(zip(states, states[1:], strict=False), 2):
-        (asked,) = {h.request.party for h in heard if h.request.round == round_}
-        for name in one.centres.keys() - {asked}:
-            torch.testing.assert_close(other.centres[name], one.centres[name], rtol=0, atol=2e-7)  # normalised anew
-            stayed += 1
-        assert other.centres.keys() == one.centres.keys() | {asked}
-    assert stayed > 2
 
 
 def test_sampled_class_embeddings_are_those_of_the_batch(tmp_path: Path) -> None:
@@ -250,7 +239,7 @@ class Odd(FedFaceMulti):
         return party.name == "silo-2" and party.round in self.odd
 
 
-@pytest.mark.parametrize("what", ["rows", "zeros", "none", "columns", "flat", "dtype"])
+@pytest.mark.parametrize("what", by_default(2, ["rows", "zeros", "none", "columns", "flat", "dtype"]))
 def test_what_does_not_fit_leaves_the_class_embeddings_before_it(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,26 +252,6 @@ def test_what_does_not_fit_leaves_the_class_embeddings_before_it(
     assert naive.furthest({"w": states[2].centres["silo-2"]}, {"w": states[1].centres["silo-2"]}) < 1e-15
     assert naive.furthest({"w": states[3].centres["silo-2"]}, {"w": states[2].centres["silo-2"]}) > 1e-3
     assert all(s.centres["silo-0"].shape == (3, 8) for s in states)
-
-
-def test_the_command_says_that_the_server_learns_the_class_embeddings() -> None:
-    found = CliRunner().invoke(app, ["messages", "fedface-multi", "--json"])
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.output)
-    up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
-    assert up == {"backbone", "centre", "images", "loss"} and down == {"backbone", "centre"}
-    ways = {(s["field"], s["direction"]): (s["to"], s["kind"]) for s in told["sent"]}
-    assert ways["centre", "up"] == ("the server", "tensor") and ways["centre", "down"] == ("each its own", "tensor")
-    assert ways["backbone", "up"] == ("the server", "tensors, folded") and told["stays"] == []
-
-
-def test_every_class_embedding_lies_at_the_server_and_is_left(tmp_path: Path) -> None:
-    ran, heard = heard_run(multi(), tmp_path, EXACT)
-    replies = [codec.unpack(bytearray(h.data), Update) for h in heard]
-    assert [len(r.centre) for r in replies] == [KNOWN[h.request.party] for h in heard]
-    assert all((r.centre.norm(dim=1) - 1).abs().max() < 1e-12 for r in replies)
-    assert ran.models.class_embeddings is not None
-    assert {name: len(w) for name, w in ran.models.class_embeddings.items()} == KNOWN
 
 
 # --- client batches, and what cannot be
@@ -305,32 +274,3 @@ def test_the_batched_form_for_one_identity_a_client_is_never_used(
     cohorts = run(method, tmp_path / "cohorts", build, numerics=replace(NUMERICS, cohorts=64))
     assert cohorts.bytes() == run(method, tmp_path / "alone", build).bytes()
     assert not (tmp_path / "cohorts" / "cohorts.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"head_init": "random"}, "head_init: the server does not know how many identities a client has; leave it out"),
-        ({"loss": SubCenterArcFace()}, "SubCenterArcFace trains more than one .* take a loss such as cosface"),
-        ({"loss": SphereFace2()}, "SphereFace2 trains .* something beside them, which the messages have no place for"),
-        ({"target_cosine": 2.0}, "target cosine from -1 to 1"),
-        ({"preset": "official", "spreading": Spreading()}, "preset=official and spreading both say"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        FedFaceMulti(**settings)
-
-
-def test_batchnorm_that_stays_at_parties_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"fedface-multi keep nothing.*model.batchnorm=local.*set model.batchnorm=aver"
-    ):
-        run(multi(), tmp_path, replace(EXACT, norm=True, policy="local"))
-
-
-def test_a_client_over_several_processes_is_refused() -> None:
-    party = replace(naive.party("silo-0", EXACT), shards=object())
-    sent = Global(backbone=EXACT().backbone.shared()), Centre(centre=torch.zeros(1, 8))
-    with pytest.raises(ValueError, match="not split over processes: leave out engine.processes_per_party"):
-        multi().train(party, *sent)

@@ -12,8 +12,8 @@ import naive
 import pytest
 import torch
 import worlds
-from clients import heard_run, metrics
-from jointly import EXACT, WORK, followed, joint, own_model, same_as_kept
+from naive_clients import heard_run, metrics
+from naive_fedfr import EXACT, WORK, followed, joint, own_model, same_as_kept
 from typer.testing import CliRunner
 from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from naive_unlabelled import PAIRS, TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
 from numpy.typing import NDArray
 from torch.nn import functional as F
-from unlabelled import PAIRS, TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
 from coalface.core import codec

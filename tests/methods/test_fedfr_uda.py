@@ -12,8 +12,8 @@ import naive
 import numpy as np
 import pytest
 import torch
+from naive_unlabelled import LR, TAU, WORLD, Client, heard, made
 from torch import Tensor
-from unlabelled import LR, TAU, WORLD, Client, heard, made
 from worlds import Tiny, run
 
 from coalface.core.method import Tensors

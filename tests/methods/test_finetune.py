@@ -8,8 +8,8 @@ from typing import Any
 
 import naive
 import pytest
-from clients import metrics
-from jointly import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
+from naive_clients import metrics
+from naive_fedfr import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
 from worlds import Stop, Tiny, run, stopping
 
 from coalface.core.local_results import PERSONAL_MODEL

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from naive_unlabelled import in_order, naive_cfinch
 from numpy.typing import NDArray
 from torch import Tensor
-from unlabelled import in_order, naive_cfinch
 
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.metrics.clustering import judge_clusters

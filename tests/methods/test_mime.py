@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import naive
 import pytest
+from cases import by_default
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.experiments.recipe.loader import parse
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods.mime import Mime
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
@@ -19,7 +17,7 @@ EXACT = Tiny(flip=False, double=True)
 BETA, DECAY, LR = 0.9, 5e-3, 0.05
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", by_default(1, [False, True]))
 @pytest.mark.parametrize("steps", [1, 3])
 def test_it_is_algorithm_1_in_the_papers_own_convention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, norm: bool
@@ -111,20 +109,3 @@ def test_a_loss_with_tensors_of_its_own_is_taken_as_it_stood(tmp_path: Path) -> 
         work = LocalTraining(steps_per_round=1, batch_size=batch, lr=0.1, momentum=BETA)
         ends.append(run(Mime(rounds=1, local=work, loss=SphereFace2()), tmp_path / str(batch), EXACT).state.backbone)
     assert naive.furthest(*ends) < 1e-12
-
-
-def test_what_a_round_sends(tmp_path: Path) -> None:
-    """Down x, then x and c + β m; up ∇f_i(x), then y_i: three backbones down and two up, as in the paper."""
-    ran = run(recipe("mime", rounds=1)[0], tmp_path)
-    backbone = sum(4 * t.numel() for t in ran.state.backbone.values())
-    (metrics,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert 0 < metrics["bytes_down"] - 3 * 3 * backbone < 3 * 3 * 1024
-    assert 0 < metrics["bytes_up"] - 3 * 2 * backbone < 3 * 2 * 1024
-
-
-def test_sampled_class_embeddings_are_refused_at_the_door() -> None:
-    with pytest.raises(ValueError, match=r"local.sample_rate is 0.5, but Mime's two gradients .* method mimelite"):
-        Mime(local=LocalTraining(sample_rate=0.5))
-    with pytest.raises(RecipeError, match=r"local.sample_rate is 0.5"):
-        parse({"name": "any", "method": "mime", "local": {"sample_rate": 0.5}})
-    assert Mime(local=LocalTraining(sample_rate=1.0)).local.sample_rate == 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import EXACT, STEPS, WHOLE
+from naive_clients import EXACT, STEPS, WHOLE
 from test_fedface import agree
 from worlds import LocalTraining, Ran, Tiny, cosines, recipe, run
 

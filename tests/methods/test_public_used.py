@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clients import heard_run
-from jointly import EXACT, followed, joint
+from naive_clients import heard_run
+from naive_fedfr import EXACT, followed, joint
 from safetensors.torch import load_file
 from test_public_images import recipe
 from tinyruns import Silent

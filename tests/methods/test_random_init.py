@@ -6,7 +6,7 @@ from pathlib import Path
 
 import naive
 import pytest
-from clients import EXACT, STEPS
+from naive_clients import EXACT, STEPS
 from test_fedface import agree, drawn
 from worlds import run
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from worlds import Tiny, recipe, run
 
-from coalface.engine.faults import SimulatedFaults
 from coalface.training.local_work import LocalTraining
 
 
@@ -32,11 +31,3 @@ def test_every_party_has_a_model_of_its_own_that_does_not_depend_on_the_others(t
     # Identities are drawn by number, so the first three parties hold the same images in both.
     for name, model in three.items():
         assert all(torch.equal(four[name][n], t) for n, t in model.items())
-
-
-def test_a_party_that_never_trained_has_the_first_weights(tmp_path: Path) -> None:
-    faults = SimulatedFaults(corrupt={"silo-1": "negative"})
-    models = run(recipe("solo")[0], tmp_path, faults=faults).own_models()
-    initial = Tiny()().backbone.shared()
-    assert all(torch.equal(models["silo-1"][n], t) for n, t in initial.items())
-    assert not torch.equal(models["silo-0"]["up.weight"], initial["up.weight"])

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from arithmetic import conv, linear, only, total
+from cases import by_default
+from layer_costs import conv, linear, only, total
 from sketches import sketched
 
-from coalface.models import BACKBONES, Backbone, build, describe
+from coalface.models import Backbone, build
 from coalface.models.counting import multiply_adds
-from coalface.models.iresnet import IBasicBlock, IResNet
+from coalface.models.iresnet import IBasicBlock
 
 LISTED = json.loads(Path(__file__).with_name("iresnet_names.json").read_text(encoding="ascii"))
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
@@ -27,12 +28,6 @@ def spelled(module):
 @pytest.mark.parametrize("depth", BLOCKS)
 def test_names_shapes_dtypes_and_order_are_those_of_insightface(depth):
     assert spelled(sketched(f"ir{depth}", 112, 3)) == LISTED[str(depth)]
-
-
-def test_the_list_is_of_four_depths_and_no_two_alike():
-    # a block: 3 BN of 5 tensors, 2 convolutions, PReLU; 4 crossings of 6; stem and PReLU, BN, BN, linear, BN
-    expected = [18 * sum(blocks) + 4 * 6 + 2 + 5 + 5 + 2 + 5 for blocks in BLOCKS.values()]
-    assert [len(LISTED[str(depth)]) for depth in BLOCKS] == expected
 
 
 @pytest.mark.parametrize(("size", "side"), [(64, 4), (100, 7)])
@@ -63,7 +58,7 @@ def by_hand(depth, size, channels):
     yield from (norm(512), linear(512 * side * side, 512), norm(512))
 
 
-@pytest.mark.parametrize("depth", BLOCKS)
+@pytest.mark.parametrize("depth", by_default(2, BLOCKS))
 @pytest.mark.parametrize(("size", "channels"), [(112, 3), (64, 1)])
 def test_parameters_and_multiply_adds_layer_by_layer(depth, size, channels):
     hand = total(by_hand(depth, size, channels))
@@ -96,21 +91,3 @@ def test_the_scale_of_the_last_norm_is_fixed_at_one():
     assert (module.features.weight == 1).all()
     assert "features.weight" not in Backbone(module).parameters
     assert "features.weight" in Backbone(module).shared()
-
-
-@pytest.mark.parametrize(
-    ("policy", "shared", "kept"),
-    [("average", 24_040_320, 0), ("parameters-only", 24_025_600, 14_720), ("local", 24_010_880, 29_440)],
-)
-def test_a_message_of_ir18_under_each_policy(policy, shared, kept):
-    told = describe("ir18", size=112, channels=3, policy=policy)
-    assert (told.shared, told.kept, told.message_bytes) == (shared, kept, 4 * shared)
-    means = [line for line in LISTED["18"] if ".running_mean " in line]
-    assert sum(int(line.split("[")[1].rstrip("]")) for line in means) == 7_360 and told.parameters == 24_025_600
-
-
-def test_an_unknown_depth_is_refused():
-    with pytest.raises(ValueError, match="no iResNet of depth 101; known depths: 18, 34, 50, 100"):
-        IResNet(101, 112, 3)
-    with pytest.raises(ValueError, match="'ir100': images of 15×15 are too small; give size 16 or more"):
-        BACKBONES["ir100"](15, 3)

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from arithmetic import conv, linear, only, total
+from layer_costs import conv, linear, only, total
 from sketches import sketched
 
-from coalface.models import Backbone, describe
+from coalface.models import describe
 from coalface.models.counting import multiply_adds
-from coalface.models.resnet import BasicBlock, ResNet
+from coalface.models.resnet import BasicBlock
 
 
 def by_hand(size, channels, outputs):
@@ -65,15 +65,3 @@ def test_names_are_those_that_torchvision_gives():
     ]
     assert "layer2.0.downsample.1.running_var" in names and "layer1.0.downsample.0.weight" not in names
     assert names[-2:] == ["fc.weight", "fc.bias"] and len(names) == 218
-
-
-def test_policies_tell_batchnorm_apart():
-    module = sketched("resnet34", 112, 3)
-    widths = 64 * 7 + 128 * 9 + 256 * 13 + 512 * 7  # stem and stage 1; then two norms a block and one at the crossing
-    assert describe("resnet34", size=112, channels=3, policy="local").kept == 4 * widths
-    assert not any("bn" in name or "downsample.1" in name for name in Backbone(module, "local").shared())
-
-
-def test_an_unknown_depth_is_refused():
-    with pytest.raises(ValueError, match="no ResNet of depth 35; known depths: 34"):
-        ResNet(35, 112, 3, 256)

@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import struct
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coalface.core import codec, header
+from coalface.core.codec import Refused, WireError
+from coalface.core.method import Tensors, Ticket, free, like, message, private, state
+
+
+@message
+class Everything:
+    tensor: Tensor
+    maybe: Tensor | None
+    tensors: Tensors
+    count: int
+    number: float
+    flag: bool
+    text: str
+    label: str | None = None
+
+
+@message
+class Small:
+    w: Tensors
+    images: int = 1
+    loss: float = 0.0
+
+
+@private
+class Secret:
+    w: Tensors
+    history: tuple[Tensor, ...] = ()
+
+
+@state
+class Held:
+    deep: dict[str, Tensors]
+    tickets: tuple[Ticket, ...]
+    rows: tuple[int, ...]
+    last: Ticket | None = None
+
+
+def tensors_of(dtype: torch.dtype) -> st.SearchStrategy[Tensor]:
+    shapes = st.lists(st.integers(0, 3), max_size=3)
+    return st.builds(
+        lambda shape, seed: torch.from_numpy(np.random.default_rng(seed).integers(-3, 4, shape)).to(dtype),
+        shapes,
+        st.integers(0, 99),
+    )
+
+
+tensors = st.sampled_from(list(codec.DTYPES.values())).flatmap(tensors_of)
+names = st.text(min_size=0, max_size=6).filter(lambda s: s.isprintable())
+everything = st.builds(
+    Everything,
+    tensor=tensors,
+    maybe=st.none() | tensors,
+    tensors=st.dictionaries(names, tensors, max_size=4),
+    count=st.integers(-(10**20), 10**20),
+    number=st.floats(allow_nan=False),
+    flag=st.booleans(),
+    text=st.text(),
+    label=st.none() | st.text(),
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if hasattr(a, "__coalface_kind__"):
+        return type(a) is type(b) and all(same(v, getattr(b, n)) for n, v in vars(a).items())
+    return type(a) is type(b) and a == b
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(everything)
+def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
+    encoded = codec.encode(sent)
+    assert same(codec.decode(encoded.data, Everything), sent)
+    assert codec.encode(sent).data == encoded.data
+    assert sum(e.bytes for e in encoded.entries) == len(encoded.data) == codec.size(sent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(everything)
+def test_the_bytes_are_a_safetensors_file(sent: Everything) -> None:
+    encoded = codec.encode(sent)
+    read = safetensors.torch.load(bytes(encoded.data))
+    expected = {f"{field}/{name}" if field == "tensors" else field: t for field, name, t in codec.named_tensors(sent)}
+    assert same(dict(sorted(read.items())), dict(sorted(expected.items())))
+    assert {e.name for e in encoded.entries[1:]} == set(expected)
+
+
+def test_every_entry_names_its_piece_and_its_hash() -> None:
+    encoded = codec.encode(Small(w={"b": torch.arange(3.0), "a": torch.zeros(2, 2, dtype=torch.bfloat16)}))
+    header, b, a = encoded.entries
+    assert (header.kind, b.name, b.shape, b.dtype, b.bytes) == ("header", "w/b", (3,), "F32", 12)
+    assert (a.name, a.shape, a.dtype, a.bytes) == ("w/a", (2, 2), "BF16", 8)
+    start = header.bytes
+    assert encoded.sums[1] == hashlib.sha256(encoded.data[start : start + 12]).hexdigest()
+    assert encoded.sums[0] == hashlib.sha256(encoded.data[:start]).hexdigest()
+
+
+@pytest.mark.parametrize("largest", [10, 200_000])
+def test_the_hashes_are_the_same_whichever_thread_takes_which_piece(largest: int) -> None:
+    tensors = {f"t{i}": torch.full((1 + largest * i // 8,), float(i)) for i in range(9)}
+    encoded = codec.encode(Small(w=tensors))
+    ends = list(itertools.accumulate(entry.bytes for entry in encoded.entries))
+    pieces = [encoded.data[end - entry.bytes : end] for end, entry in zip(ends, encoded.entries, strict=True)]
+    assert list(encoded.sums) == [hashlib.sha256(piece).hexdigest() for piece in pieces]
+
+
+def test_the_digest_follows_the_content() -> None:
+    one, other = Small(w={"a": torch.zeros(2)}), Small(w={"a": torch.tensor([0.0, 1.0])})
+    digests = {codec.encode(m).digest for m in (one, other, Small(w=one.w, images=2), Small(w={"b": one.w["a"]}))}
+    assert len(digests) == 4
+    assert codec.encode(Small(w={"a": torch.zeros(2)})).digest == codec.encode(one).digest
+
+
+def test_views_and_graphs_are_sent_by_value() -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    sent = Small(w={"t": base.T, "grad": torch.ones(2, requires_grad=True)})
+    back = codec.decode(codec.encode(sent).data, Small)
+    assert torch.equal(back.w["t"], base.T)
+    assert not back.w["grad"].requires_grad
+
+
+def test_state_and_private_state_are_packed_for_files() -> None:
+    held = Held(
+        deep={"x": {"a": torch.ones(2)}, "y": {}}, tickets=(Ticket("s", 1, 2), Ticket("s", 3, 1)), rows=(3, 1, 2)
+    )
+    assert same(vars(codec.unpack(codec.pack(held).data, Held)), vars(held))
+    secret = Secret(w={"a": torch.ones(1)}, history=(torch.zeros(2), torch.ones(0, 3)))
+    assert same(codec.unpack(codec.pack(secret).data, Secret), secret)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Secret(w={}), "Secret is private state, which never leaves a party.*Copy the fields that may leave"),
+        (Held(deep={}, tickets=(), rows=()), "Held is not a message"),
+        (Small, "not a message"),
+        ({"w": torch.zeros(1)}, "dict is not a message"),
+        (None, "NoneType is not a message"),
+    ],
+)
+def test_only_messages_are_encoded(value: Any, says: str) -> None:
+    with pytest.raises(WireError, match=says):
+        codec.encode(value)
+
+
+SMUGGLED: list[Any] = [
+    Secret(w={"a": torch.ones(1)}),
+    {"own": Secret(w={"a": torch.ones(1)})},
+    {"deep": {"a": torch.ones(1)}},
+    {"a": "text"},
+    {1: torch.ones(1)},
+    (torch.ones(1),),
+    torch.ones(1),
+    None,
+]
+
+
+@pytest.mark.parametrize("value", SMUGGLED, ids=lambda v: type(v).__name__)
+def test_a_field_that_holds_something_else_than_declared_is_not_sent(value: Any) -> None:
+    with pytest.raises(WireError, match=r"Small.w holds a .*only what is declared is sent"):
+        codec.encode(Small(w=value))
+
+
+@pytest.mark.parametrize("value", [True, 1.0, np.int64(3), "3", None])
+def test_a_count_is_a_plain_int(value: Any) -> None:
+    with pytest.raises(WireError, match=r"Small.images holds a"):
+        codec.encode(Small(w={}, images=value))
+
+
+def test_private_state_is_not_read_from_the_wire() -> None:
+    with pytest.raises(WireError, match="Secret is not declared with @message"):
+        codec.decode(codec.pack(Secret(w={})).data, Secret)
+
+
+def test_a_dtype_without_an_encoding_is_named() -> None:
+    with pytest.raises(WireError, match=r"Small.w/c: torch.complex64 has no encoding; use one of .*F32"):
+        codec.encode(Small(w={"c": torch.zeros(1, dtype=torch.complex64)}))
+
+
+def test_names_that_would_meet_are_refused() -> None:
+    both = Held(deep={"a": {"b/c": torch.zeros(1)}, "a/b": {"c": torch.zeros(1)}}, tickets=(), rows=())
+    with pytest.raises(WireError, match=r"two tensors would be called 'deep/a/b/c'.*rename"):
+        codec.pack(both)
+
+
+def file(head: dict[str, Any], body: bytes = b"", plain: str = '{"w":{"a":true},"images":1,"loss":0.0}') -> bytearray:
+    text = json.dumps({"__metadata__": {"coalface": plain}, **head}).encode()
+    return bytearray(struct.pack("<Q", len(text)) + text + body)
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    return {"w/a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+EIGHT = bytes(8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytearray(),
+        bytearray(7),
+        bytearray(b"\xff" * 8),
+        bytearray(b"\xff" * 200),
+        file(one(), EIGHT)[:-1],
+        file(one(), EIGHT + b"x"),
+        file(one(shape=[-2]), EIGHT),
+        file(one(shape=[-1, -2]), EIGHT),
+        file(one(shape=[3]), EIGHT),
+        file(one(shape=[float("inf")]), EIGHT),
+        file(one(shape=[float("nan")]), EIGHT),
+        file(one(shape=[0, 2**70], data_offsets=[0, 0])),
+        file(one(shape=[2**40, 2**40], data_offsets=[0, 2**82])),
+        file(one(shape=None), EIGHT),
+        file(one(dtype="C64"), EIGHT),
+        file(one(dtype=[]), EIGHT),
+        file(one(data_offsets=[8, 16]), EIGHT),
+        file(one(data_offsets=[-8, 0]), EIGHT),
+        file(one(data_offsets=[0]), EIGHT),
+        file(one(data_offsets=[[], {}]), EIGHT),
+        file({"w/a": 3}, EIGHT),
+        file({"w/b": one()["w/a"]}, EIGHT),
+        file({**one(), "w/b": one()["w/a"]}, EIGHT, plain='{"w":{"a":true,"b":true},"images":1,"loss":0.0}'),
+        file({**one(), "extra": {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}}, EIGHT),
+        file(one(), EIGHT, plain="{}"),
+        file(one(), EIGHT, plain="nonsense"),
+        file(one(), EIGHT, plain="[" * 100_000),
+        file(one(), EIGHT, plain='{"w":{"a":false},"images":1,"loss":0.0}'),
+        file(one(), EIGHT, plain='{"w":{"a":true},"images":1.5,"loss":0.0}'),
+        file(one(), EIGHT, plain='{"w":{"a":true},"images":true,"loss":0.0}'),
+        file(one(), EIGHT, plain='{"w":{"a":true},"images":1,"loss":1' + "0" * 400 + "}"),
+        file(one(), EIGHT, plain='{"w":{"a":true},"images":1' + "0" * 5000 + ',"loss":1}'),
+        file(one(), EIGHT, plain='{"w":{"a":true},"images":1,"loss":0.0,"more":1}'),
+        file(one(), EIGHT, plain='{"w":[true],"images":1,"loss":0.0}'),
+        file(one(), EIGHT, plain="[" * 5_000 + "]" * 5_000),
+        file(one(shape=[2**53] * 65), EIGHT),
+        file(one(shape=[2**53 + 1]), EIGHT),
+        bytearray(struct.pack("<Q", 5_000) + b'{"a":' * 1_000),
+    ],
+)
+def test_hostile_bytes_raise_wire_errors_only(data: bytearray) -> None:
+    with pytest.raises(WireError):
+        codec.decode(data, Small)
+
+
+def bare(header: bytes) -> bytearray:
+    return bytearray(struct.pack("<Q", len(header)) + header)
+
+
+def empty(count: int) -> bytearray:
+    marks = b",".join(b'\\"%d\\":true' % i for i in range(count))
+    entries = b"".join(b',"w/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(count))
+    plain = b'{\\"w\\":{' + marks + b'},\\"images\\":1,\\"loss\\":0.0}'
+    return bare(b'{"__metadata__":{"coalface":"' + plain + b'"}' + entries + b"}")
+
+
+OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
+    "lists": lambda: bare(b"[" + b"[]," * 1_000_000 + b"[]]"),
+    "lists in the plain values": lambda: bare(b'{"__metadata__":{"coalface":"' + b"[" + b"[]," * 1_000_000 + b'[]]"}}'),
+    "empty tensors": lambda: bare(b"{" + b'"w/a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' * 300_000 + b"}"),
+    "small lists": lambda: bare(b"[" + b"[]," * 10_000 + b"[]]"),
+    "lists below the limits": lambda: bare(b'{"__metadata__":{"coalface":"{}"},"w/a":[' + b"[]," * 500_000 + b"[]]}"),
+    "keys in the plain values": lambda: bare(
+        b'{"__metadata__":{"coalface":"{' + b",".join(b'\\"%d\\":true' % i for i in range(100_000)) + b'}"}}'
+    ),
+    "marks without tensors": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{'
+        + b",".join(b'\\"%d\\":true' % i for i in range(100_000))
+        + b'},\\"images\\":1,\\"loss\\":0.0}"}}'
+    ),
+    "a wide character": lambda: bare(
+        b'{"__metadata__":{"coalface":"' + b"x" * 1_000_000 + "\U0001f600".encode() + b'"}}'
+    ),
+    "tensors that nothing speaks of": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{},\\"images\\":1,\\"loss\\":0.0}"}'
+        + b"".join(b',"w/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(20_000))
+        + b"}"
+    ),
+    "empty tensors that the plain values name": lambda: empty(300_000),
+    "empty tensors in a header that is not too long": lambda: empty(40_000),
+    "one tensor, and marks": lambda: bare(
+        b'{"__metadata__":{"coalface":"{\\"w\\":{'
+        + b",".join(b'\\"%d\\":true' % i for i in range(100_000))
+        + b'},\\"images\\":1,\\"loss\\":0.0}"},"'
+        + b"w" * 900_000
+        + b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    ),
+    "keys": lambda: bare(b"{" + b'"a":1,' * 1_700_000 + b'"a":1}'),
+}
+
+
+@pytest.mark.parametrize("made", OF_STRUCTURE.values(), ids=OF_STRUCTURE)
+@pytest.mark.parametrize("sent", [None, [Small(w={"a": torch.zeros(2)})]], ids=["anything", "a reply"])
+def test_what_grows_as_it_is_read_is_refused_before(made: Callable[[], bytearray], sent: Any) -> None:
+    data = made()
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            codec.decode(data, Small, sent=sent)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
+    sent = [Small(w={"a": torch.zeros(2), "long name" * 20: torch.zeros(3, 0, 2)})]
+    assert same(codec.decode(codec.encode(sent[0]).data, Small, sent=sent), sent[0])
+    many = codec.encode(Small(w={"a": torch.zeros(1 << 15)}))
+    with pytest.raises(WireError, match="what was asked for takes"):
+        codec.decode(many.data, Small, sent=sent)
+    wide = codec.encode(Small(w={f"w{i}": torch.zeros(0) for i in range(2_000)}))
+    with pytest.raises(WireError, match="with a header of"):
+        codec.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
+
+
+def test_a_reply_whose_form_is_free_may_be_of_any_size_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_form = reply(shape_free=torch.zeros(1 << 16))
+    assert same(codec.decode(codec.encode(free_form).data, Reply, sent=SENT), free_form)
+    monkeypatch.setattr(codec, "FREE", 1 << 16)
+    with pytest.raises(WireError, match="what was asked for takes"):
+        codec.decode(codec.encode(free_form).data, Reply, sent=SENT)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tensors_come_back() -> None:
+    held = Held(deep={"w": dict.fromkeys(map(str, range(100_000)), torch.zeros(1))}, tickets=(), rows=())
+    assert len(codec.unpack(codec.pack(held).data, Held).deep["w"]) == 100_000
+
+
+def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "SENT", 10)
+    codec.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
+    with pytest.raises(WireError, match=r"holds 11 tensors .*Stack tensors that are alike"):
+        codec.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_a_message_or_a_wire_error(data: bytes, headed: bool) -> None:
+    sent = [Small(w={"a": torch.zeros(2)})]
+    for given_sent in (None, sent):
+        with contextlib.suppress(WireError):
+            codec.decode(bare(data) if headed else bytearray(data), Small, sent=given_sent)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(anything, anything, anything)
+def test_any_json_as_a_header_is_a_message_or_a_wire_error(tensor: Any, plain: Any, head: Any) -> None:
+    for made in (file({"w/a": tensor}, EIGHT), file(one(), EIGHT, json.dumps(plain)), bare(json.dumps(head).encode())):
+        with contextlib.suppress(WireError):
+            codec.decode(made, Small)
+
+
+@pytest.mark.parametrize("part", ["header", "anywhere"])
+def test_flipped_and_cut_bytes_raise_wire_errors_only(part: str) -> None:
+    rng = np.random.default_rng(1)
+    encoded = codec.encode(Small(w={"a": torch.ones(2, 3), "b": torch.zeros(0, 2), "c": torch.arange(5)}, loss=0.5))
+    reach = encoded.entries[0].bytes if part == "header" else len(encoded.data)
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(encoded.data)
+        for place in rng.integers(reach, size=rng.integers(1, 4)):
+            data[place] ^= 1 << rng.integers(8)
+        if rng.random() < 0.3:
+            del data[rng.integers(len(data)) :]
+        try:
+            codec.decode(data, Small)
+        except WireError:
+            refused += 1
+    assert refused > 500
+
+
+# --- checking a reply -------------------------------------------------------------------------------------------------
+
+
+@message
+class Reply:
+    w: Tensors
+    point: Tensor | None = like("centre")
+    shape_free: Tensor = free()
+    loss: float = 0.0
+
+
+@message
+class Common:
+    w: Tensors
+
+
+@message
+class Each:
+    centre: Tensor | None = None
+    w: Tensors | None = None
+
+
+W = {"a": torch.zeros(2), "b": torch.zeros(1, 2)}
+
+
+def reply(**changes: Any) -> Reply:
+    return Reply(**{"w": W, "point": torch.zeros(3), "shape_free": torch.zeros(7), **changes})
+
+
+SENT = (Each(centre=torch.ones(3)), Common(w=W))
+
+
+def test_a_reply_that_fits_what_was_sent_passes() -> None:
+    codec.validate(reply(), SENT)
+    codec.validate(reply(point=None, shape_free=torch.zeros(0)), SENT)
+
+
+def test_what_a_party_was_sent_by_itself_goes_before_what_all_were_sent() -> None:
+    own = {"only": torch.zeros(1)}
+    codec.validate(reply(w=own), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+    with pytest.raises(Refused, match="w has other tensors"):
+        codec.validate(reply(w=W), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+
+
+def with_value(value: float, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
+    return lambda: torch.tensor([0.0, value], dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"w": {"a": W["a"]}}, r"w has other tensors than were sent \(missing \['b'\], unexpected \[\]\)"),
+        ({"w": W | {"c": W["a"]}}, r"unexpected \['c'\]"),
+        ({"w": {"b": W["b"], "a": W["a"]}}, r"w has other tensors than were sent \(the same in another order\)"),
+        ({"w": W | {"a": torch.zeros(3)}}, r"w/a is F32 \(3,\), not F32 \(2,\)"),
+        ({"w": W | {"a": torch.zeros(2, 1)}}, r"w/a is F32 \(2, 1\), not F32 \(2,\)"),
+        ({"w": W | {"b": W["b"].double()}}, r"w/b is F64 \(1, 2\), not F32 \(1, 2\)"),
+        ({"point": torch.zeros(4)}, r"point is F32 \(4,\), not F32 \(3,\)"),
+        ({"w": W | {"a": with_value(math.nan)()}}, "w/a holds values that are not finite"),
+        ({"w": W | {"a": torch.tensor([math.inf, -math.inf])}}, "w/a holds values that are not finite"),
+        ({"shape_free": with_value(math.inf)()}, "shape_free holds values that are not finite"),
+        ({"shape_free": with_value(-math.inf, torch.bfloat16)()}, "shape_free holds values that are not finite"),
+        ({"loss": math.nan}, "loss is nan"),
+        ({"loss": -math.inf}, "loss is -inf"),
+        ({"loss": 1e308}, r"loss is 1e\+308"),
+        ({"loss": -3.5e38}, r"loss is -3.5e\+38"),
+    ],
+)
+def test_a_reply_that_does_not_fit_is_refused_in_words(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        codec.validate(reply(**changes), SENT)
+
+
+def test_a_field_without_its_counterpart_is_refused() -> None:
+    with pytest.raises(Refused, match="point came back, but nothing that it could be checked against was sent"):
+        codec.validate(reply(), (Each(), Common(w=W)))
+
+
+def test_large_finite_values_are_not_mistaken_for_infinite_ones() -> None:
+    codec.validate(reply(shape_free=torch.full((10,), 6e4, dtype=torch.float16)), SENT)
+    codec.validate(reply(shape_free=torch.full((10,), 3e38)), SENT)

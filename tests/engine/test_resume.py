@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from server_runs import metrics, stopped_and_resumed
+from toys import CALLS, Moves, Staged
+from worlds import Stop, run
+
+from coalface.engine.checkpoint import CheckpointError
+from coalface.engine.faults import SimulatedFaults
+
+pytestmark = pytest.mark.usefixtures("toy_steps")
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_hands_its_state_to_the_next(tmp_path: Path) -> None:
+    ran = run(Staged(), tmp_path)
+    assert ran.state.begun_with["a"].tolist() == [2.0] * 3
+    assert ran.state.sum.item() == 3 * (1 + 2 + 3)
+    assert [(r["stage"], r["round"]) for r in metrics(tmp_path)] == [
+        ("moves", 1),
+        ("moves", 2),
+        ("sums", 1),
+        ("sums", 2),
+    ]
+    assert {(call[2], call[3]) for call in CALLS if call[1] == "remember"} == {("sums", 0), ("sums", 1), ("sums", 2)}
+
+
+def test_every_stage_can_be_resumed(tmp_path: Path) -> None:
+    unbroken = run(Staged(), tmp_path / "unbroken", checkpoint_every=3).bytes()
+    for after in (0, 2, 5, 6, 8, 9, 12, 14):
+        resumed = stopped_and_resumed(Staged(), tmp_path / f"{after}", after, checkpoint_every=3)
+        assert resumed.bytes() == unbroken, after
+
+
+# --- stopping and resuming --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, every: int) -> None:
+    method, rules = (
+        Moves(rounds=5, note=True),
+        {"checkpoint_every": every, "faults": SimulatedFaults(lost=0.2), "min_reply_fraction": 0.3},
+    )
+    unbroken = run(method, tmp_path / "unbroken", **rules)
+    for after in (0, 3, 9, 14, 21):
+        resumed = stopped_and_resumed(method, tmp_path / f"{after}", after, **rules)
+        assert resumed.bytes() == unbroken.bytes(), after
+        for what in ("party_stats", "totals"):
+            assert getattr(resumed.server.at, what) == getattr(unbroken.server.at, what)
+
+
+@pytest.mark.parametrize("name", ["solo", "fedavg"])
+def test_nothing_is_pending_after_a_run(tmp_path: Path, name: str) -> None:
+    run(worlds.recipe(name)[0], tmp_path)
+    assert [len(list(p.iterdir())) for p in sorted((tmp_path / "parties").iterdir())] == [1, 1, 1]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first = run(Moves(), tmp_path).bytes()
+    ran = len(CALLS)
+    assert run(Moves(), tmp_path).bytes() == first
+    assert len(CALLS) == ran
+
+
+def test_lines_of_rounds_that_are_repeated_are_taken_back(tmp_path: Path) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(Moves(rounds=5), tmp_path, checkpoint_every=3, report=stop)
+    assert len(metrics(tmp_path)) == 4
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "cut')
+    run(Moves(rounds=5), tmp_path, checkpoint_every=3)
+    assert [r["round"] for r in metrics(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"numerics": replace(worlds.NUMERICS, block=4)}, r"other numerics: block 2 \(now 4\)"),
+        ({"numerics": replace(worlds.NUMERICS, threads=3, cohorts=256)}, r"threads 1 \(now 3\), cohorts 0 \(now 256"),
+        ({"seed": 1}, "other numerics: the seed"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_numerics(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    run(Moves(rounds=2), tmp_path)
+    with pytest.raises(CheckpointError, match=says + r".*Resume with the same, or start a new run"):
+        run(Moves(rounds=2), tmp_path, **changes)

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coalface.core.codec import Refused
+from coalface.core.method import Mean, Tensors, free, like, message
+from coalface.engine.running_sums import RunningMean, heaviest
+
+
+@message
+class Sent:
+    w: Tensors
+    centre: Tensor
+
+
+@message
+class Reply:
+    w: Tensors
+    point: Tensor = like("centre")
+    maybe: Tensor | None = like("centre")
+    drawn: Tensor | None = free()
+    images: int = 1
+    share: float = 1.0
+    text: str = ""
+
+
+PARTIES = [f"p{i}" for i in range(7)]
+
+
+def replies(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Reply]:
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4)).to(dtype)
+
+    return {
+        p: Reply(
+            w={"a": drawn(3), "b": drawn(2, 2), "count": torch.tensor(5)},
+            point=drawn(4),
+            maybe=None,
+            drawn=None,
+            images=int(rng.integers(1, 50)),
+            share=float(rng.random() + 0.1),
+        )
+        for p in PARTIES
+    }
+
+
+def aggregate(mean: Mean, given: dict[str, Reply], sent: Any = None, block: int = 3) -> Any:
+    made = RunningMean(mean, block=block, everyone=PARTIES, reply=Reply, sent=(Sent,))
+    for place, party in enumerate(PARTIES):
+        if party in given:
+            before = sent[party] if isinstance(sent, dict) and party in sent else sent
+            made.add(party, place, getattr(given[party], mean.field), before, given[party])
+    return made.result()
+
+
+def naive(mean: Mean, given: dict[str, Reply], name: str, sent: Any = None) -> list[float]:
+    """Σ w x / Σ w, number by number, in Python's own floats."""
+    total, weights = None, 0.0
+    for party in PARTIES:
+        by: Any = mean.by
+        weight = 1.0 if by is None else by.get(party, 0.0) if isinstance(by, dict) else 0.0
+        if party in given:
+            weight = float(getattr(given[party], by)) if isinstance(by, str) else weight
+            value = getattr(given[party], mean.field)
+            numbers = (value[name] if name else value).double().flatten().tolist()
+            if mean.of == "differences":
+                before = sent[party] if party in sent else sent
+                numbers = [x - s for x, s in zip(numbers, before[name].double().flatten().tolist(), strict=True)]
+            total = [t + weight * x for t, x in zip(total or [0.0] * len(numbers), numbers, strict=True)]
+        if party in given or mean.over == "all":
+            weights += weight
+    assert total is not None
+    return [t / weights for t in total]
+
+
+BY: list[Any] = ["images", "share", None, {p: 0.5 + i for i, p in enumerate(PARTIES)}, {"p1": 2.0, "p4": 1.0}]
+CASES = [
+    Mean("w", by=by, over=over, of=of)  # type: ignore[arg-type]
+    for by, over, of in itertools.product(BY, ("arrived", "all"), ("values", "differences"))
+    if not (isinstance(by, str) and over == "all")
+]
+
+
+@pytest.mark.parametrize("mean", CASES, ids=lambda m: f"{m.by}-{m.over}-{m.of}")
+def test_a_fold_is_the_weighted_mean_that_a_loop_gives(mean: Mean) -> None:
+    given = {p: r for p, r in replies().items() if p not in ("p2", "p6")}
+    sent = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    if mean.of == "differences":
+        sent["count"] = torch.tensor(0)
+    result = aggregate(mean, given, sent)
+    assert set(result) == {"a", "b"}  # the counter is not aggregated
+    for name in ("a", "b"):
+        expected = torch.tensor(naive(mean, given, name, sent), dtype=torch.float64).float()
+        assert result[name].dtype == torch.float32
+        assert torch.allclose(result[name].flatten(), expected, rtol=1e-6, atol=0)
+
+
+def test_differences_may_be_to_what_each_party_was_sent() -> None:
+    sent = {p: {"a": torch.full((3,), float(i)), "b": torch.zeros(2, 2)} for i, p in enumerate(PARTIES)}
+    mean = Mean("w", by="images", of="differences")
+    given = {
+        p: Reply(
+            w={"a": torch.full((3,), i + 2.0), "b": torch.ones(2, 2)}, point=torch.zeros(1), maybe=None, drawn=None
+        )
+        for i, p in enumerate(PARTIES)
+    }
+    result = aggregate(mean, given, sent)
+    assert result["a"].tolist() == [2.0, 2.0, 2.0]
+    assert result["b"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def simple(value: float, images: int = 1) -> Reply:
+    return Reply(w={"a": torch.tensor([value])}, point=torch.tensor([value]), maybe=None, drawn=None, images=images)
+
+
+def test_numbers_worked_by_hand() -> None:
+    given = {"p0": simple(1.0, 1), "p1": simple(3.0, 3)}
+    assert aggregate(Mean("w", by="images"), given)["a"].item() == 2.5  # (1·1 + 3·3) / 4
+    assert aggregate(Mean("w"), given)["a"].item() == 2.0
+    assert aggregate(Mean("w", over="all"), given)["a"].item() == pytest.approx(
+        4 / 7
+    )  # the five that are missing count as 0
+    assert (
+        aggregate(Mean("w", by={"p0": 1.0, "p1": 1.0, "p2": 2.0}, over="all"), given)["a"].item() == 1.0
+    )  # (1 + 3) / 4
+    assert aggregate(Mean("point", by="images"), given).tolist() == [2.5]
+    assert aggregate(Mean("w", of="differences"), given, {"a": torch.tensor([0.5])})["a"].item() == 1.5
+
+
+def test_sums_are_kept_in_float64() -> None:
+    given = {p: simple(1.0) for p in PARTIES}
+    given["p0"] = simple(2.0**30)
+    assert aggregate(Mean("point"), given).item() == torch.tensor((2.0**30 + 6) / 7).item()
+    half = {
+        p: Reply(w={"a": torch.tensor([400.0 + i], dtype=torch.float16)}, point=torch.zeros(1), maybe=None, drawn=None)
+        for i, p in enumerate(PARTIES)
+    }
+    result = aggregate(Mean("w"), half)["a"]
+    assert (result.dtype, result.item()) == (torch.float16, 403.0)
+
+
+def test_a_fold_leaves_the_replies_and_what_was_sent_as_they_were() -> None:
+    given, sent = replies(), {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    before = {p: {n: t.clone() for n, t in r.w.items()} for p, r in given.items()}
+    result = aggregate(Mean("w", by="images"), given)
+    result["a"].fill_(0)
+    aggregate(Mean("w", of="differences"), given, sent | {"count": torch.tensor(0)})
+    assert all(torch.equal(before[p][n], t) for p, r in given.items() for n, t in r.w.items())
+    assert torch.equal(sent["a"], torch.arange(3.0))
+
+
+def sums(given: dict[str, Reply], block: int) -> bytes:
+    return aggregate(Mean("w", by="share"), given, block=block)["b"].double().numpy().tobytes()
+
+
+def test_bits_follow_the_block_size_and_nothing_else() -> None:
+    given = replies(seed=4, dtype=torch.float64)
+    backwards = dict(reversed(given.items()))
+    assert sums(given, 3) == sums(backwards, 3) == sums(given, 3)
+
+    def by_hand(block: int) -> bytes:
+        total, weight = None, 0.0
+        for start in range(0, len(PARTIES), block):
+            part = torch.zeros(2, 2, dtype=torch.float64)
+            for p in PARTIES[start : start + block]:
+                part.add_(given[p].w["b"], alpha=given[p].share)
+                weight += given[p].share
+            total = part if total is None else total + part
+        assert total is not None
+        return (total / weight).numpy().tobytes()
+
+    results = {block: sums(given, block) for block in (1, 2, 3, 4, 7, 16)}
+    assert results[7] == results[16] == by_hand(7)  # all in one block
+    assert results[3] == by_hand(3)
+    assert results[2] == by_hand(2)
+    assert len(set(results.values())) > 1
+
+
+def test_a_party_that_is_missing_keeps_its_place_in_the_blocks() -> None:
+    given = replies(seed=4, dtype=torch.float64)
+    del given["p1"]
+    one_block = {p: r for p, r in given.items() if p in ("p0", "p2")}
+    made = RunningMean(Mean("w", by="share"), block=3, everyone=PARTIES, reply=Reply)
+    for place, party in enumerate(PARTIES):
+        if party in one_block:
+            made.add(party, place, one_block[party].w, None, one_block[party])
+    expected = (one_block["p0"].share * one_block["p0"].w["a"]).add(one_block["p2"].w["a"], alpha=one_block["p2"].share)
+    result = made.result()
+    assert isinstance(result, dict)
+    assert torch.allclose(result["a"], expected / (one_block["p0"].share + one_block["p2"].share), rtol=1e-15)
+
+
+# --- one party's share ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "share", "expected"),
+    [
+        ([10, 20, 30, 10**15], 0.5, 60),
+        ([10, 20, 30], 0.5, 30),
+        ([100, 1, 1, 1], 0.5, 3),
+        ([100, 90, 1, 1], 0.4, 4),  # 4, 4, 1, 1: of 10
+        ([7, 7, 7], 0.2, 7),
+        ([1, 5, 9], 1 / 3, 1),
+        ([1, 5, 9], 0.2, 1),  # not possible: all count the same
+        ([4], 0.5, 4),
+        ([10**12] * 3 + [2**40], 1.0, 2**40),
+    ],
+)
+def test_the_most_that_a_party_may_weigh(images: list[int], share: float, expected: float) -> None:
+    most = heaviest(images, share)
+    assert most == pytest.approx(expected)
+    weights = [min(n, most) for n in images]
+    if share * len(images) >= 1:
+        assert max(weights) <= share * sum(weights) * (1 + 1e-12)
+
+
+def test_a_weight_that_a_reply_says_counts_up_to_the_bound() -> None:
+    @message
+    class Reply:
+        x: Tensors
+        images: int
+
+    aggregate = RunningMean(
+        Mean("x", by="images"),
+        block=4,
+        everyone=["a", "b", "c"],
+        reply=Reply,
+        sent=[Reply],
+        heaviest=heaviest([1, 2, 10**15], 0.5),
+    )
+    for place, (name, value, images) in enumerate([("a", 1.0, 1), ("b", 2.0, 2), ("c", 0.0, 10**15)]):
+        reply = Reply(x={"w": torch.tensor([value])}, images=images)
+        aggregate.add(name, place, reply.x, None, reply)
+    result = aggregate.result()
+    assert isinstance(result, dict) and result["w"].item() == pytest.approx((1 * 1 + 2 * 2 + 3 * 0) / 6)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@message
+class SentEach:
+    w: Tensors | None = None
+
+
+def running(mean: Mean, sent: tuple[type, ...] = (Sent,)) -> RunningMean:
+    return RunningMean(mean, block=3, everyone=PARTIES, reply=Reply, sent=sent)
+
+
+@pytest.mark.parametrize(
+    ("mean", "names"),
+    [
+        (Mean("v"), "'v'"),
+        (Mean("images"), "'images'"),
+        (Mean("w", by="imgs"), "imgs"),
+        (Mean("w", by="text"), "text"),
+        (Mean("point", of="differences"), "point"),
+        (Mean("drawn"), "free"),
+        (Mean("w", by={"p1": 1.0, "p01": 2.0}), "p01"),
+        (Mean("w", by={"p0": 1.0, "p1": -1.0}), "p1"),
+        (Mean("w", by={"p0": 1.0, "p1": math.nan}), "p1"),
+        (Mean("w", by={"p0": 1.0, "p1": math.inf}), "p1"),
+    ],
+)
+def test_a_mean_that_cannot_be_is_refused_when_it_is_asked_for(mean: Mean, names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        running(mean)
+
+
+@pytest.mark.parametrize(
+    ("mean", "reply", "names"),
+    [
+        *((Mean("w", by="images"), simple(1.0, n), f"images is {n}") for n in (0, -1000, 51, 10**12)),
+        (Mean("w", by="share"), dataclasses.replace(simple(1.0), share=math.nan), "share is nan"),
+        (Mean("maybe"), simple(1.0), "maybe"),
+    ],
+)
+def test_a_reply_whose_weight_or_field_cannot_count_is_refused(mean: Mean, reply: Reply, names: str) -> None:
+    with pytest.raises(Refused, match=names):
+        running(mean).check(reply, 50)
+    for images in (1, 50):
+        running(Mean("w", by="images")).check(simple(1.0, images), 50)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2).double()}, {}],
+    ids=["shape", "names", "dtype", "none"],
+)
+def test_tensors_that_differ_from_party_to_party_have_no_sum(other: Tensors) -> None:
+    for one, two in ((other, {"a": torch.ones(2)}), ({"a": torch.ones(2)}, other)):
+        made = running(Mean("w"), (SentEach,))
+        made.add("p0", 0, one, None, simple(1.0))
+        with pytest.raises(ValueError, match="p3"):
+            made.add("p3", 3, two, None, simple(1.0))
+
+
+def test_a_mean_of_no_weight_or_of_differences_to_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="p3 was sent no w"):
+        running(Mean("w", of="differences"), (SentEach,)).add("p3", 3, simple(1.0).w, None, simple(1.0))
+    with pytest.raises(ValueError, match="weight"):
+        aggregate(Mean("w", by={"p6": 1.0}), {"p0": simple(1.0)})

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import Moved, Note
+
+from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS, SimulatedFaults
+
+WHEN = [("train", round_, 1) for round_ in range(1, 401)]
+
+
+def moved() -> Moved:
+    values = {"a": torch.zeros(3), "b": torch.ones(2)}
+    return Moved(values=values, delta=values, images=7, loss=0.5)
+
+
+def share(faults: SimulatedFaults, method: str, party: str = "silo-0", seed: int = 0) -> float:
+    return sum(getattr(faults, method)(seed, party, when) is not None for when in WHEN) / len(WHEN)
+
+
+@pytest.mark.parametrize(("field", "method"), [("dropout", "before"), ("lost", "after")])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_trouble_comes_as_often_as_it_is_set(field: str, method: str, rate: float) -> None:
+    faults = SimulatedFaults(**{field: rate})
+    assert share(faults, method) == pytest.approx(rate, abs=0.07)  # three standard deviations of 400 draws
+    other = "after" if method == "before" else "before"
+    assert share(faults, other) == 0
+
+
+def test_trouble_depends_on_names_alone() -> None:
+    faults = SimulatedFaults(dropout=0.5)
+    first = [faults.before(1, "silo-0", when) for when in WHEN]
+    assert [SimulatedFaults(dropout=0.5).before(1, "silo-0", when) for when in reversed(WHEN)] == first[::-1]
+    assert [faults.before(1, "silo-1", when) for when in WHEN] != first
+    assert [faults.before(2, "silo-0", when) for when in WHEN] != first
+
+
+def test_slow_parties_come_late_as_an_exponential_says() -> None:
+    # P(delay > deadline) = exp(−deadline / mean)
+    faults = SimulatedFaults(slow={"*": 10.0, "silo-1": 40.0, "silo-2": 0.0}, deadline=10.0)
+    assert share(faults, "after", "silo-0") == pytest.approx(0.368, abs=0.07)
+    assert share(faults, "after", "silo-1") == pytest.approx(0.779, abs=0.07)
+    assert share(faults, "after", "silo-2") == 0
+    late = next(filter(None, (faults.after(0, "silo-1", when) for when in WHEN)))
+    assert late.startswith("late: ")
+    assert late.endswith("s, the deadline is 10 s")
+
+
+@pytest.mark.parametrize("what", list(TENSOR_FAULTS))
+def test_a_corrupted_model_is_corrupted_in_its_first_tensors(what: str) -> None:
+    original = moved()
+    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", original)
+    changed = {
+        "nan": lambda: bool(bad.values["a"].isnan().all()),
+        "shape": lambda: tuple(bad.values["a"].shape) == (3, 2),
+        "dtype": lambda: bad.values["a"].dtype == torch.float64,
+        "name": lambda: list(bad.values) == ["other.a", "other.b"],
+    }
+    assert changed[what]()
+    assert bad.images == 7
+    assert torch.equal(original.values["a"], torch.zeros(3))
+
+
+@pytest.mark.parametrize(("what", "images"), [("negative", -1000), ("zero", 0), ("absurd", 10**12)])
+def test_a_corrupted_count_is_the_first_whole_number(what: str, images: int) -> None:
+    assert set(COUNT_FAULTS) == {"negative", "zero", "absurd"}
+    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", moved())
+    assert (bad.images, bad.loss) == (images, 0.5)
+
+
+def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> None:
+    note = Note(drawn=torch.zeros(2), remembered=1)
+    faults = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "name"})
+    assert faults.reply("silo-0", note).drawn.isnan().all()
+    assert faults.reply("silo-1", note) is note
+    assert faults.reply("silo-2", note) is note
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"faults.corrupt.silo-1: 'nonsense' is unknown; choose one of nan, shape"):
+        SimulatedFaults(corrupt={"silo-1": "nonsense"})
+    with pytest.raises(ValueError, match=r"faults.lost is a probability, 0 to 1; got 1.5"):
+        SimulatedFaults(lost=1.5)
+    with pytest.raises(ValueError, match=r"faults.dropout is a probability"):
+        SimulatedFaults(dropout=-0.1)
+    with pytest.raises(ValueError, match=r"faults.slow makes nobody late without a deadline: set faults.deadline"):
+        SimulatedFaults(slow={"*": 5.0})
+    with pytest.raises(ValueError, match=r"faults.slow.silo-1 is a mean delay in seconds, 0 or more; got nan"):
+        SimulatedFaults(slow={"silo-1": float("nan")}, deadline=1.0)
+    with pytest.raises(ValueError, match=r"faults.deadline is in seconds, more than 0; got -1"):
+        SimulatedFaults(slow={"silo-1": 1.0}, deadline=-1.0)
+    assert SimulatedFaults(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None

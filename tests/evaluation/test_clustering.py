@@ -1,0 +1,149 @@
+"""Figures of a clustering against loops over all pairs and all images, scikit-learn, and numbers worked by hand."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics.cluster import pair_confusion_matrix
+
+from coalface.evaluation.metrics.clustering import Clusters, judge_clusters
+
+LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 4)), min_size=1, max_size=30)
+
+
+def apart(predicted):
+    """Images that are in no cluster as clusters of their own."""
+    return [label if label >= 0 else 1000 + i for i, label in enumerate(predicted)]
+
+
+def naive_pairwise(true, predicted):
+    together = alike = both = 0
+    for one, other in itertools.combinations(range(len(true)), 2):
+        together += predicted[one] == predicted[other]
+        alike += true[one] == true[other]
+        both += predicted[one] == predicted[other] and true[one] == true[other]
+    precision = both / together if together else 1.0
+    recall = both / alike if alike else 1.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if both else float(together + alike == 0)
+
+
+def naive_bcubed(true, predicted):
+    precisions, recalls = [], []
+    for i in range(len(true)):
+        mates = [k for k in range(len(true)) if predicted[k] == predicted[i]]
+        kin = [k for k in range(len(true)) if true[k] == true[i]]
+        precisions.append(sum(true[k] == true[i] for k in mates) / len(mates))
+        recalls.append(sum(predicted[k] == predicted[i] for k in kin) / len(kin))
+    precision, recall = sum(precisions) / len(true), sum(recalls) / len(true)
+    return precision, recall, 2 / (1 / precision + 1 / recall)
+
+
+def pairwise(found: Clusters):
+    return found.pairwise_precision, found.pairwise_recall, found.pairwise_f
+
+
+def bcubed(found: Clusters):
+    return found.bcubed_precision, found.bcubed_recall, found.bcubed_f
+
+
+@given(LABELS)
+def test_every_figure_equals_its_loop_and_scikit_learn(both):
+    true, predicted = map(list, zip(*both, strict=True))
+    found, whole = judge_clusters(true, predicted), apart(predicted)
+    assert pairwise(found) == pytest.approx(naive_pairwise(true, whole), abs=1e-12)
+    assert bcubed(found) == pytest.approx(naive_bcubed(true, whole), abs=1e-12)
+    assert found.nmi == pytest.approx(normalized_mutual_info_score(true, whole), abs=1e-9)
+    (_, fp), (fn, tp) = pair_confusion_matrix(true, whole)
+    assert found.pairwise_f == (2 * tp / (2 * tp + fp + fn) if tp + fp + fn else 1)
+    assert (found.identities, found.clusters) == (len(set(true)), len({k for k in predicted if k >= 0}))
+    assert found.kept == pytest.approx(sum(k >= 0 for k in predicted) / len(true))
+
+
+def test_by_hand():
+    # Identities aaaa bb c; clusters {a a a b}, {a b}, {c}.
+    found = judge_clusters([0, 0, 0, 0, 1, 1, 2], [5, 5, 5, 7, 5, 7, 9])
+    # Pairs in one cluster: 6 + 1 + 0; of one identity: 6 + 1; in both: 3.
+    assert pairwise(found) == pytest.approx((3 / 7, 3 / 7, 3 / 7))
+    precision = (3 * 3 / 4 + 1 / 2 + 1 / 4 + 1 / 2 + 1) / 7
+    recall = (3 * 3 / 4 + 1 / 4 + 1 / 2 + 1 / 2 + 1) / 7
+    assert bcubed(found) == pytest.approx((precision, recall, 2 * precision * recall / (precision + recall)))
+    cells = [(3, 4, 4), (1, 4, 2), (1, 2, 4), (1, 2, 2), (1, 1, 1)]  # n_ij, a_i, b_j
+    mutual = sum(n / 7 * math.log(7 * n / (a * b)) for n, a, b in cells)
+    entropy = sum(k / 7 * math.log(7 / k) for k in (4, 2, 1))
+    assert found.nmi == pytest.approx(mutual / entropy)
+    assert (found.clusters, found.identities, found.kept, found.images) == (3, 3, 1, 7)
+
+
+def test_leaving_out_what_is_hard_does_not_buy_a_better_f():
+    true = np.repeat(np.arange(10), 10)
+    found = np.where(np.arange(100) % 10 < 2, true, -1)  # two images of each identity are put together, and rightly
+    left_out, apart_, kept = judge_clusters(true, found), judge_clusters(true, apart(found)), found >= 0
+    assert (left_out.pairwise_precision, left_out.kept, left_out.clusters) == (1, pytest.approx(0.2), 10)
+    assert left_out.pairwise_recall == pytest.approx(1 / 45)
+    assert judge_clusters(true[kept], found[kept]).pairwise_f == 1
+    assert dataclasses.replace(left_out, kept=1.0, clusters=90) == apart_
+
+
+@given(LABELS, st.randoms(use_true_random=False))
+def test_neither_the_order_of_the_images_nor_the_numbers_matter(both, random):
+    true, predicted = map(list, zip(*both, strict=True))
+    numbers = random.sample(range(10**12), 10)
+    mixed = random.sample(both, len(both))
+    renamed = [numbers[k] for k, _ in mixed], [k if k < 0 else numbers[k + 5] for _, k in mixed]
+    one, other = judge_clusters(true, predicted), judge_clusters(*renamed)
+    assert one.figures() == pytest.approx(other.figures(), abs=1e-12)
+
+
+ALONE, ONE = list(range(6)), [3] * 6
+
+
+@pytest.mark.parametrize(
+    ("true", "predicted", "pairs", "cubes", "nmi"),
+    [
+        ([4], [2], (1, 1, 1), (1, 1, 1), 1),
+        ([4], [-1], (1, 1, 1), (1, 1, 1), 1),
+        ([0, 0, 0, 1, 1, 1], ALONE, (1, 0, 0), (1, 1 / 3, 1 / 2), None),  # nothing said, nothing wrong
+        ([0, 0, 0, 1, 1, 1], [-1] * 6, (1, 0, 0), (1, 1 / 3, 1 / 2), None),
+        ([0, 0, 0, 1, 1, 1], ONE, (6 / 15, 1, 4 / 7), (1 / 2, 1, 2 / 3), 0),
+        (ALONE, ONE, (0, 1, 0), (1 / 6, 1, 2 / 7), 0),
+        (ONE, ALONE, (1, 0, 0), (1, 1 / 6, 2 / 7), 0),
+        (ALONE, ALONE, (1, 1, 1), (1, 1, 1), 1),
+        (ONE, [0] * 6, (1, 1, 1), (1, 1, 1), 1),
+    ],
+)
+def test_edges(true, predicted, pairs, cubes, nmi):
+    found = judge_clusters(true, predicted)
+    assert pairwise(found) == pytest.approx(pairs) and bcubed(found) == pytest.approx(cubes)
+    assert nmi is None or found.nmi == nmi
+
+
+def test_a_million_images_and_many_pairs_are_counted_exactly():
+    rng = np.random.default_rng(2)
+    true = rng.integers(0, 50_000, 1_000_000)
+    predicted = np.where(rng.random(1_000_000) < 0.9, true, rng.integers(0, 50_000, 1_000_000))
+    assert 0.75 < judge_clusters(true, predicted).pairwise_f < 0.85
+    one = judge_clusters(np.arange(1_000_000) // 500_000, np.zeros(1_000_000, np.int8))
+    half = 500_000 * 499_999 // 2
+    assert one.pairwise_recall == 1
+    assert one.pairwise_precision == 2 * half / (1_000_000 * 999_999 // 2)  # 5 · 10¹¹ pairs: int32 holds 2 · 10⁹
+
+
+@pytest.mark.parametrize(
+    ("true", "predicted", "said"),
+    [
+        ([], [], "there are no images"),
+        ([0, 1], [0], "2 identities for 1 predicted labels"),
+        ([0.0, 1.0], [0, 1], r"the true identity of each image is an integer, \(n,\); got float64"),
+        ([0, 1], [[0, 1]], r"the predicted label of each image is an integer, \(n,\); got int64 \(1, 2\)"),
+        ([0, -1], [0, 1], "image 1 has the true identity -1: number from 0 on"),
+        ([0, 1], [-2, 1], "image 0 has the predicted label -2: number from 0 on, but for −1"),
+    ],
+)
+def test_what_is_no_clustering_is_refused(true, predicted, said):
+    with pytest.raises(ValueError, match=said):
+        judge_clusters(true, predicted)

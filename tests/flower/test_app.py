@@ -1,0 +1,136 @@
+"""The Flower app of a recipe: its project, its run-config, and a whole run through both of its sides in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from federations import left
+from flwr.app import Message
+from grids import InProcessGrid, context, played_here, run_recipe
+from tinyruns import Silent
+from typer.testing import CliRunner
+
+from coalface.cli.main import app
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.schema import RecipeError
+from coalface.flower.app import project, records, server
+
+TREE: dict[str, Any] = {
+    "name": "faces",
+    "method": "fedavg",
+    "rounds": 2,
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
+    "data": {
+        "size": 32,
+        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
+        "partition": {"parties": 2},
+        "hold_out": 4,
+    },
+    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(TREE))
+    return path
+
+
+def test_a_run_over_flower_leaves_what_a_run_here_leaves(recipe: Path, tmp_path: Path) -> None:
+    run_recipe(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "there"))
+    experiment.run(loader.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    there, here = tmp_path / "there", tmp_path / "here"
+    assert (there / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
+    homes = {party: tmp_path / "homes" / party / "faces" for party in ("silo-00", "silo-01")}
+    whole = left(here, dict.fromkeys(homes, here))
+    assert left(there, homes) == whole
+    for party in homes:  # what is a party's own lies at its node, and nowhere else
+        assert any(name.startswith(f"parties/{party}/") for name in whole) and f"ledger/{party}.jsonl" in whole
+    assert not (there / "parties").exists() and not (there / "ledger").exists()
+
+
+def test_a_second_start_goes_on_and_the_run_config_changes_the_recipe(recipe: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    run_recipe(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
+    made = loader.load(tmp_path / "run" / "config.yaml")
+    assert (made.rounds, made.local.lr, made.engine.on_error) == (1, 0.05, "exclude")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    run_recipe(recipe, tmp_path / "homes", ["silo-00", "silo-01"], out=out, rounds=1, **{"local.lr": 0.05})
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before  # it was at its end
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"local.lr": 0.5}, r"local.lr was 0.02 and is now 0.5"),
+        ({"rounds": 2}, r"rounds was 1 and is now 2"),  # of a finished run, which would else say that it has them all
+    ],
+)
+def test_a_run_that_has_begun_is_not_gone_on_with_by_another_recipe(
+    asked: dict[str, Any], said: str, recipe: Path, tmp_path: Path
+) -> None:
+    out = {"out": str(tmp_path / "run")}
+    run_recipe(recipe, tmp_path / "homes", ["silo-00", "silo-01"], rounds=1, **out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        RecipeError, match=f"has begun with another recipe: {said}. Go on with `coalface resume .*/run`"
+    ):
+        run_recipe(recipe, tmp_path / "homes", ["silo-00", "silo-01"], **out, **{"rounds": 1, **asked})
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_node_without_a_party_or_with_an_unknown_one_says_so_in_its_log(
+    recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = InProcessGrid([played_here(recipe)])
+    for node_config, wanted in (
+        ({}, "a SuperNode plays one party: start it with --node-config"),
+        ({"party": "silo-9", "home": str(tmp_path)}, "party 'silo-9' is none of this run: silo-00, silo-01"),
+    ):
+        caplog.clear()
+        grid.contexts[1000] = context(1000, node_config, {})
+        grid.push_messages([_join()])
+        assert wanted in caplog.text
+
+
+def _join() -> Any:
+    return Message(records.write({}), 1000, records.JOIN)
+
+
+def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    tree = {**TREE, "pretrain": {"method": "centralized"}, "model": {"batchnorm": "local"}}
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(RecipeError, match="model.batchnorm=local: parties would keep"):
+        run_recipe(path, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "run"))
+
+
+# --- the project ------------------------------------------------------------------------------------------------------
+
+
+def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "project"), "--recipe", str(recipe)])
+    assert told.exit_code == 0 and "its README.md says how" in told.output
+    place = tmp_path / "project"
+    assert (place / "recipe.yaml").read_bytes() == recipe.read_bytes()
+    flwr = [sys.executable, "-c", "from flwr.cli.app import app; app()", "build", "--app", str(place)]
+    built = subprocess.run(flwr, cwd=place, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (bundle,) = place.glob("*.fab")
+    assert {"pyproject.toml", "client.py", "server.py", "recipe.yaml"} <= set(zipfile.ZipFile(bundle).namelist())
+    import tomllib
+
+    keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    values = {key: value for key, value in keys.items() if key not in server.OWN}
+    assert values == dict(project.leaves(TREE)) and values["local.lr"] == 0.02
+    same = server.read(place / "recipe.yaml", keys)
+    assert same.digest() == loader.load(recipe, ["engine.on_error=exclude"]).digest()
+    assert "ca.crt \\\n" in (place / "README.md").read_text()
