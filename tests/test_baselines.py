@@ -26,7 +26,7 @@ GRIDS = """recipe: tiny.yaml
 grids:
   - {method: [centralized, solo], loss.name: [cosface, arcface], local.steps_per_round: 75, seed: [0, 1]}
   - {method: pfm, loss.name: [cosface, arcface], local.steps_per_round: [5, 75], seed: [0, 1]}
-  - {method: fedavg, methods.fedavg.momentum: [reset, none], loss.name: [cosface, arcface], 
+  - {method: fedavg, methods.fedavg.momentum: [reset, none], loss.name: [cosface, arcface],
      local.steps_per_round: [5, 75], seed: [0, 1]}
 """
 DATA = {"faces": {"kind": "synthetic", "identities": 24, "images": 4}, "hold_out": 12}
