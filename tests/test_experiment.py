@@ -356,7 +356,7 @@ def test_judging_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
 def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     parts = {name: {"kind": "synthetic", "identities": 4, "images": 4, "seed": seed} for seed, name in enumerate("ab")}
     source = {"kind": "joined", "parts": parts}
-    lists = {"unseen": {"faces": {"kind": "synthetic", "identities": 4, "images": 4, "first": 4}}}
+    lists = {"unseen": {"source": {"kind": "synthetic", "identities": 4, "images": 4, "first": 4}}}
     data = {"faces": source, "hold_out": 0, "partition": {"kind": "by-domain"}}
     out = tinyruns.run(tmp_path / "run", data=data, evaluation={"pairs": lists}, rounds=1)
     assert [party["name"] for party in summary(out)["parties"]] == ["a", "b"]
