@@ -193,9 +193,7 @@ def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None
         )
 
     for mine in ("one", "linked"):
-        with pytest.raises(
-            RecipeError, match=r"validators.v: .* identities of evaluation.pairs.j .* `validates`"
-        ):
+        with pytest.raises(RecipeError, match=r"validators.v: .* identities of evaluation.pairs.j .* `validates`"):
             validating(with_bins(mine))
     assert len(validating(with_bins("other"))["v"][1]) == 40
 

@@ -231,7 +231,7 @@ class FedFRUDA(Method):
         if not (found >= 0).any():
             raise ValueError(
                 f"{party.name}: none of its {len(found)} images is in a cluster of {self.labelling.min_cluster_size} "
-                f"or more at τ = {common.threshold:g}: raise the threshold, or lower labelling.smallest"
+                f"or more at τ = {common.threshold:g}: raise the threshold, or lower labelling.min_cluster_size"
             )
         counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
         kept = own.kept if own else party.backbone.kept()
