@@ -37,8 +37,8 @@ CENTRAL, RESET, NONE = "method=centralized", "methods.fedavg.momentum=reset", "m
 BESIDE = """
 Differences to the setting named beside each, percent points, 95 % interval (2,000 paired draws of the judged identities):
 
-| setting                            | to                                      | figure          | difference |         interval | verdict |
-|------------------------------------|-----------------------------------------|-----------------|-----------:|-----------------:|--------:|
+| setting                                 | to                                           | figure          | difference |         interval | verdict |
+|-----------------------------------------|----------------------------------------------|-----------------|-----------:|-----------------:|--------:|
 | method=fedavg, local.steps_per_round=5  | method=centralized, local.steps_per_round=5  | unseen accuracy |     +19.58 |  +4.61 to +37.90 |  higher |
 | method=fedavg, local.steps_per_round=5  | method=centralized, local.steps_per_round=5  | unseen EER      |     -23.33 | -32.36 to -13.11 |   lower |
 | method=fedavg, local.steps_per_round=75 | method=centralized, local.steps_per_round=75 | unseen accuracy |     +22.08 | +10.89 to +39.24 |  higher |
@@ -47,8 +47,8 @@ Differences to the setting named beside each, percent points, 95 % interval (2,0
 TO_ONE = """
 Differences to method=centralized, local.steps_per_round=75, percent points, 95 % interval (2,000 paired draws of the judged identities):
 
-| setting                                | figure          | difference |         interval |   verdict |
-|----------------------------------------|-----------------|-----------:|-----------------:|----------:|
+| setting                                     | figure          | difference |         interval |   verdict |
+|---------------------------------------------|-----------------|-----------:|-----------------:|----------:|
 | method=centralized, local.steps_per_round=5 | unseen accuracy |      -6.25 | -22.46 to +13.12 | undecided |
 | method=centralized, local.steps_per_round=5 | unseen EER      |      +5.83 |  -6.63 to +17.74 | undecided |
 | method=fedavg, local.steps_per_round=5      | unseen accuracy |     +13.33 |  -0.10 to +32.20 | undecided |

@@ -24,7 +24,7 @@ from coalface.training.losses.subcenter import SubCenterArcFace
 OFFICIAL: dict[str, Any] = {"preset": "official"}
 
 REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
-    ("fedface", {"target_cosine": 2.0}, "target_cosine"),
+    ("fedface", {"target_cosine": 2.0}, "target cosine"),
     ("fedface", {**OFFICIAL, "spreading": Spreading(step=0.5)}, "spreading"),
     (Spreading, {"margin": 3.0}, "cosine distance"),
     ("fedaws", {"top_k": 5, "spreading": Spreading(top_k=3)}, "top_k"),
@@ -32,7 +32,7 @@ REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
     ("fedface-multi", {"head_init": "random"}, "head_init"),
     ("fedface-multi", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
     ("fedface-multi", {"loss": SphereFace2()}, "SphereFace2"),
-    ("fedface-multi", {"target_cosine": 2.0}, "target_cosine"),
+    ("fedface-multi", {"target_cosine": 2.0}, "target cosine"),
     ("fedface-multi", {**OFFICIAL, "spreading": Spreading()}, "spreading"),
     ("fedfr-joint", {"threshold": 1.5}, "threshold"),
     ("fedfr-joint", {"contrastive": -1.0}, "contrastive"),

@@ -13,7 +13,7 @@ from coalface.training.losses.base import OwnClassLoss, check, check_labels, req
 
 @dataclass(frozen=True)
 class PositiveHinge(OwnClassLoss):
-    """The squared hinge on positives: the mean of max(0, m − cos θ_y)², m being `wanted`.
+    """The squared hinge on positives: the mean of max(0, m − cos θ_y)², m being `target_cosine`.
 
     Nothing keeps classes apart: without a regulariser beside it all embeddings may fall together.
 
