@@ -169,7 +169,7 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
             ["sweep", "tiny.yaml", "seed=0,1", "--baseline", "seed=0"],
             "--baseline seed=0: no setting of the sweep has it",
         ),
-        (["data", "pack", "nowhere", "x"], "nowhere is not a folder"),
+        (["data", "pack", "nowhere", "x"], "nowhere does not exist"),
         (["data", "preview", "no/such/folder/preview.png"], "no/such/folder/preview.png: No such file or directory"),
         (["data", "preview", "."], "give the name of a file that ends in .png"),
     ],

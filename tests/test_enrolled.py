@@ -21,7 +21,7 @@ from coalface.core.local_results import OWN_MODEL, OWN_SCORES, Probes
 from coalface.core.method import DeclarationError, Federation, Models, Party, Tensors, step
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
-from coalface.data.test_images import by_party
+from coalface.data.held_back import by_party
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.evaluation import enrolled

@@ -1,13 +1,17 @@
-"""What a disk refuses, told with the file, the disk and what to do. Imports nothing but the standard library."""
+"""Files written whole or not at all; what a disk refuses, told with the file, the disk and what to do."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from coalface.core.text import shown
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _WRITING = (*_REFUSED, errno.EFBIG)
@@ -36,6 +40,37 @@ def writing(path: Path, partial: Path | None = None) -> Iterator[None]:
             number = int(said[1])
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to, and to rename from when all is written; what is left there is removed.
+
+    A process that is killed leaves nothing at `path`, only `.NAME.….partial` beside it, which may be deleted. Errors
+    name what is written by its place in `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with writing(path, partial):
+            yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # it is a file; or it was renamed, or never made
+            partial.unlink()
+
+
+def check_free(path: Path) -> None:
+    """Raise FileExistsError where something is at a path, be it not an empty folder."""
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(f"{shown(path)} is there already: choose another name, or move it away")
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Rename what was written beside `path` to it; an empty folder that is there makes way."""
+    if path.is_dir():
+        path.rmdir()
+    os.rename(partial, path)
 
 
 def named_by(error: OSError) -> Path | None:

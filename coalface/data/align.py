@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,12 +10,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core.disk import beside, check_free, put_in_place, writing
 from coalface.core.text import several, shown
 from coalface.data.readers.headers import check_header
 from coalface.data.readers.landmarks import ENDING, Landmarks
-from coalface.data.source import in_order
-from coalface.data.stores import Store, open_store
+from coalface.data.source import in_order, pixels
+from coalface.data.stores import Store, check_written
 
 SIDE = 112
 """Side of the square that `TEMPLATE` is given for, in pixels."""
@@ -61,7 +59,7 @@ def align(image: NDArray[np.uint8], points: NDArray[np.floating], *, size: int =
 
 
 def aligned_face(
-    encoded: bytes, where: str, points: NDArray[np.floating], *, size: int, grey: bool
+    encoded: bytes | memoryview, where: str, points: NDArray[np.floating], *, size: int, grey: bool
 ) -> tuple[NDArray[np.uint8], bool]:
     """The face of an encoded image as a model takes it, (size, size, 1) grey or (size, size, 3) RGB, by `align`.
 
@@ -69,7 +67,7 @@ def aligned_face(
     is damaged and for landmarks that are not several places.
     """
     check_header(encoded, where)
-    image = _decoded(encoded, where, grey)
+    image = pixels(encoded, where, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
     height, width = image.shape[:2]
     x, y = points.mean(axis=0)
     try:
@@ -101,29 +99,23 @@ def align_folder(
         raise ValueError(f"{shown(store.path)} is a {store.kind}, whose images are aligned already: give a folder")
     if size < 1:
         raise ValueError(f"{size} pixels make no image: give a size of 1 or more")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
+    check_free(out)
     if out.resolve().is_relative_to(store.path.resolve()):
         raise ValueError(f"{shown(out)} lies in what is aligned: choose a place outside {shown(store.path)}")
     known = np.flatnonzero(landmarks.known)
     names = [os.path.relpath(place, store.path) for place in store.places]
-    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        with writing(out, partial):
-            partial.mkdir(parents=True)
-            made = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
-            for done, (image, data) in enumerate(zip(known.tolist(), made, strict=True), start=1):
-                (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
-                with writing(partial / names[image]):
-                    (partial / names[image]).write_bytes(data)
-                progress(done)
-            _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
-            _check(store, partial, out, {store.files[i]: store.names[store.labels[i]] for i in known.tolist()})
-            if out.is_dir():
-                out.rmdir()  # it is empty
-            os.rename(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with beside(out) as partial:
+        partial.mkdir()
+        faces = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
+        for done, (image, data) in enumerate(zip(known.tolist(), faces, strict=True), start=1):
+            (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
+            with writing(partial / names[image]):
+                (partial / names[image]).write_bytes(data)
+            progress(done)
+        _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
+        identity_of = {store.files[i]: store.names[store.labels[i]] for i in known.tolist()}
+        check_written(partial, out, identity_of, part=store.part)
+        put_in_place(partial, out)
     return _remarks(store, landmarks)
 
 
@@ -132,32 +124,17 @@ def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> by
     where, encoded = store.where(i), store.encoded(i)
     header = check_header(encoded, where)
     grey = header.channels <= 2
-    image = _decoded(encoded, where, grey)
-    middle, (height, width) = points.mean(axis=0), image.shape[:2]
-    if not (0 <= middle[0] < width and 0 <= middle[1] < height):
+    face, inside = aligned_face(encoded, where, points, size=size, grey=grey)
+    if not inside:
+        x, y = points.mean(axis=0)
         raise ValueError(
-            f"{where} has {width} × {height} pixels, and its landmarks lie about ({middle[0]:.0f}, {middle[1]:.0f}): "
+            f"{where} has {header.width} × {header.height} pixels, and its landmarks lie about ({x:.0f}, {y:.0f}): "
             "they belong to other images, or to these at another size"
         )
-    try:
-        face = align(image, points, size=size)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
     ending = Path(store.places[i]).suffix.lower()
     if ending not in _WRITTEN:
         ending = ".pgm" if grey else ".ppm"
-    return bytes(cv2.imencode(ending, face, _WRITTEN.get(ending, []))[1])
-
-
-def _decoded(encoded: bytes | memoryview, where: str, grey: bool) -> NDArray[np.uint8]:
-    """(height, width) grey, or (height, width, 3) with blue first."""
-    try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
-    except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
-        image = None
-    if image is None:
-        raise ValueError(f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original")
-    return np.asarray(image, np.uint8)
+    return bytes(cv2.imencode(ending, face if grey else face[:, :, ::-1], _WRITTEN.get(ending, []))[1])
 
 
 _JPEG = [
@@ -183,20 +160,6 @@ def _copy_lists(source: Path, target: Path, landmarks: set[Path]) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with writing(place):
                     place.write_bytes(file.read_bytes())
-
-
-def _check(store: Store, partial: Path, out: Path, wanted: dict[str, str]) -> None:
-    """Raise ValueError unless what was written is read as these images of these identities."""
-    not_made = f"{shown(out)} is not made, since it would not be read again as it was meant"
-    try:
-        made = open_store(partial, part=store.part)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{not_made}: {str(error).replace(str(partial), str(out))}") from None
-    found = {file: made.names[label] for file, label in zip(made.files, made.labels.tolist(), strict=True)}
-    if found != wanted:
-        raise ValueError(
-            f"{not_made}: {several(len(found), 'image')} would be read, and {several(len(wanted), 'image')} are there"
-        )
 
 
 def _remarks(store: Store, landmarks: Landmarks) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
 from coalface.data.faceset import FaceSet
-from coalface.data.readers.pair_lines import read_lines
+from coalface.data.readers.pair_lines import ListedPair, read_pair_lines
 
 DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
 """`list_sha256` of `devtest_all` over LFW's images and the names in pairsDevTest.txt."""
@@ -64,49 +64,62 @@ def read_pairs(
     Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
     are not in the face set.
     """
+    places = places_of(faces)
+    stems = {_stem(file): image for file, image in places.items()}
+    roots = [] if root is None else list(dict.fromkeys([os.path.abspath(root), os.path.realpath(root)]))
+
+    def find(name: str) -> int:
+        below = _below(name, roots)
+        return places.get(below, stems.get(below, -1))
+
+    def hint(absent: str) -> str:
+        ends = (absent.split("/", cut)[cut] for cut in range(1, absent.count("/") + 1))
+        meant = next((f"write {shown(end)} for it" for end in ends if find(end) >= 0), "take the images from there")
+        where = "the folder of the images" if root is None else shown(root)
+        return f'paths count from {where}; {meant}, or leave such pairs out (in Python, read_pairs(…, missing="skip"))'
+
+    return pair_list(Path(path).stem, _listed(path), find, missing=missing, hint=hint)
+
+
+def places_of(faces: FaceSet) -> dict[str, int]:
+    """The image of each file, the first where several have one. Raises ValueError where files are not known."""
     if faces.files is None:
         raise ValueError(
             "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
             "recipe, give the list a source of kind folder)"
         )
-    files, stems = dict[str, int](), dict[str, int]()
-    for image, row in enumerate(faces.rows):
-        files.setdefault(faces.files[row], image)
-        stems.setdefault(_stem(faces.files[row]), image)
-    refuse_matlab(Path(path))
-    lines = read_lines(Path(path))
-    roots = [] if root is None else list(dict.fromkeys([os.path.abspath(root), os.path.realpath(root)]))
+    return {faces.files[row]: image for image, row in reversed(list(enumerate(faces.rows)))}
 
-    def find(name: str) -> int:
-        return files.get(name, stems.get(name, -1))
 
-    place = {name: find(_below(name, roots)) for line in lines for name in (line.left, line.right)}
-    kept = [line for line in lines if place[line.left] >= 0 and place[line.right] >= 0]
-    if len(kept) < len(lines) and missing == "error":
-        absent = [name for name in place if place[name] < 0]
-        at = next(line.number for line in lines if absent[0] in (line.left, line.right))
-        ends = (absent[0].split("/", cut)[cut] for cut in range(1, absent[0].count("/") + 1))
-        meant = next((end for end in ends if find(end) >= 0), None)
-        remedy = (
-            "check that list and images belong together, or take these pairs out of a copy of the list, and in LFW's "
-            "format as many of the other kind, and correct its first line (in Python, read_pairs(…, "
-            'missing="skip") leaves them out)'
-            if meant is None
-            else f"write {shown(meant)} for {shown(absent[0])}"
-        )
+def pair_list(
+    name: str,
+    pairs: Sequence[ListedPair],
+    find: Callable[[str], int],
+    *,
+    missing: Literal["error", "skip"] = "error",
+    hint: Callable[[str], str] = lambda absent: "check that the list belongs to these images and that all are there",
+) -> PairList:
+    """The pairs of a list whose images `find` looks up, −1 for those that are not there.
+
+    Raises ValueError for these, with file and line and a `hint` about the first, unless `missing` is "skip".
+    """
+    place = {file: find(file) for pair in pairs for file in (pair.left, pair.right)}
+    kept = [pair for pair in pairs if place[pair.left] >= 0 and place[pair.right] >= 0]
+    if len(kept) < len(pairs) and missing == "error":
+        absent = [file for file in place if place[file] < 0]
+        where = next(pair.where for pair in pairs if absent[0] in (pair.left, pair.right))
         raise ValueError(
-            f"{shown(path)}, line {at}: {len(lines) - len(kept):,} of {several(len(lines), 'pair')} name images that "
-            f"are not in the face set, such as {shown(', '.join(name[:200] for name in absent[:3]))}: paths count from "
-            f"{'the folder of the images' if root is None else shown(root)}; {remedy}"
+            f"{where}: {len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images that are not in the "
+            f"face set, such as {shown(', '.join(file[:200] for file in absent[:3]))}: {hint(absent[0])}"
         )
-    folds = [line.fold for line in kept if line.fold is not None]
+    folds = [pair.fold for pair in kept if pair.fold is not None]
     return PairList(
-        name=Path(path).stem,
-        left=np.array([place[line.left] for line in kept], dtype=np.int64),
-        right=np.array([place[line.right] for line in kept], dtype=np.int64),
-        same=np.array([line.same for line in kept], dtype=bool),
+        name=name,
+        left=np.array([place[pair.left] for pair in kept], dtype=np.int64),
+        right=np.array([place[pair.right] for pair in kept], dtype=np.int64),
+        same=np.array([pair.same for pair in kept], dtype=bool),
         fold=np.array(folds, dtype=np.int64) if folds else None,
-        skipped=len(lines) - len(kept),
+        skipped=len(pairs) - len(kept),
     )
 
 
@@ -115,20 +128,19 @@ def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
 
     In a list of paths they are the folders. Raises ValueError for a path without one, and for an absolute one.
     """
+    pairs = _listed(path)
+    for pair in pairs:
+        if "" in pair.names or pair.left[0] == "/" or pair.right[0] == "/":
+            raise ValueError(
+                f"{pair.where}: {shown(pair.left[:80])} or {shown(pair.right[:80])} does not say who is shown: write "
+                "paths as IDENTITY/file"
+            )
+    return frozenset(name for pair in pairs for name in pair.names)
+
+
+def _listed(path: str | os.PathLike[str]) -> list[ListedPair]:
     refuse_matlab(Path(path))
-    lines = read_lines(Path(path))
-    if full := next((line for line in lines if line.names[0][:1] == "/" or line.names[1][:1] == "/"), None):
-        raise ValueError(
-            f"{shown(path)}, line {full.number}: {shown(full.left[:200])} or {shown(full.right[:200])} is an absolute "
-            "path, which does not say where the identity's name begins: write paths as IDENTITY/file"
-        )
-    if loose := [line for line in lines if "" in line.names]:
-        either = shown(f"{loose[0].left[:80]} or {loose[0].right[:80]}")
-        raise ValueError(
-            f"{shown(path)}: {either} lies in no folder, so the list does not say who is shown: write paths as "
-            "IDENTITY/file"
-        )
-    return frozenset(name for line in lines for name in line.names)
+    return read_pair_lines(Path(path))
 
 
 def _below(name: str, roots: Sequence[str]) -> str:

@@ -13,8 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.text import shown
-from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header
+from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, damaged
 
 Read = TypeVar("Read")
 
@@ -68,12 +67,7 @@ def decode(
     """
     header = check_header(encoded, where, limit=limit)
     halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and _even(header)
-    image = _pixels(encoded, _FLAGS[grey, halved])
-    if image is None:
-        raise ValueError(
-            f"{shown(where)} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or "
-            "delete it"
-        )
+    image: NDArray[np.uint8] | cv2.typing.MatLike = pixels(encoded, where, _FLAGS[grey, halved])
     height, width = image.shape[:2]
     side = min(height, width)
     if height != width:
@@ -91,20 +85,19 @@ def check_image(encoded: bytes | memoryview, where: str, *, limit: int = PIXEL_L
     Raises ValueError, naming `where`, as `decode` does.
     """
     header = check_header(encoded, where, limit=limit)
-    if _pixels(encoded, cv2.IMREAD_UNCHANGED) is None:
-        raise ValueError(
-            f"{shown(where)} is damaged: its header is whole, but the image behind it is not ({len(encoded):,} bytes); "
-            "replace it from the original, or delete it"
-        )
+    pixels(encoded, where, cv2.IMREAD_UNCHANGED)
     return header
 
 
-def _pixels(encoded: bytes | memoryview, flags: int) -> cv2.typing.MatLike | None:
-    """What OpenCV makes of an encoded image; None where it is damaged."""
+def pixels(encoded: bytes | memoryview, where: str, flags: int) -> NDArray[np.uint8]:
+    """What OpenCV makes of an encoded image whose header was checked; ValueError, naming `where`, if it is damaged."""
     try:
-        return cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
-        return None
+        image = None
+    if image is None:
+        raise damaged(encoded, where)
+    return image.astype(np.uint8, copy=False)
 
 
 def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = None) -> Iterator[Read]:
@@ -113,32 +106,32 @@ def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = N
     The threads are as many as the cores that this process may use, four at most, unless `threads` says how many. What
     is yielded does not depend on them. An error of `read(i)` is raised in the place of image i.
     """
-    threads = threads or min(
-        4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = threads or min(4, usable)
     if threads == 1 or count <= _CHUNK:
         yield from map(read, range(count))
         return
 
-    def some(start: int) -> tuple[list[Read], Exception | None]:
-        done: list[Read] = []
-        try:
-            for i in range(start, min(start + _CHUNK, count)):
+    def some(start: int) -> list[Read | Exception]:
+        done: list[Read | Exception] = []
+        for i in range(start, min(start + _CHUNK, count)):
+            try:
                 done.append(read(i))
-        except Exception as error:  # raised below, when it is this image's turn
-            return done, error
-        return done, None
+            except Exception as error:  # raised below, when it is this image's turn
+                return [*done, error]
+        return done
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     starts = iter(range(0, count, _CHUNK))
     ahead = deque(pool.submit(some, start) for start in islice(starts, 2 * threads))
     try:
         while ahead:
-            done, error = ahead.popleft().result()
+            done = ahead.popleft().result()
             ahead.extend(pool.submit(some, start) for start in islice(starts, 1))
-            yield from done
-            if error is not None:
-                raise error
+            for one in done:
+                if isinstance(one, Exception):
+                    raise one
+                yield one
     finally:
         pool.shutdown(cancel_futures=True)
 

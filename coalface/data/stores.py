@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import difflib
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,12 @@ from numpy.typing import NDArray
 
 from coalface.core.names import broken_rule, quoted
 from coalface.core.text import several, shown
-from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.readers.bin import Bin, read_bin
 from coalface.data.readers.folders import Folder, doubts, empty_folders, read_file, read_folder
 from coalface.data.readers.layouts import LAYOUTS, read_layout, recognise
-from coalface.data.readers.pack import check_pixels, read_pack
+from coalface.data.readers.pack import Packed, check_pixels
 from coalface.data.readers.records import EXACT, Rec, RecFiles, read_rec
 from coalface.data.source import Source
 from coalface.data.tools.ignored_files import passed_over
@@ -44,7 +44,7 @@ class Store:
 
     kind: Kind
     path: Path
-    source: Source | FaceSet
+    source: Source
     names: tuple[str, ...]
     files: Sequence[str]
     """(n,) where each image comes from, as `identity/file name`."""
@@ -83,15 +83,11 @@ class Store:
         return self.source.domain_numbers if isinstance(self.source, Joined) else None
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack, which has a size."""
-        if isinstance(self.source, FaceSet):
-            raise ValueError(f"{shown(self.path)} is a pack already: pack its source anew at another size")
+        """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack of another size."""
         return self.source.images(size=size, grey=grey)
 
     def fingerprint(self) -> str:
         """Names the content, the identities' names included."""
-        if isinstance(self.source, FaceSet):
-            return hashlib.sha256((self.path / "meta.json").read_bytes()).hexdigest()
         mine = self.source.fingerprint()
         if self.names == self.source.names:
             return mine
@@ -210,16 +206,11 @@ def _absent(path: Path) -> str:
     """What to say of a path where nothing lies: what lies near it by name."""
     if path.is_symlink():
         return f"{shown(path)} is a link that leads nowhere: mend it, or give another path"
-    try:
-        beside = sorted(os.listdir(path.parent))
-    except OSError:
-        return f"{shown(path)} is not a folder or a file, and {shown(path.parent)} is none either: check the path"
-    near = [path.with_name(name) for name in difflib.get_close_matches(path.name, beside, n=3, cutoff=0.6)]
-    near += [place for place in (path.with_name(name) for name in beside) if place.suffix == path.suffix != ""]
-    such = list(dict.fromkeys(shown(place) for place in near))[:3]
-    hint = f"did you mean {' or '.join(such)}?" if such else "check the path"
-    what = "does not exist" if path.suffix else "is not a folder or a file: nothing lies there"
-    return f"{shown(path)} {what}; {hint}"
+    beside = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=3)
+    near += [name for name in beside if path.suffix and name.endswith(path.suffix)]
+    such = " or ".join(shown(path.with_name(name)) for name in list(dict.fromkeys(near))[:3])
+    return f"{shown(path)} does not exist; {f'did you mean {such}?' if such else 'check the path'}"
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -234,28 +225,46 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 def _broken(name: str) -> str:
     """What is wrong with the first part of a name that is not plain; empty where all are."""
-    parts = (broken_rule(part, _LONGEST, given=False) for part in name.split("/"))
-    empty = "begins or ends with `/`, or has two together"
-    return next((empty if broken == "is empty" and name else broken for broken in parts if broken), "")
+    return next(filter(None, map(_rule, name.split("/"))), "")
 
 
 def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """The folders and files on the way to some images, each once, that have no plain name, and what is wrong."""
-    known: dict[str, bool] = {}
+    """Of each image on whose way a folder or the file has no plain name, the first such, and what is wrong with it."""
     for file, place in zip(files, places, strict=True):
-        above, _, last = file.rpartition("/")
-        if above not in known:
-            wrong = [broken_rule(part, _LONGEST, given=False) for part in above.split("/") if above]
-            known[above] = not any(wrong)
-            if not known[above]:
-                odd = next(number for number, broken in enumerate(wrong) if broken)
-                yield place.parents[above.count("/") - odd], wrong[odd]
-        if known[above] and (broken := broken_rule(last, 255, given=False)):
-            yield place, broken
+        *folders, last = file.split("/")
+        broken = [*map(_rule, folders), broken_rule(last, 255, given=False)]
+        if any(broken):
+            first = next(number for number, wrong in enumerate(broken) if wrong)
+            yield [place, *place.parents][len(folders) - first], broken[first]
+
+
+@functools.lru_cache(maxsize=1024)
+def _rule(name: str) -> str:
+    """What is wrong with the name of a folder; empty where it is plain."""
+    return broken_rule(name, _LONGEST, given=False)
 
 
 _LONGEST = 240
 """Bytes of a name, so that a number and an ending after it still make a file's name."""
+
+
+def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part: str = "") -> None:
+    """Raise ValueError unless folders that were written to `partial`, to be `out`, are read as these images.
+
+    `identity_of` has the name of the identity of each file.
+    """
+    unmade = f"{shown(out)} is not made, since it would not be read again as it was meant"
+    try:
+        store = open_store(partial, part=part)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{unmade}: {str(error).replace(str(partial), str(out))}") from None
+    found = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
+    if found != identity_of:
+        read, there = (
+            f"{several(len(images), 'image')} of {_identities(len(set(images.values())))}"
+            for images in (found, identity_of)
+        )
+        raise ValueError(f"{unmade}: {read} would be read, and {there} are there")
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -327,7 +336,7 @@ def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
         names,
         RecFiles(names, found.labels, found.keys),
         found.labels,
-        lambda i: found.read_many([i]).payload(0),
+        found.encoded,
         notes=tuple(notes),
         faults=tuple(found.faults.values()),
         broken=tuple(broken),
@@ -372,9 +381,10 @@ def _of_bin(path: Path) -> Store:
 
 
 def _of_pack(path: Path, damaged: Literal["error", "leave out"]) -> Store:
-    faces = read_pack(path, verify=None if damaged == "error" else False)  # an inspection reads all pixels itself
+    pack = Packed(path, verify=None if damaged == "error" else False)  # an inspection reads all pixels itself
+    faces = pack.faces
     files = faces.files or [f"{faces.names[label]}/{i:08d}" for i, label in enumerate(faces.labels.tolist())]
-    return Store("pack", path, faces, faces.names, files, faces.labels, lambda i: _png(faces.pixels[i]))
+    return Store("pack", path, pack, faces.names, files, faces.labels, lambda i: _png(faces.pixels[i]))
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

@@ -1,5 +1,3 @@
-import time
-
 import cv2
 import numpy as np
 import pytest
@@ -47,6 +45,7 @@ ALL = Augment(flip=True, crop=2, colour=0.3, blur=0.5)
 
 def test_pixels_become_numbers_from_minus_one_to_one() -> None:
     pixels = np.arange(256, dtype=np.uint8).reshape(2, 4, 16, 2)
+    pixels.flags.writeable = False
     images = to_tensor(pixels)
     assert images.dtype == torch.float32
     assert images.shape == (2, 2, 4, 16)
@@ -56,43 +55,11 @@ def test_pixels_become_numbers_from_minus_one_to_one() -> None:
     assert (images.min().item(), images.max().item()) == (-1.0, 1.0)
 
 
-def test_pixels_that_may_not_be_written_to_are_taken_and_left_alone() -> None:
-    pixels = np.full((1, 2, 2, 1), 255, np.uint8)
-    pixels.flags.writeable = False
-    to_tensor(pixels).zero_()
-    assert (pixels == 255).all()
-
-
-def test_by_default_half_the_images_are_mirrored() -> None:
-    images = batch(2000, 1, 1, 2)
-    out = Augment()(images, np.random.default_rng(1))
-    mirrored = (out == images.flip(3)).all(dim=(1, 2, 3))
-    unchanged = (out == images).all(dim=(1, 2, 3))
-    assert (mirrored | unchanged).all()
-    assert 900 < (mirrored & ~unchanged).sum() < 1100
-
-
 def test_flip_mirrors_the_drawn_images_left_and_right() -> None:
     images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]] * 2)
     out = Augment()(images, Fixed(drawing(FLIP=0.499), drawing(FLIP=0.5)))
     assert out[0, 0].tolist() == [[2.0, 1.0], [4.0, 3.0]]
     assert out[1, 0].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-def test_crop_moves_each_image_and_reflects_the_edge() -> None:
-    images = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]] * 4)
-    stay, low, high = 0.5, 0.0, 0.999  # of a crop of 1: shifts 0, −1 and 1
-    draws = [
-        drawing(DOWN=stay, ACROSS=stay),
-        drawing(DOWN=high, ACROSS=stay),
-        drawing(DOWN=stay, ACROSS=high),
-        drawing(DOWN=low, ACROSS=low),
-    ]
-    out = Augment(flip=False, crop=1)(images, Fixed(*draws))[:, 0].tolist()
-    assert out[0] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert out[1] == [[4, 5, 6], [1, 2, 3], [4, 5, 6]]
-    assert out[2] == [[2, 1, 2], [5, 4, 5], [8, 7, 8]]
-    assert out[3] == [[5, 6, 5], [8, 9, 8], [5, 6, 5]]
 
 
 def test_crop_equals_a_loop_over_padded_images() -> None:
@@ -103,14 +70,10 @@ def test_crop_equals_a_loop_over_padded_images() -> None:
         padded = np.pad(images[n].numpy(), ((0, 0), (3, 3), (3, 3)), mode="reflect")
         down, across = (int(draws[n, k] * 7) - 3 for k in (DOWN, ACROSS))
         assert np.array_equal(out[n].numpy(), padded[:, 3 - down :, 3 - across :][:, :9, :8])
-
-
-def test_crop_reaches_every_shift_equally() -> None:
-    column = torch.arange(9.0).reshape(1, 1, 1, 9).expand(4000, 1, 9, 9)
-    middle = Augment(flip=False, crop=2)(column, np.random.default_rng(0))[:, 0, 4, 4]
-    counts = torch.bincount(middle.long(), minlength=9)
-    assert counts[[0, 1, 7, 8]].sum() == 0
-    assert (counts[2:7] - 800).abs().max() < 120
+    moved = Augment(flip=False, crop=1)(
+        torch.arange(1.0, 10).reshape(1, 1, 3, 3), Fixed(drawing(DOWN=0.999, ACROSS=0.0))
+    )
+    assert moved[0, 0].tolist() == [[5, 6, 5], [2, 3, 2], [5, 6, 5]]  # by hand: one down, one to the left
 
 
 def test_brightness_multiplies_from_black() -> None:
@@ -140,12 +103,6 @@ def test_saturation_multiplies_about_each_pixels_grey() -> None:
     assert torch.allclose(out, one_channel, atol=1e-6)
 
 
-def test_colours_stay_in_range() -> None:
-    out = Augment(flip=False, colour=0.9)(batch(200), np.random.default_rng(0))
-    assert out.min() >= -1
-    assert out.max() <= 1
-
-
 def test_blur_equals_opencv() -> None:
     images = batch(3)
     out = Augment(flip=False, blur=0.6)(images, Fixed(drawing(BLUR=0.59), drawing(BLUR=0.6), drawing(BLUR=0.0)))
@@ -155,23 +112,6 @@ def test_blur_equals_opencv() -> None:
         expected = cv2.sepFilter2D(image, -1, kernel, kernel, borderType=cv2.BORDER_REFLECT_101)
         assert np.allclose(out[n].permute(1, 2, 0).numpy(), expected, atol=1e-6)
     assert torch.equal(out[1], images[1])
-
-
-def test_a_batch_with_nothing_to_blur_is_unchanged() -> None:
-    images = batch(2)
-    assert torch.equal(Augment(flip=False, blur=0.1)(images, Fixed(MIDDLE, MIDDLE)), images)
-
-
-def test_all_off_changes_nothing() -> None:
-    images = batch()
-    assert torch.equal(OFF(images, np.random.default_rng(0)), images)
-
-
-def test_the_given_images_stay_as_they_are() -> None:
-    images = batch(50)
-    before = images.clone()
-    ALL(images, np.random.default_rng(0))
-    assert torch.equal(images, before)
 
 
 @pytest.mark.parametrize("augment", [OFF, Augment(), Augment(crop=3), Augment(colour=0.5), Augment(blur=1.0), ALL])
@@ -199,31 +139,21 @@ def test_switching_on_another_change_keeps_the_flips() -> None:
 
 
 def test_shape_type_and_layout_stay() -> None:
+    assert torch.equal(OFF(batch(), np.random.default_rng(0)), batch())
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        out = ALL(batch().to(dtype), np.random.default_rng(0))
-        assert (out.dtype, out.shape) == (dtype, (6, 3, 9, 8))
+        images = batch(50).to(dtype)
+        before = images.clone()
+        out = ALL(images, np.random.default_rng(0))
+        assert torch.equal(images, before) and out.abs().max() <= 1
+        assert (out.dtype, out.shape) == (dtype, (50, 3, 9, 8))
 
 
 @pytest.mark.parametrize("wrong", [{"crop": -1}, {"colour": 1.0}, {"colour": -0.1}, {"blur": 1.1}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ValueError, match=r"cannot be applied: crop is a number of pixels from 0, colour a fraction"):
         Augment(**wrong)
-
-
-def test_a_crop_as_large_as_the_image_is_refused() -> None:
     with pytest.raises(ValueError, match="a crop of 8 pixels is too large for images of 9 × 8: .* smaller than the im"):
         Augment(crop=8)(batch(), np.random.default_rng(0))
-
-
-def test_flipping_five_images_is_cheap() -> None:
-    """About 0.03 ms where it was measured; a step on five images takes some 10 ms."""
-    images, rng, augment = batch(5, 1, 64, 64), np.random.default_rng(0), Augment()
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        augment(images, rng)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1e-4
 
 
 @pytest.mark.gpu

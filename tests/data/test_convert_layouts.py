@@ -12,7 +12,6 @@ from test_layouts import MADE, say
 from typer.testing import CliRunner, Result
 
 from coalface.cli.main import app
-from coalface.core.method import generator
 from coalface.data.readers.layouts import RACES
 from coalface.data.stores import Store, open_store
 from coalface.data.tools import convert as converting
@@ -98,22 +97,6 @@ def test_a_layouts_own_list_becomes_a_bin(tmp_path: Path, layout: str, name: str
         convert(store, tmp_path / "z.bin", "bin", pairs=Pairs(name="lfw"))
 
 
-@pytest.mark.parametrize("layout", sorted(set(MADE) - set(OWN)))
-def test_a_layout_without_a_list_becomes_a_bin_of_drawn_pairs(tmp_path: Path, layout: str) -> None:
-    root = lay(tmp_path / "set", layout)
-    for number, file in enumerate([*root.rglob("*.jpg")] * 4, start=100):
-        (file.parent / f"{number}{file.name}").write_bytes(picture(number))
-    store = open_store(root)
-    with pytest.raises(ValueError, match="--pairs FILE"):
-        convert(store, tmp_path / "x.bin", "bin")
-    with pytest.raises(ValueError, match="has no pair list of its own"):
-        convert(store, tmp_path / "x.bin", "bin", pairs=Pairs(name="x"))
-    convert(store, tmp_path / "x.bin", "bin", pairs=Pairs(draw=10, rng=generator(0)))
-    whose = {colour(store.encoded(i)): store.names[label] for i, label in enumerate(store.labels.tolist())}
-    found = paired(open_store(tmp_path / "x.bin"))
-    assert len(found) == 20 and all(same == (whose[a] == whose[b]) for a, b, same in found)
-
-
 def test_the_pairs_of_calfw_are_those_of_its_two_line_list(tmp_path: Path) -> None:
     root = lay(tmp_path / "set", "calfw")
     shown = {file.name: colour(file.read_bytes()) for file in root.rglob("*.jpg")}
@@ -142,27 +125,6 @@ def test_files_of_one_name_keep_apart_in_the_folder_of_their_identity(tmp_path: 
     assert list(file_names(dataclasses.replace(store, files=long))) == ["00000/00000000.jpg", "00000/00000001.jpg"]
 
 
-def test_one_race_alone_is_read_again(tmp_path: Path) -> None:
-    lay(tmp_path / "set", "rfw")
-    store = open_store(tmp_path / "set", part="Asian")
-    for kind in ("folder", "rec", "pack"):
-        convert(store, tmp_path / kind, kind, size=SIDE)  # type: ignore[arg-type]
-        assert held(open_store(tmp_path / kind)) == held(store)
-        assert set(held(store)) == {"Asian/m.01", "Asian/m.0x"}
-
-
-@pytest.mark.parametrize("layout", MADE)
-def test_a_damaged_image_is_named_by_the_file_that_it_lies_in(tmp_path: Path, layout: str) -> None:
-    root = lay(tmp_path / "set", layout)
-    for file in root.rglob("*.jpg"):
-        file.write_bytes(b"no image")
-    store = open_store(root)
-    for i in range(len(store)):
-        assert Path(store.where(i)).read_bytes() == b"no image"
-    with pytest.raises(ValueError, match=str(store.where(0))):
-        convert(store, tmp_path / "g", "folder")
-
-
 def test_a_pack_of_parts_that_are_no_races_becomes_plain_folders(tmp_path: Path) -> None:
     lay(tmp_path / "set", "calfw")
     store = open_store(tmp_path / "set")
@@ -174,14 +136,34 @@ def test_a_pack_of_parts_that_are_no_races_becomes_plain_folders(tmp_path: Path)
         convert(dataclasses.replace(store, names=("a/b_c", "a_b/c")), tmp_path / "h", "folder")
 
 
-@pytest.mark.parametrize("wrong", ["all/{}.jpg", "{}.jpg", "Ann_Lee/deep/{}.jpg", "{}/x.jpg"])
+def invoked(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("wrong", ["{}.jpg", "Ann_Lee/deep/{}.jpg", "Ann_Lee/{}.jpg"])
 def test_what_would_be_read_otherwise_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     store = open_store(lay(tmp_path / "set", "calfw"))
-    monkeypatch.setattr(converting, "file_names", lambda store: [wrong.format(i) for i in range(len(store))])
-    with pytest.raises(ValueError, match=r"/g is not made, since the folders would not be read again as they were"):
+    monkeypatch.setattr(
+        converting, "file_names", lambda store: [wrong.format(i or ".hidden") for i in range(len(store))]
+    )
+    with pytest.raises(ValueError, match=r"/g is not made, since it would not be read again"):
         convert(store, tmp_path / "g", "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
 
 
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+def test_what_has_no_list_needs_pairs(tmp_path: Path) -> None:
+    store = open_store(lay(tmp_path / "set", "casia-webface"))
+    for pairs, reason in ((None, "--pairs FILE"), (Pairs(name="x"), "has no pair list of its own")):
+        with pytest.raises(ValueError, match=reason):
+            convert(store, tmp_path / "x.bin", "bin", pairs=pairs)
+
+
+@pytest.mark.parametrize("layout", ["cfp", "rfw", "agedb-30"])
+def test_a_damaged_image_is_named_by_the_file_that_it_lies_in(tmp_path: Path, layout: str) -> None:
+    root = lay(tmp_path / "set", layout)
+    for file in root.rglob("*.jpg"):
+        file.write_bytes(b"no image")
+    store = open_store(root)
+    assert all(Path(store.where(i)).read_bytes() == b"no image" for i in range(len(store)))
+    with pytest.raises(ValueError, match=str(store.where(0))):
+        convert(store, tmp_path / "g", "folder")

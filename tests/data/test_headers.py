@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, read_header
 from coalface.data.source import decode
-from coalface.data.synthetic.generator import SyntheticFaces
 
 
 def encoded(height: int, width: int, channels: int, suffix: str, *options: int) -> bytes:
@@ -136,8 +135,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_header_that_cannot_be_is_named_with_a_remedy(name: str) -> None:
-    with pytest.raises(ValueError, match=r"ann/1\.jpg is damaged or not an image .*replace it from the original"):
-        read_header(BROKEN[name], "ann/1.jpg")
+    with pytest.raises(ValueError, match=r"a\\n1\.jpg is damaged or not an image .*replace it from the original"):
+        read_header(BROKEN[name], "a\n1.jpg")
 
 
 def test_a_small_file_that_would_fill_the_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +149,7 @@ def test_a_small_file_that_would_fill_the_memory_is_not_decoded(monkeypatch: pyt
     monkeypatch.setattr(cv2, "imdecode", never)
     with pytest.raises(ValueError, match=r"bomb\.png claims 7,000 × 7,000 = 49,000,000 pixels .* limit of 40,000,0"):
         decode(bomb, "bomb.png", size=8, grey=True)
+    assert PIXEL_LIMIT == 40_000_000
     with pytest.raises(AssertionError, match="decoded"):  # the bytes themselves are a sound image
         decode(bomb, "bomb.png", size=8, grey=True, limit=49_000_000)
 
@@ -163,27 +163,10 @@ def test_a_chunk_that_is_longer_than_the_file_is_refused() -> None:
     assert check_header(whole, "x") == read_header(broken, "x")
 
 
-def test_the_limit_is_the_largest_that_passes() -> None:
-    data = WHOLE["png"]
-    assert check_header(data, "x", limit=13 * 21).pixels == 273
-    with pytest.raises(ValueError, match=r"more than the limit of 272: if it is a photograph, scale it down"):
-        check_header(data, "x", limit=272)
-    assert PIXEL_LIMIT == 40_000_000
-
-
 @pytest.mark.parametrize("suffix", [".tiff", ".jp2", ".gif"])
 def test_what_has_no_header_that_can_be_checked_is_not_decoded(suffix: str) -> None:
     with pytest.raises(ValueError, match="JPEG, PNG, PGM, PPM, BMP and WebP are read"):
         decode(encoded(64, 64, 3, suffix), "x", size=8, grey=False)
-
-
-def claims(data: bytes) -> Header | None:
-    """The header, or None where it is refused in the way that is promised."""
-    try:
-        return read_header(data, "the file")
-    except ValueError as error:
-        assert "the file" in str(error)
-        return None
 
 
 MAGICS = [
@@ -201,23 +184,12 @@ MAGICS = [
 @settings(deadline=None)  # a busy machine is no defect
 @given(st.sampled_from(MAGICS), st.binary(max_size=200))
 def test_any_bytes_have_a_header_or_an_error(magic: bytes, rest: bytes) -> None:
-    header = claims(magic + rest)
-    assert header is None or (header.width > 0 and header.height > 0 and header.channels in (1, 2, 3, 4))
-
-
-@settings(deadline=None)  # a busy machine is no defect
-@given(st.sampled_from(sorted(WHOLE)), st.data())
-def test_a_truncated_image_claims_its_size_or_nothing(kind: str, data: st.DataObject) -> None:
-    whole = WHOLE[kind]
-    header = claims(whole[: data.draw(st.integers(0, len(whole)))])
-    assert header in (None, read_header(whole, "x"))
-
-
-@pytest.mark.parametrize("data", [b"text", WHOLE["png"][:20], WHOLE["png"][:16] + bytes(8) + WHOLE["png"][24:]])
-def test_the_place_stands_escaped_in_a_complaint(data: bytes) -> None:
-    for check in (read_header, check_header):
-        with pytest.raises(ValueError, match=r"^a\\nb\\x1b\[31m is damaged"):
-            check(data, "a\nb\x1b[31m")
+    try:
+        header = read_header(magic + rest, "the file")
+    except ValueError as error:
+        assert "the file" in str(error)
+    else:
+        assert header.width > 0 and header.height > 0 and header.channels in (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("progressive", [0, 1])
@@ -235,10 +207,11 @@ def test_a_jpeg_that_is_cut_short_is_damaged(progressive: int) -> None:
 
 
 @settings(deadline=None)  # a busy machine is no defect
-@given(st.sampled_from(sorted(WHOLE)), st.integers(0, 60), st.integers(1, 255))
-def test_what_decodes_after_a_flipped_byte_has_the_size_that_was_claimed(kind: str, place: int, flip: int) -> None:
+@given(st.sampled_from(sorted(WHOLE)), st.integers(0, 60), st.integers(0, 255), st.just(0) | st.integers(1, 400))
+def test_what_decodes_after_damage_has_the_size_that_was_claimed(kind: str, place: int, flip: int, cut: int) -> None:
     broken = bytearray(WHOLE[kind])
     broken[place % len(broken)] ^= flip
+    del broken[len(broken) - cut :]
     try:
         header = check_header(bytes(broken), "the file", limit=1_000_000)
     except ValueError as error:
@@ -246,54 +219,3 @@ def test_what_decodes_after_a_flipped_byte_has_the_size_that_was_claimed(kind: s
         return
     image = cv2.imdecode(np.frombuffer(broken, np.uint8), cv2.IMREAD_UNCHANGED)
     assert image is None or image.shape[:2] == (header.height, header.width)
-
-
-def large_face(side: int, width: int | None = None) -> bytes:
-    image = SyntheticFaces(1, 1, seed=0, size=128, grey=False).generate().pixels[0]
-    return cv2.imencode(".jpg", cv2.resize(image, (width or side, side), interpolation=cv2.INTER_CUBIC))[1].tobytes()
-
-
-def plainly(data: bytes, size: int, flag: int) -> np.ndarray:
-    """Decoded whole, then averaged over areas."""
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
-    shrunk = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
-    return shrunk[:, :, None] if flag == cv2.IMREAD_GRAYSCALE else shrunk[:, :, ::-1]
-
-
-@pytest.mark.parametrize("side", [224, 250, 300, 448, 600])
-@pytest.mark.parametrize("grey", [False, True])
-def test_decoding_at_half_the_size_is_faithful(side: int, grey: bool) -> None:
-    data = large_face(side)
-    expected = plainly(data, 112, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
-    difference = np.abs(decode(data, "x", size=112, grey=grey).astype(int) - expected)
-    assert difference.mean() < 0.7
-    assert difference.max() < 40
-    plain = plainly(data, 112, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR).astype(int)
-    shifted = np.abs(np.roll(plain, 1, axis=1) - plain)
-    assert shifted.mean() > 3 * difference.mean()  # the figure is small for these images, too
-
-
-def test_what_is_left_after_halving_is_averaged_where_it_is_another_half() -> None:
-    data = large_face(600)
-    half = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
-    for size, by in ((112, cv2.INTER_AREA), (150, cv2.INTER_AREA), (200, cv2.INTER_LINEAR)):
-        expected = cv2.resize(half, (size, size), interpolation=by)
-        assert np.array_equal(decode(data, "x", size=size, grey=True)[:, :, 0], expected)
-
-
-def test_an_image_of_twice_the_size_is_decoded_at_half_of_it() -> None:
-    data = large_face(224)
-    half = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
-    assert np.array_equal(decode(data, "x", size=112, grey=True)[:, :, 0], half)
-    assert not np.array_equal(half[:, :, None], plainly(data, 112, cv2.IMREAD_GRAYSCALE))
-
-
-@pytest.mark.parametrize(("height", "width"), [(225, 225), (223, 300), (224, 225), (222, 222), (111, 111)])
-def test_an_image_that_cannot_be_halved_is_decoded_whole(height: int, width: int) -> None:
-    data = large_face(height, width)
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)
-    left = (width - height) // 2
-    square = image[:, left : left + height]
-    by = cv2.INTER_AREA if height > 112 else cv2.INTER_LINEAR
-    expected = cv2.resize(square, (112, 112), interpolation=by)
-    assert np.array_equal(decode(data, "x", size=112, grey=True)[:, :, 0], expected)

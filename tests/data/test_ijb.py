@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coalface.data.readers import ijb, number_lists
+from coalface.data.readers import ijb, text_lines
 
 META = {
     "ijbc_face_tid_mid.txt": "1.jpg 1 69544\n2.jpg 1 3720\n3.jpg 1 3720\n4.jpg 2 9\n5.jpg 30 9\n6.jpg 41 1\n",
@@ -45,20 +45,18 @@ def test_the_lists_of_ijbc(meta):
     assert lists.probes.of(np.array([41, 30, 41])).tolist() == [8, 7, 8]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_list(meta):
+def test_the_lists_of_ijbb_and_a_byte_order_mark(meta):
+    (meta / "b").mkdir()
+    for name, text in META.items():
+        written(meta / "b", text, name.replace("ijbc", "ijbb").replace("_G", "_S"))
+    assert sorted(ijb.read_ijb(meta / "b").galleries) == ["S1", "S2"]
     plain = ijb.read_ijb(meta)
-    for path in meta.iterdir():
+    for path in meta.glob("ijbc*"):
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     marked = ijb.read_ijb(meta)
     assert marked.images.files == plain.images.files
     assert marked.pairs.left.tolist() == plain.pairs.left.tolist()
     assert marked.galleries["G1"].subject.tolist() == plain.galleries["G1"].subject.tolist()
-
-
-def test_the_lists_of_ijbb(tmp_path):
-    for name, text in META.items():
-        (tmp_path / name.replace("ijbc", "ijbb").replace("_G", "_S")).write_text(text)
-    assert sorted(ijb.read_ijb(tmp_path).galleries) == ["S1", "S2"]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +97,8 @@ def unknown(meta):
 @pytest.mark.parametrize(
     ("pairs", "says"),
     [
-        ("1 41 1\n", "line 3: the label is 1, but template 1 is of subject 7 and template 41 of subject 8, by"),
-        ("30 1 0\n", "line 3: the label is 0, but templates 30 and 1 are both of subject 7, by the galleries"),
+        ("1 41 1\n", "line 3: the label is 1, but templates 1 and 41 are of subjects 7 and 8"),
+        ("30 1 0\n", "line 3: the label is 0, but templates 30 and 1 are of subjects 7 and 7"),
         ("1 1 0\n", "line 3: the label is 0, but template 1 is paired with itself; fetch the lists again"),
         ("50 50 0\n", "line 3: the label is 0, but template 50 is paired with itself; fetch"),
         (
@@ -112,7 +110,7 @@ def unknown(meta):
     ],
 )
 def test_pairs_that_contradict_subjects_or_each_other(unknown, monkeypatch, chunk, pairs, says):
-    monkeypatch.setattr(number_lists, "CHUNK", chunk)
+    monkeypatch.setattr(text_lines, "CHUNK", chunk)
     (unknown / "ijbc_template_pair_label.txt").write_text("1 2 0\n2 41 1\n" + pairs)
     with pytest.raises(ValueError, match=f"pair_label.txt, {says}"):
         ijb.read_ijb(unknown)
@@ -160,20 +158,12 @@ def test_what_is_only_said_twice_is_taken(unknown):
     assert lists.galleries["G2"].template.tolist() == [2, 30]
 
 
-@pytest.mark.parametrize(
-    ("name", "lines", "says"),
-    [
-        (
-            "1N_probe_mixed",
-            "41,8\n1,9\n",
-            "1N_probe_mixed.csv, line 3: template 1 is of subject 9, and of subject 7 in",
-        ),
-        ("1N_gallery_G2", "\n1,8\n", "1N_gallery_G2.csv, line 3: template 1 is of subject 8, and of subject 7 in"),
-    ],
-)
-def test_a_template_of_two_subjects(meta, name, lines, says):
+@pytest.mark.parametrize(("name", "lines"), [("1N_probe_mixed", "41,8\n1,9\n"), ("1N_gallery_G2", "\n1,8\n")])
+def test_a_template_of_two_subjects(meta, name, lines):
     (meta / f"ijbc_{name}.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n" + lines)
-    with pytest.raises(ValueError, match=f"{says} .*ijbc_1N_gallery_G1.csv, line 2; fetch both lists again"):
+    with pytest.raises(
+        ValueError, match=f"ijbc_{name}.csv: template 1 is of subject [89], and of subject 7 in .*_G1.csv"
+    ):
         ijb.read_ijb(meta)
 
 
@@ -185,12 +175,6 @@ def test_a_score_that_is_no_weight(meta, score):
         ValueError, match=f"5pts_score.txt, line 3: the detector's score {score} is not a number from 0"
     ):
         ijb.read_ijb(meta)
-
-
-def test_scores_of_another_scale_are_taken(tmp_path):
-    line = "1.jpg" + " 1" * 10
-    found = ijb.read_faces(written(tmp_path, f"{line} 0\n{line} 1\n{line} 37.5\n"))
-    assert found.score.tolist() == [0, 1, 37.5]
 
 
 def test_a_list_that_is_missing(meta):
@@ -236,44 +220,25 @@ def test_a_line_of_another_form(tmp_path, reader, text, says):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("1 2", "'1 2' is not two templates, and 1 if"),
-        ("1 2 1 1", "'1 2 1 1' is not"),
-        ("1 2 2", "2 is neither 1"),
-        ("1 2 -1", "'1 2 -1' is not"),
-        ("1 2.5 1", "'1 2.5 1' is not"),
-        ("1 2x 1", "'1 2x 1' is not"),
-        ("1,2,1", "'1,2,1' is not"),
-        ("1 2 1\r3 4 0", r"is not two templates"),
-        ("1\xa02 1", "is not two templates"),
-        ("99999999999999999999999 2 1", "a number is above 999,999,999"),
-        ("1 1000000000 1", "a number is above 999,999,999"),
-        ("1 2 10", "10 is neither 1"),
-    ],
+    "line",
+    ["1 2", "1 2 1 1", "1 2 2", "1 2 -1", "1 2.5 1", "1 2x 1", "1,2,1", "1 2 1\r3 4 0", "1\xa02 1", "1 2 10"]
+    + ["9" * 20 + " 2 1", "1 1000000000 1", "1 2 1 3\n4 0", "1 2 1 " * 30],
 )
-@pytest.mark.parametrize("chunk", [16, 40, 2**24])
+@pytest.mark.parametrize("chunk", [16, 2**24])
 @pytest.mark.parametrize("end", ["\n", ""])
-def test_a_bad_pair_is_found_wherever_it_stands(tmp_path, monkeypatch, line, says, chunk, end):
-    monkeypatch.setattr(number_lists, "CHUNK", chunk)
+def test_a_bad_pair_is_found_wherever_it_stands(tmp_path, monkeypatch, line, chunk, end):
+    monkeypatch.setattr(text_lines, "CHUNK", chunk)
+    monkeypatch.setattr(text_lines, "LONGEST", 64)
     good = "10 20 1\n\n30 400 0\r\n"
     for before, number in (("", 1), (good, 4), (good * 5, 16)):
         text = before + line + ("\n" + good if end else "")
-        with pytest.raises(ValueError, match=f"line {number}: .*{says}|line {number}: {says}"):
+        with pytest.raises(ValueError, match=f"line {number}: .* is not two templates, and 1 if"):
             ijb.read_template_pairs(written(tmp_path, text))
-
-
-def test_two_lines_that_make_up_for_each_other_are_seen(tmp_path):
-    # Six numbers on two lines, but four and two: counting them is not enough.
-    with pytest.raises(ValueError, match="line 1: '1 2 1 3' is not"):
-        ijb.read_template_pairs(written(tmp_path, "1 2 1 3\n4 0\n"))
-    with pytest.raises(ValueError, match="line 2: '1 2' is not"):
-        ijb.read_template_pairs(written(tmp_path, "5 6 1\n1 2\n3 1 2 1\n"))
 
 
 @pytest.mark.parametrize("chunk", [9, 11, 64, 1000, 2**24])
 def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(number_lists, "CHUNK", chunk)
+    monkeypatch.setattr(text_lines, "CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     rows = [
         (int(a), int(b), int(c))
@@ -287,13 +252,6 @@ def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
     assert found.left.tolist() == [int(line[0]) for line in naive]
     assert found.right.tolist() == [int(line[1]) for line in naive]
     assert found.same.tolist() == [line[2] == "1" for line in naive]
-
-
-def test_a_list_without_line_ends_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(number_lists, "CHUNK", 64)
-    monkeypatch.setattr(number_lists, "LONGEST", 200)
-    with pytest.raises(ValueError, match="line 1: it does not end"):
-        ijb.read_template_pairs(written(tmp_path, "1 2 1 " * 100))
 
 
 def test_metadata_and_comparisons_of_ijba(tmp_path):

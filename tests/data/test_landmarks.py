@@ -87,12 +87,6 @@ def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
         assert np.allclose(read_landmarks([listed(tmp_path, *lines)], files).points, faces, atol=1e-4)
 
 
-def test_where_both_orders_make_faces_the_numbers_come_point_by_point(tmp_path: Path) -> None:
-    numbers = [10, 30, 40, 28, 35, 40, 15, 60, 45, 62]
-    found = read_landmarks([listed(tmp_path, f"{FILES[0]} {' '.join(map(str, numbers))}")], FILES)
-    assert found.points[0].reshape(-1).tolist() == numbers
-
-
 def test_rfw(tmp_path: Path) -> None:
     rfw(tmp_path / "set")
     for k, race in enumerate(RACES):
@@ -125,11 +119,6 @@ def test_an_image_that_is_not_there_lends_its_points_to_no_other(tmp_path: Path)
     found = read_landmarks([listed(tmp_path, *lines)], files)
     assert found.known.tolist() == [False, True] and found.others == 2
     assert np.array_equal(found.points[1], face(1))
-
-
-def test_the_same_line_twice_is_once(tmp_path: Path) -> None:
-    path = listed(tmp_path, line(FILES[0], 1), line(FILES[1], 2), line(FILES[0], 1))
-    assert read_landmarks([path, path], FILES).known.tolist() == [True, True, False]
 
 
 GOOD = line(FILES[0], 0)

@@ -1,10 +1,16 @@
+"""Pair lists: read from files in any form, drawn by their definitions, refused with file and line."""
+
+from __future__ import annotations
+
 import itertools
 import os
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import damaged, fresh_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
@@ -80,30 +86,6 @@ def test_view_2_is_read_with_folds(tmp_path: Path) -> None:
     assert pairs.fold.tolist() == [0, 0, 1, 1]
 
 
-def test_lfws_own_ten_by_three_hundred(tmp_path: Path) -> None:
-    names = {f"Person_{i}": 2 for i in range(301)}
-    block = [f"Person_{i}\t1\t2" for i in range(300)] + [f"Person_{i}\t1\tPerson_{i + 1}\t2" for i in range(300)]
-    pairs = read_pairs(written(tmp_path, "\n".join(["10\t300"] + 10 * block) + "\n"), faces_of(names))
-    assert len(pairs) == 6000
-    assert pairs.fold is not None
-    assert np.bincount(pairs.fold).tolist() == [600] * 10
-    for fold in range(10):
-        assert pairs.same[pairs.fold == fold].tolist() == [True] * 300 + [False] * 300
-
-
-def test_one_fold_is_still_a_fold(tmp_path: Path) -> None:
-    pairs = read_pairs(written(tmp_path, "1 1\nBo 1 2\nBo 1 Cy 1"), faces_of(SMALL))
-    assert pairs.fold is not None
-    assert pairs.fold.tolist() == [0, 0]
-
-
-def test_white_space_does_not_matter(tmp_path: Path) -> None:
-    loose = VIEW_1.replace("\t", "   ").replace("\n", " \r\n\r\n")
-    pairs = read_pairs(written(tmp_path, "\n" + loose), faces_of(SMALL))
-    assert pairs.left.tolist() == [0, 4, 1, 5]
-    assert pairs.right.tolist() == [2, 3, 3, 2]
-
-
 def test_indices_are_places_in_the_view(tmp_path: Path) -> None:
     path = written(tmp_path, VIEW_1)
     faces = faces_of(SMALL)
@@ -112,45 +94,45 @@ def test_indices_are_places_in_the_view(tmp_path: Path) -> None:
     assert read_pairs(path, view).left.tolist() != read_pairs(path, faces).left.tolist()
 
 
-def test_missing_images_are_named_or_skipped(tmp_path: Path) -> None:
-    path = written(tmp_path, VIEW_2)
-    faces = faces_of(SMALL).only([0, 1])
-    with pytest.raises(ValueError, match=r"2 of 4 pairs name images .*, such as Cy/Cy_0001: .*missing=\"skip\""):
-        read_pairs(path, faces)
-    pairs = read_pairs(path, faces, missing="skip")
-    assert pairs.left.tolist() == [0, 3]
-    assert pairs.fold is not None
-    assert pairs.fold.tolist() == [0, 1]
-    assert pairs.skipped == 2
-
-
-def test_only_the_first_few_missing_images_are_named(tmp_path: Path) -> None:
-    lines = ["9"] + [f"P{i} 1 2" for i in range(9)] + [f"P{i} 1 Bo 1" for i in range(9)]
-    with pytest.raises(ValueError, match=r"18 of 18 pairs .* such as P0/P0_0001, P0/P0_0002, P1/P1_0001: .*check"):
-        read_pairs(written(tmp_path, "\n".join(lines)), faces_of(SMALL))
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
-        ("", r"pairsDevTest.txt is empty: a pair list begins with its number of pairs"),
-        ("Bo 1 2\n", r"line 1: .* begins with its number of pairs, as in `500`, or .*`10 300`.*; found 'Bo 1 2'"),
-        ("\n-2\n", r"line 2: .*found '-2'"),
-        ("1\nBo 1\nBo 1 Cy 1\n", r"line 2: expected a genuine pair, `name a b`.* \(pair 1 of 1 .*; found 'Bo 1'"),
-        ("1\nBo 1 x\nBo 1 Cy 1\n", r"line 2: expected a genuine pair, .*found 'Bo 1 x'"),
-        ("1\nBo 0 1\nBo 1 Cy 1\n", r"line 2: expected a genuine pair, .*counted from 1"),
-        ("1\nBo 1 01\nBo 1 Cy 1\n", r"line 2: a pair compares two images, and this names one twice"),
-        ("1\n\nBo 1 2\nBo 1 2\n", r"line 4: expected an impostor pair, `name a name b`, .*found 'Bo 1 2'"),
-        ("1\nBo 1 2\nBo 1 Bo 2\n", r"line 3: an impostor pair shows two people, and this names one"),
-        ("2 1\nBo 1 2\nBo 1 Cy 1\nBo 1\n", r"line 4: .*\(pair 1 of 1 of this kind in fold 2\)"),
-        ("2\nBo 1 2\nBo 2 1\nBo 1 Cy 1\n", r"promises 4 pairs \(2 genuine and 2 impostor\), and 3 follow: .*cut short"),
-        ("2 1\nBo 1 2\nBo 1 Cy 1\n", r"promises 4 pairs \(1 genuine and 1 impostor in each of 2 folds\), and 2 follow"),
-        ("1\nBo 1 2\nBo 1 Cy 1\nBo 1 2\n", r"promises 2 pairs .*, and 3 follow"),
+        ("", "is empty: a pair list begins with"),
+        ("Bo 1 2\n", "line 1: .*begins with its number of pairs"),
+        ("\n-2\n", "line 2: .*found '-2'"),
+        ("1\nBo 1\nBo 1 Cy 1\n", "line 2: 'Bo 1' .* genuine pair"),
+        ("1\nBo 1 x\nBo 1 Cy 1\n", "line 2: .* genuine pair"),
+        ("1\nBo 0 1\nBo 1 Cy 1\n", "line 2: .* counted from 1"),
+        ("1\nBo 1 01\nBo 1 Cy 1\n", "line 2: .* one image twice"),
+        ("1\n\nBo 1 2\nBo 1 2\n", "line 4: .* impostor pair"),
+        ("1\nBo 1 2\nBo 1 Bo 2\n", "line 3: .* one person twice"),
+        ("2\nBo 1 2\nBo 2 1\nBo 1 Cy 1\n", "promises 4 pairs .*, and 3 follow"),
+        ("2 1\nBo 1 2\nBo 1 Cy 1\n", "promises 4 pairs .* 2 folds.*, and 2 follow"),
+        ("a/1 a/2 1\na/1 b/1\n", "line 2: expected two paths"),
+        ("a/1 a/2 1\na/1 b/1 2\n", "line 2: expected two paths"),
+        ("a/1 ./a/1 1\n", "line 1: .* one twice"),
+        ("left,right\na/1,a/2\n", "line 1: .* a CSV with a header"),
+        ("a/1,a/2,1\n", "line 1: .* a CSV with a header"),
+        ("left,right,same\n", "has a header and no pair"),
+        ("left,right,same\na/1,a/2,1,x\n", "line 2: .* 3 columns"),
+        ("left,right,same,fold\na/1,a/2,1,one\n", "line 2: 'one' is where a number"),
+        (
+            "left,right,same,fold\na/1,a/2,1,0\na/1,b/1,0,0\na/1,a/3,true,4\na/2,a/3,1,4\n",
+            "line 4: fold 4 has only genuine",
+        ),
+        ("left,right,same,fold\na/1,b/2,0,3\n", "line 2: fold 3 has only impostor"),
+        ("name same_person\na_1.jpg 1\na_2.jpg 1\n", "two lines for a pair"),
+        ("a/1 a/2 1\na/1 b/1 0\n", "line 1: 2 of 2 pairs .* such as a/1, a/2, b/1"),
+        ("9" * 5000, ""),
+        ("1\nBo " + "9" * 5000 + " 1\n", ""),
+        ("x" * 100_000, ""),
+        ("1\n" + "y" * 100_000, ""),
     ],
 )
-def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"pairsDevTest\.txt.*{reason}") as caught:
         read_pairs(written(tmp_path, text), faces_of(SMALL))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -185,35 +167,6 @@ def test_a_csv_may_have_spaces_and_the_separator_in_a_name(tmp_path: Path) -> No
     assert (pairs.left.tolist(), pairs.right.tolist(), pairs.same.tolist()) == ([0, 0], [1, 2], [True, False])
 
 
-def test_a_byte_order_mark_is_no_part_of_an_lfw_list(tmp_path: Path) -> None:
-    assert read_pairs(written(tmp_path, "\ufeff" + VIEW_1), faces_of(SMALL)).right.tolist() == [2, 3, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a/1 a/2 1\na/1 b/1\n", r"line 2: expected two paths and 1 .* or 0 .*; found 'a/1 b/1'"),
-        ("a/1 a/2 1\na/1 b/1 2\n", r"line 2: expected two paths and 1"),
-        ("a/1 ./a/1 1\n", r"line 1: a pair compares two images, and this names one twice"),
-        ("left,right\na/1,a/2\n", r"line 1: .* a CSV with a header such as `left,right,same`; found 'left,right'"),
-        ("a/1,a/2,1\n", r"line 1: .* a CSV with a header"),
-        ("left,right,same\n", r"has a header and no pair after it"),
-        ("left,right,same\na/1,a/2,1,x\n", r"line 2: the header names 3 columns, and here are 4"),
-        ("left,right,same,fold\na/1,a/2,1,one\n", r"line 2: 'one' is where the number of a fold belongs"),
-        (
-            "left,right,same,fold\na/1,a/2,1,0\na/1,b/1,0,0\na/1,a/3,true,4\na/2,a/3,1,4\n",
-            r"line 4: fold 4 has only genuine pairs.* 1 of 2 folds",
-        ),
-        ("left,right,same,fold\na/1,b/2,0,3\n", r"line 2: fold 3 has only impostor pairs"),
-        ("name same_person\na_1.jpg 1\na_2.jpg 1\n", r"two lines for a pair, as CALFW's and CPLFW's lists"),
-        ("a/1 a/2 1\na/1 b/1 0\n", r"2 of 2 pairs name images that are not in the face set, such as a/1, a/2, b/1"),
-    ],
-)
-def test_a_malformed_list_of_paths_is_told_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"pairsDevTest\.txt.*{said}"):
-        read_pairs(written(tmp_path, text), faces_of(SMALL))
-
-
 def lfw_path(name: str, k: int) -> str:
     return f"{name}/{name}_{k:04}.jpg"
 
@@ -228,6 +181,13 @@ def test_absolute_paths_below_the_folder_of_the_images_are_taken(tmp_path: Path)
         assert (pairs.left.tolist(), pairs.right.tolist()) == ([3, 4], [4, 5])
 
 
+def test_of_two_images_of_one_stem_the_first_is_taken(tmp_path: Path) -> None:
+    files = ("a/x.jpg", "a/x.png", "a/y.png", "b/z.png")
+    faces = FaceSet(np.zeros((4, 1, 1, 1), np.uint8), np.arange(4), np.array([0, 0, 0, 1]), ("a", "b"), files)
+    pairs = read_pairs(written(tmp_path, "a/x a/y 1\na/x.png b/z 0\n"), faces)
+    assert (pairs.left.tolist(), pairs.right.tolist()) == ([0, 1], [2, 3])
+
+
 @pytest.mark.parametrize("above", ["faces", "some/faces", "/elsewhere/faces", "../faces"])
 def test_other_paths_are_told_from_where_they_count_and_what_to_write(tmp_path: Path, above: str) -> None:
     wrong = f"{above}/{lfw_path('Bo', 2)}"
@@ -236,22 +196,13 @@ def test_other_paths_are_told_from_where_they_count_and_what_to_write(tmp_path: 
         read_pairs(path, faces_of(SMALL), root=tmp_path / "faces")
     said = str(caught.value)
     assert said.startswith(f"{path}, line 2: ") and f"from {tmp_path / 'faces'};" in said
-    assert said.endswith(f"write {lfw_path('Bo', 2)} for {wrong}")
+    assert f"write {lfw_path('Bo', 2)} for it" in said and wrong in said
 
 
-def test_an_absolute_path_names_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"txt, line 2: b/1 or /x/a/1 is an absolute path.* IDENTITY/file"):
-        named_identities(written(tmp_path, "a/1 a/2 1\nb/1 /x/a/1 0\n"))
-
-
-def test_paths_without_a_folder_name_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.jpg or b/2\.jpg lies in no folder"):
-        named_identities(written(tmp_path, "a.jpg b/2.jpg 0\n"))
-
-
-def test_named_identities_are_those_of_either_kind_of_line(tmp_path: Path) -> None:
-    assert named_identities(written(tmp_path, VIEW_1)) == {"Ann_Lee", "Bo", "Cy"}
-    assert named_identities(written(tmp_path, "1\nBo 1 2\nDi 1 Ed 7")) == {"Bo", "Di", "Ed"}
+@pytest.mark.parametrize("text", ["a/1 a/2 1\nb/1 /x/a/1 0\n", "a/1 a/2 1\na.jpg b/2.jpg 0\n"])
+def test_a_path_that_does_not_say_who_is_shown_names_nobody(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"line 2: .* write paths as IDENTITY/file"):
+        named_identities(written(tmp_path, text))
 
 
 def naive_all_pairs(
@@ -294,15 +245,6 @@ def test_all_pairs_equals_the_definition_drawn_one_by_one(seed: int) -> None:
     assert used.bit_generator.state == naive.bit_generator.state
 
 
-def test_all_pairs_counts() -> None:
-    pairs = all_pairs(faces_of(MANY), impostors=200, per_identity=6, rng=rng())
-    assert pairs.headline is not None
-    assert (len(pairs), int(pairs.same.sum())) == (321, 121)
-    assert int((pairs.same & pairs.headline).sum()) == 6 + 6 + 6 + 6 + 6 + 3
-    assert pairs.headline[~pairs.same].all()
-    assert pairs.fold is None
-
-
 def test_all_pairs_draws_from_the_named_only() -> None:
     faces = shuffled(faces_of(MANY), 1)
     some = {"B", "c_c", "é"}
@@ -332,16 +274,6 @@ def test_more_than_half_of_the_impostor_pairs_are_a_choice() -> None:
     again = all_pairs(faces, impostors=400, per_identity=6, rng=rng(1))
     other = all_pairs(faces, impostors=400, per_identity=6, rng=rng(2))
     assert as_files(again, faces)[121:] == drawn != as_files(other, faces)[121:]
-
-
-def test_impostor_pairs_are_uniform() -> None:
-    faces = faces_of({"a": 1, "b": 2, "c": 3})  # 11 impostor pairs, 22 ordered
-    seen = Counter()
-    for seed in range(3300):
-        pairs = all_pairs(faces, impostors=2, per_identity=9, rng=rng(seed))
-        seen.update(as_files(pairs, faces)[4:])
-    assert len(seen) == 22
-    assert max(abs(count - 300) for count in seen.values()) < 75
 
 
 def test_what_cannot_be_drawn_is_told() -> None:
@@ -388,15 +320,6 @@ def test_balanced_pairs_share_identities_where_they_must() -> None:
     assert sum(map(len, folds)) > len(set.union(*folds)) == 6
 
 
-def test_balanced_pairs_follow_the_generator() -> None:
-    faces = faces_of({f"p{i}": 6 for i in range(30)})
-
-    def files(seed: int) -> list[tuple[str, str]]:
-        return as_files(balanced_pairs(faces, pairs=100, rng=rng(seed)), faces)
-
-    assert files(1) == files(1) != files(2)
-
-
 def test_balanced_pairs_beyond_what_there_is_are_refused() -> None:
     faces = faces_of({f"p{i}": 5 for i in range(6)})
     check_balanced(balanced_pairs(faces, pairs=60, folds=1, rng=rng()), faces, [60])
@@ -415,12 +338,6 @@ def test_the_hash_is_that_of_the_text() -> None:
     full = PairList("x", plain.left, plain.right, plain.same, fold=np.array([0, 1]), headline=np.array([False, True]))
     # printf 'Ann_Lee/Ann_Lee_0001.jpg\tAnn_Lee/Ann_Lee_0003.jpg\t1\t0\t0\nBo/Bo_0001.jpg\tCy/Cy_0001.jpg\t0\t1\t1\n'
     assert list_sha256(full, faces) == "a3a6d1a4269b570ffe11f706a14495b03bd019313a49f5edaef49044a3dc8d1b"
-
-
-def test_the_hash_does_not_depend_on_the_order_of_the_face_set() -> None:
-    faces, view = faces_of(MANY), shuffled(faces_of(MANY), 4)
-    hashes = {list_sha256(all_pairs(f, impostors=99, per_identity=6, rng=rng()), f) for f in (faces, view)}
-    assert len(hashes) == 1
 
 
 def test_a_set_without_files_is_refused(tmp_path: Path) -> None:
@@ -475,3 +392,130 @@ def test_devtest_all_equals_the_definition_drawn_one_by_one(lfw: FaceSet) -> Non
     assert pairs.headline is not None
     found = [(*f, s, h) for f, s, h in zip(as_files(pairs, lfw), pairs.same, pairs.headline, strict=True)]
     assert found == naive_all_pairs(chosen, 200_000, 20, np.random.default_rng(2048))
+
+
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+
+PEOPLE = {"Ann_Lee": 4, "José_Núñez": 3, "Bo": 2, "b\udcffd": 2, "d_0001": 3}
+"""Identities and their images; one name is no UTF-8, one ends as a file's name does."""
+LABELS = np.repeat(np.arange(len(PEOPLE)), list(PEOPLE.values()))
+FILES = tuple(f"{name}/{name}_{k:04d}.jpg" for name, n in PEOPLE.items() for k in range(1, n + 1))
+FACES = FaceSet(np.zeros((len(FILES), 1, 1, 1), np.uint8), np.arange(len(FILES)), LABELS, tuple(PEOPLE), FILES)
+
+images = st.integers(0, len(FILES) - 1)
+ORDERED = list(itertools.permutations(range(len(FILES)), 2))
+genuine = st.sampled_from([(a, b) for a, b in ORDERED if LABELS[a] == LABELS[b]])
+impostors = st.sampled_from([(a, b) for a, b in ORDERED if LABELS[a] != LABELS[b]])
+
+
+def as_line(pair: tuple[int, int], gap: str = "\t") -> str:
+    (one, a), (two, b) = (FILES[image].partition("/")[2][:-4].rsplit("_", 1) for image in pair)
+    return gap.join([one, str(int(a)), str(int(b))] if one == two else [one, str(int(a)), two, str(int(b))])
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], int | None]:
+    """A list as text, its pairs, and its folds (None for View 1)."""
+    folds, size = draw(st.none() | st.integers(1, 3)), draw(st.integers(1, 4))
+    pairs = []
+    for _ in range(folds or 1):
+        for kind in (genuine, impostors):
+            pairs += draw(st.lists(kind, min_size=size, max_size=size))
+    gap, end = draw(st.sampled_from(["\t", " ", " \t "])), draw(st.sampled_from(["\n", "\r\n", "\r", "\n\n", " \n"]))
+    lines = [str(size) if folds is None else f"{folds}{gap}{size}", *(as_line(pair, gap) for pair in pairs)]
+    return end.join(lines) + draw(st.sampled_from(["", end])), pairs, folds
+
+
+def put(folder: Path, content: bytes | str) -> Path:
+    path = folder / "list.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
+    return path
+
+
+@BOUNDED
+@given(lists())
+def test_any_list_is_read_back(made: tuple[str, list[tuple[int, int]], int | None]) -> None:
+    text, pairs, folds = made
+    with fresh_folder() as folder:
+        path = put(folder, text)
+        found = read_pairs(path, FACES)
+        named = named_identities(path)
+    assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == pairs
+    assert found.same.tolist() == [bool(LABELS[a] == LABELS[b]) for a, b in pairs]
+    if folds is None:
+        assert found.fold is None
+    else:
+        assert found.fold is not None
+        assert found.fold.tolist() == np.repeat(np.arange(folds), len(pairs) // folds).tolist()
+    assert named == {FACES.names[LABELS[image]] for pair in pairs for image in pair}
+
+
+@BOUNDED
+@given(lists(), st.sets(images, max_size=6))
+def test_pairs_whose_images_are_missing_are_refused_or_counted(
+    made: tuple[str, list[tuple[int, int]], int | None], gone: set[int]
+) -> None:
+    text, pairs, _ = made
+    left = FACES.select(np.array([image for image in range(len(FACES)) if image not in gone], np.int64))
+    kept = [pair for pair in pairs if not gone & set(pair)]
+    with fresh_folder() as folder:
+        path = put(folder, text)
+        found = read_pairs(path, left, missing="skip")
+        if len(kept) < len(pairs):
+            with pytest.raises(ValueError, match=r"list\.txt, line [0-9]+: .* that are not in the face set"):
+                read_pairs(path, left)
+    rows = [(int(left.rows[a]), int(left.rows[b])) for a, b in zip(found.left, found.right, strict=True)]
+    assert (rows, found.skipped) == (kept, len(pairs) - len(kept))
+
+
+def read_or_named(path: Path) -> None:
+    for missing in ("error", "skip"):
+        try:
+            found = read_pairs(path, FACES, missing=missing)  # type: ignore[arg-type]
+        except ValueError as error:
+            said = str(error)
+            assert path.name in said and said.isprintable() and len(said) < 1000
+        else:
+            assert (found.left != found.right).all() and len(found) + found.skipped > 0
+            assert found.fold is None or len(found.fold) == len(found)
+
+
+WORDS = [*PEOPLE, "1", "2", "3", "0", "-1", "1.0", "１", "²", "9" * 20, "9" * 5000, "\n", "\n", "\t", " ", "\r", "\x00"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("list.mat", b"\0" * 200), ("LIST.MAT", b""), ("list.txt", b"MATLAB 5.0 MAT-file, Platform: GLNXA64")],
+)
+def test_matlab_files_are_told_apart(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} is a MATLAB file, which is not read: export .* agedb_30\.bin"):
+        read_pairs(tmp_path / name, FACES)
+
+
+@st.composite
+def path_lists(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]]]:
+    """A list of paths as text, with a CSV's header or without, and its pairs."""
+    pairs = draw(st.lists(genuine | impostors, min_size=1, max_size=4))
+    header, gap = draw(st.sampled_from([([], " "), ([], "\t"), (["left,right,same"], ",")]))
+    lines = [gap.join([FILES[a], FILES[b], str(int(LABELS[a] == LABELS[b]))]) for a, b in pairs]
+    return "\n".join([*header, *lines]), pairs
+
+
+@BOUNDED
+@given(path_lists())
+def test_any_list_of_paths_is_read_back(made: tuple[str, list[tuple[int, int]]]) -> None:
+    with fresh_folder() as folder:
+        found = read_pairs(put(folder, made[0]), FACES)
+    assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == made[1]
+
+
+@settings(BOUNDED, max_examples=150)
+@given(
+    (lists() | path_lists()).flatmap(lambda made: damaged(made[0].encode("utf-8", "surrogateescape")))
+    | st.binary(max_size=60)
+    | st.lists(st.sampled_from(WORDS), max_size=20).map(" ".join)
+)
+def test_any_bytes_are_read_or_named(content: bytes | str) -> None:
+    with fresh_folder() as folder:
+        read_or_named(put(folder, content))

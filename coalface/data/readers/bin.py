@@ -6,11 +6,9 @@ whether the two show one person. A pickle is a program, and loading one runs it;
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import struct
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core.disk import beside
 from coalface.core.text import several, shown
 from coalface.data.pairs import PairList
 from coalface.data.readers.bin_pickle import Damaged, Machine, Refused
@@ -177,30 +175,25 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
     Raises ValueError for no image, an empty one, one of 4 GiB or more, or unless there are two images to each value.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
     written = 0
-    try:
-        with writing(path, partial), open(partial, "wb") as out:
-            out.write(b"\x80\x03](")
-            for image in images:
-                if not 0 < len(image) < 1 << 32:
-                    raise ValueError(
-                        f"image {written:,} has {several(len(image), 'byte')}: a pack holds images of 1 byte to 4 GiB"
-                    )
-                out.write(b"e(" if written and written % 1000 == 0 else b"")  # as picklers do: lists grow by 1,000
-                out.write(b"C" + bytes([len(image)]) if len(image) < 256 else b"B" + struct.pack("<I", len(image)))
-                out.write(image)
-                written += 1
-            truths = [b"\x88" if value else b"\x89" for value in same]
-            if written == 0 or written != 2 * len(truths):
+    with beside(path) as partial, open(partial, "wb") as out:
+        out.write(b"\x80\x03](")
+        for image in images:
+            if not 0 < len(image) < 1 << 32:
                 raise ValueError(
-                    f"{several(written, 'image')} and {several(len(truths), 'pair')}: a pack needs at least one pair, "
-                    "and the two images of pair k at the places 2k and 2k + 1"
+                    f"image {written:,} has {several(len(image), 'byte')}: a pack holds images of 1 byte to 4 GiB"
                 )
-            parts = (b"".join(truths[i : i + 1000]) for i in range(0, len(truths), 1000))
-            out.write(b"e](" + b"e(".join(parts) + b"e\x86.")
+            out.write(b"e(" if written and written % 1000 == 0 else b"")  # as picklers do: lists grow by 1,000
+            out.write(b"C" + bytes([len(image)]) if len(image) < 256 else b"B" + struct.pack("<I", len(image)))
+            out.write(image)
+            written += 1
+        truths = [b"\x88" if value else b"\x89" for value in same]
+        if written == 0 or written != 2 * len(truths):
+            raise ValueError(
+                f"{several(written, 'image')} and {several(len(truths), 'pair')}: a pack needs at least one pair, "
+                "and the two images of pair k at the places 2k and 2k + 1"
+            )
+        parts = (b"".join(truths[i : i + 1000]) for i in range(0, len(truths), 1000))
+        out.write(b"e](" + b"e(".join(parts) + b"e\x86.")
+        out.close()
         os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):  # it was never made, or there is more to tell
-            partial.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from coalface.core.text import shown
@@ -30,11 +30,6 @@ class Header:
     channels: int
     """1 grey, 2 grey and alpha, 3 colour, 4 colour and alpha (or CMYK). An image with a palette counts as colour."""
 
-    @property
-    def pixels(self) -> int:
-        """Width × height."""
-        return self.width * self.height
-
 
 def kind_of(encoded: Bytes) -> str | None:
     """The kind of an encoded image, by its first bytes: as `Header.kind`, None for anything else."""
@@ -49,24 +44,16 @@ def read_header(encoded: Bytes, where: str) -> Header:
     Raises ValueError, naming `where`, for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual,
     Microsoft's BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
     """
-    kind, where = kind_of(encoded), shown(where)
+    kind = kind_of(encoded)
     if kind is None:
-        raise ValueError(
-            f"{where} is damaged or not an image ({len(encoded):,} bytes): replace it from the original, or delete it "
-            "(JPEG, PNG, PGM, PPM, BMP and WebP are read)"
-        )
+        raise damaged(encoded, where, "(JPEG, PNG, PGM, PPM, BMP and WebP are read)")
     try:
         width, height, channels = _KINDS[kind][1](encoded)
     except (struct.error, IndexError, _Broken) as error:
-        raise ValueError(
-            f"{where} is damaged or not an image ({len(encoded):,} bytes): its {kind.upper()} header is broken off"
-            f"{f' ({error})' if isinstance(error, _Broken) else ''}; replace it from the original, or delete it"
-        ) from None
+        why = f" ({error})" if isinstance(error, _Broken) else ""
+        raise damaged(encoded, where, f"its {kind.upper()} header is broken off{why}") from None
     if width < 1 or height < 1:
-        raise ValueError(
-            f"{where} is damaged or not an image ({len(encoded):,} bytes): its {kind.upper()} header claims "
-            f"{width} × {height} pixels; replace it from the original, or delete it"
-        )
+        raise damaged(encoded, where, f"its {kind.upper()} header claims {width} × {height} pixels")
     return Header(kind, width, height, channels)
 
 
@@ -77,22 +64,24 @@ def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Hea
     claims more bytes than there are (the decoder would set them aside, up to 2 GB), or if a JPEG has no end (OpenCV 4
     would fill what is missing with grey), and what `read_header` raises.
     """
-    where = shown(where)
     header = read_header(encoded, where)
-    if header.pixels > limit:
+    if (area := header.width * header.height) > limit:
         raise ValueError(
-            f"{where} claims {header.width:,} × {header.height:,} = {header.pixels:,} pixels "
+            f"{shown(where)} claims {header.width:,} × {header.height:,} = {area:,} pixels "
             f"in {len(encoded):,} bytes, more than the limit of {limit:,}: "
             "if it is a photograph, scale it down; if not, delete it"
         )
     if header.kind == "png":
         _check_chunks(encoded, where)
     if header.kind == "jpeg" and bytes(encoded[-2:]) != _END and not _ends(bytes(encoded)):
-        raise ValueError(
-            f"{where} is damaged or not an image ({len(encoded):,} bytes): it is cut short, without an end-of-image "
-            "marker; replace it from the original, or delete it"
-        )
+        raise damaged(encoded, where, "it is cut short, without an end-of-image marker")
     return header
+
+
+def damaged(encoded: Bytes, where: str, why: str = "") -> ValueError:
+    """What to raise of bytes that are no whole image."""
+    what = f"{shown(where)} is damaged or not an image ({len(encoded):,} bytes)"
+    return ValueError(f"{what}: {f'{why}; ' if why else ''}replace it from the original, or delete it")
 
 
 class _Broken(Exception):
@@ -119,10 +108,7 @@ def _check_chunks(encoded: Bytes, where: str) -> None:
     while at + 8 <= len(encoded):
         length, chunk = struct.unpack_from(">I4s", encoded, at)
         if at + 12 + length > len(encoded):
-            raise ValueError(
-                f"{where} is damaged or not an image ({len(encoded):,} bytes): its {chunk!r} chunk at byte {at:,} "
-                f"claims {length:,} bytes; replace it from the original, or delete it"
-            )
+            raise damaged(encoded, where, f"its {chunk!r} chunk at byte {at:,} claims {length:,} bytes")
         if chunk == b"IEND":
             return
         at += 12 + length
@@ -138,23 +124,8 @@ _END = b"\xff\xd9"
 """JPEG's EOI. Within the coded image a byte FF is followed by 00 or a restart, so it cannot stand there by chance."""
 
 
-def _ends(encoded: bytes) -> bool:
-    """Whether a JPEG's end is anywhere after its first scan begins: the end before may be a thumbnail's."""
-    at = 2
-    while at + 4 <= len(encoded):
-        marker = encoded[at + 1]
-        if encoded[at] != 0xFF:
-            return False
-        if marker == 0xDA:
-            return encoded.find(_END, at) >= 0
-        if marker == 0xFF or marker in _STANDALONE:
-            at += 1 if marker == 0xFF else 2
-            continue
-        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-    return False
-
-
-def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
+def _segments(encoded: Bytes) -> Iterator[tuple[int, int]]:
+    """Each marker of a JPEG up to its first scan, and where the length after it stands."""
     at = 2
     while True:
         if encoded[at] != 0xFF:
@@ -165,17 +136,32 @@ def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
         at += 1
         if marker in _STANDALONE:
             continue
-        if marker in (0x00, 0xD8, 0xD9, 0xDA):
-            raise _Broken("no size before the image data")
+        yield marker, at
         (length,) = struct.unpack_from(">H", encoded, at)
         if length < 2:
             raise _Broken(f"a segment of {length} bytes at byte {at:,}")
+        at += length
+
+
+def _ends(encoded: bytes) -> bool:
+    """Whether a JPEG's end is anywhere after its first scan begins: the end before may be a thumbnail's."""
+    try:
+        scan = next(at for marker, at in _segments(encoded) if marker == 0xDA)
+    except (struct.error, IndexError, _Broken):
+        return False
+    return encoded.find(_END, scan) >= 0
+
+
+def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
+    for marker, at in _segments(encoded):
+        if marker in (0x00, 0xD8, 0xD9, 0xDA):
+            break
         if marker in _FRAMES:
             _, height, width, channels = struct.unpack_from(">BHHB", encoded, at + 2)
             if channels not in (1, 3, 4):
                 raise _Broken(f"{channels} channels")
             return width, height, channels
-        at += length
+    raise _Broken("no size before the image data")
 
 
 _PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n\r]*[\n\r])+(\d{1,9})" + rb"(?=[\s#])")

@@ -28,9 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
-from coalface.data.readers.number_lists import not_a_line, numbers_of
-from coalface.data.readers.protocols import text_lines
 from coalface.data.readers.template_labels import check_labels
+from coalface.data.readers.text_lines import NUMBER, not_a_line, numbers_of, text_lines, whole_number
 
 GALLERIES = {"ijbb": ("S1", "S2"), "ijbc": ("G1", "G2")}
 """What the two galleries are called."""
@@ -179,7 +178,7 @@ def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
         if len(fields) != 3:
             raise not_a_line(where, line, "an image, its template and its media")
         files.append(fields[0])
-        numbers.append((_number(fields[1], where), _number(fields[2], where)))
+        numbers.append((whole_number(fields[1], where), whole_number(fields[2], where)))
     template, media = np.array(numbers, np.int64).T
     return TemplateMedia(tuple(files), template.copy(), media.copy())
 
@@ -218,14 +217,11 @@ def read_template_pairs(path: str | os.PathLike[str]) -> TemplatePairs:
     some 100 MiB. Raises FileNotFoundError where it is missing; ValueError with file and line for a line that is not
     three numbers, the last 0 or 1.
     """
-    parts = []
-    for first, numbers in numbers_of(Path(path), 3, "two templates, and 1 if they are of one subject, else 0"):
-        if len(odd := np.flatnonzero(numbers[:, 2] > 1)):
-            raise ValueError(
-                f"{shown(path)}, line {first(int(odd[0])):,}: {numbers[odd[0], 2]} is neither 1, for two templates of "
-                "one subject, nor 0; fetch the list again"
-            )
-        parts.append((numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2] == 1))
+    fields = (NUMBER, NUMBER, b"[01]")
+    parts = [
+        (numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2] == 1)
+        for numbers in numbers_of(Path(path), fields, "two templates, and 1 if they are of one subject, else 0")
+    ]
     left, right, same = (np.concatenate(column) for column in zip(*parts, strict=True))
     return TemplatePairs(left, right, same)
 
@@ -236,8 +232,8 @@ def read_matches(path: str | os.PathLike[str], subjects: TemplateSubjects) -> Te
     So are IJB-A's `verify_comparisons_1.csv` and IJB-C's `ijbc_11_G1_G2_matches.csv`. Time and errors are those of
     `read_template_pairs`; a template that `subjects` does not have is a ValueError.
     """
-    parts = [numbers for _, numbers in numbers_of(Path(path), 2, "two templates with a comma between them", b",")]
-    left, right = np.concatenate(parts).T.copy()
+    meaning, separator = "two templates with a comma between them", rb"[ \t]*,[ \t]*"
+    left, right = np.concatenate(list(numbers_of(Path(path), (NUMBER, NUMBER), meaning, separator=separator))).T.copy()
     try:
         same = subjects.of(left) == subjects.of(right)
     except ValueError as error:
@@ -253,7 +249,7 @@ def read_subjects(path: str | os.PathLike[str]) -> TemplateSubjects:
     """
     found: dict[int, int] = {}
     for where, (template, subject) in _columns(Path(path), ("TEMPLATE_ID", "SUBJECT_ID")):
-        number, who = _number(template, where), _number(subject, where)
+        number, who = whole_number(template, where), whole_number(subject, where)
         if found.setdefault(number, who) != who:
             raise ValueError(
                 f"{where}: template {number} is of subject {who}, and further up of subject {found[number]}; fetch the "
@@ -272,7 +268,7 @@ def read_metadata(path: str | os.PathLike[str]) -> tuple[TemplateMedia, Template
     numbers: list[tuple[int, int]] = []
     for where, (template, media, file) in _columns(Path(path), ("TEMPLATE_ID", "MEDIA_ID", "FILE")):
         files.append(file)
-        numbers.append((_number(template, where), _number(media, where)))
+        numbers.append((whole_number(template, where), whole_number(media, where)))
     of_template, of_media = np.array(numbers, np.int64).T
     return TemplateMedia(tuple(files), of_template.copy(), of_media.copy()), read_subjects(path)
 
@@ -346,24 +342,11 @@ def _subjects(told: dict[Path, TemplateSubjects]) -> dict[int, int]:
         for template, subject in zip(some.template.tolist(), some.subject.tolist(), strict=True):
             before, there = found.setdefault(template, (subject, path))
             if before != subject:
-                second, first = (
-                    next(where for where, (text,) in _columns(one, ("TEMPLATE_ID",)) if int(text) == template)
-                    for one in (path, there)
-                )
                 raise ValueError(
-                    f"{second}: template {template} is of subject {subject}, and of subject {before} in {first}; fetch "
-                    "both lists again, from one place"
+                    f"{shown(path)}: template {template} is of subject {subject}, and of subject {before} in "
+                    f"{shown(there)}; fetch both lists again, from one place"
                 )
     return {template: subject for template, (subject, _) in found.items()}
-
-
-# Lines
-
-
-def _number(text: str, where: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; fetch the list again")
-    return int(text)
 
 
 def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

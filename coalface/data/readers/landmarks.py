@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
-from coalface.data.readers.protocols import text_lines
+from coalface.data.readers.text_lines import text_lines
 
 ENDING = "_lmk.txt"
 """How the lists of RFW end, after the race."""

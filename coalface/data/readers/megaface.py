@@ -15,6 +15,7 @@ Winkler, ICIP 2014 (FaceScrub); Deng et al., CVPR 2019 (the noises).
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
-from coalface.data.readers.protocols import text_lines
+from coalface.data.readers.text_lines import text_lines
 
 _LIST = re.compile(r"megaface_features_list\.json_([0-9]{1,9})_([0-9]{1,9})")
 
@@ -174,12 +175,6 @@ def _texts(path: Path, found: object, key: str) -> list[str]:
 
 
 def _once(path: Path, files: Sequence[str]) -> None:
-    if len(set(files)) == len(files):
-        return
-    seen: set[str] = set()
-    for n, file in enumerate(files):
-        if file in seen:
-            raise ValueError(
-                f"{shown(path)}: entry {n + 1:,}, {shown(file[:80])}, stands further up as well; fetch it again"
-            )
-        seen.add(file)
+    if len(set(files)) < len(files):
+        twice, _ = collections.Counter(files).most_common(1)[0]
+        raise ValueError(f"{shown(path)}: {shown(twice[:80])} stands there more than once; fetch it again")

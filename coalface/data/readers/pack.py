@@ -22,8 +22,7 @@ import math
 import os
 import re
 import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core.disk import beside, writing
 from coalface.core.text import shown
 from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faceset import FaceSet
@@ -139,15 +138,15 @@ def write_pack(
     wanted = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
     if _holds(path, wanted):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        with writing(path, partial):
-            partial.mkdir(mode)
-            _write(source, partial, wanted, progress)
-            _put_in_place(partial, path, wanted)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with beside(path) as partial:
+        partial.mkdir(mode)
+        _write(source, partial, wanted, progress)
+        try:
+            os.rename(partial, path)  # also onto an empty folder
+        except OSError:
+            if not _holds(path, wanted, logging.DEBUG):  # else another process has put it there meanwhile
+                shutil.rmtree(path)
+                os.rename(partial, path)
 
 
 def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> FaceSet:
@@ -170,7 +169,10 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> Fa
         )
     for name in ("labels.npy", "index.json"):
         _check_sha256(path / name, meta["sha256"][name])
-    if verify or (verify is None and not _known_sound(pixels, _stamp(pixels, meta["sha256"]["pixels.u8"]))):
+    if verify is None:
+        note, stamp = _sound_note(pixels, meta["sha256"]["pixels.u8"])
+        verify = not (note.is_file() and note.read_bytes() == stamp)
+    if verify:
         if expected >= _LONG:
             _LOG.warning("reading %s bytes of %s, to check them once", f"{expected:,}", shown(pixels))
         check_pixels(path)
@@ -193,32 +195,20 @@ def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None
     `progress` is called with the bytes read so far.
     """
     pixels, expected = path / "pixels.u8", _read_meta(path)["sha256"]["pixels.u8"]
-    stamp = _stamp(pixels, expected)
+    note, stamp = _sound_note(pixels, expected)
     _check_sha256(pixels, expected, progress)
-    note = _sound_note(pixels)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs a check each time
         open_cache(note.parent.parent)
         note.parent.mkdir(mode=0o700, exist_ok=True)
         note.touch(mode=0o600)
-        note.write_bytes(stamp.encode())
+        note.write_bytes(stamp)
 
 
-def _stamp(pixels: Path, sha256: str) -> str:
-    """What a file of pixels of this SHA-256 is known by, until it is written to, moved or replaced."""
-    status = os.stat(pixels)
-    return f"{sha256} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n"
-
-
-def _sound_note(pixels: Path) -> Path:
-    place = hashlib.sha256(os.fsencode(pixels.resolve())).hexdigest()
-    return default_cache() / SOUND / place[:24]
-
-
-def _known_sound(pixels: Path, stamp: str) -> bool:
-    try:
-        return _sound_note(pixels).read_bytes() == stamp.encode()
-    except OSError:
-        return False
+def _sound_note(pixels: Path, sha256: str) -> tuple[Path, bytes]:
+    """Where it is noted that pixels are sound, and what they are known by until they are written to or replaced."""
+    place, status = hashlib.sha256(os.fsencode(pixels.resolve())).hexdigest(), os.stat(pixels)
+    stamp = f"{sha256} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n"
+    return default_cache() / SOUND / place[:24], stamp.encode()
 
 
 def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progress | None) -> None:
@@ -228,21 +218,27 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
     size, grey = wanted["size"], wanted["grey"]
     shape = (total, size, size, 1 if grey else 3)
     digest = hashlib.sha256()
-    written = 0
+    count = 0
     with writing(folder / "pixels.u8"), open(folder / "pixels.u8", "wb") as out:
         hold(out)
-        for image in _exactly(total, source.images(size=size, grey=grey)):
+        for count, image in enumerate(source.images(size=size, grey=grey), start=1):
+            if count > total:
+                break
             if image.shape != shape[1:] or image.dtype != np.uint8:
                 raise ValueError(
-                    f"{shown(source.files[written])}: the source gave {image.dtype} {image.shape} where a pack of size "
-                    f"{size} needs uint8 {shape[1:]}; its images() must return what it is asked for"
+                    f"{shown(source.files[count - 1])}: the source gave {image.dtype} {image.shape} where a pack of "
+                    f"size {size} needs uint8 {shape[1:]}; its images() must return what it is asked for"
                 )
             raw = image.tobytes()
             out.write(raw)
             digest.update(raw)
-            written += 1
             if progress is not None:
-                progress(written, total)
+                progress(count, total)
+    if count != total:
+        raise ValueError(
+            f"the source lists {total:,} images but gave {'more' if count > total else f'{count:,}'}: "
+            "it changed while it was read; list it again and repeat"
+        )
     labels = io.BytesIO()  # NumPy's own way into a file tells no reason where it fails
     np.save(labels, np.asarray(source.labels, dtype="<i8"))
     index = json.dumps({"names": list(source.names), "files": list(source.files)})
@@ -253,31 +249,6 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
     meta = {"format": FORMAT, "version": VERSION, "shape": shape, **wanted, "sha256": sha256}
     with writing(folder / "meta.json"):
         (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
-
-
-def _exactly(total: int, images: Iterable[NDArray[np.uint8]]) -> Iterable[NDArray[np.uint8]]:
-    """Pass on the images, and raise ValueError unless there are `total` of them."""
-    count = 0
-    for count, image in enumerate(images, start=1):
-        if count > total:
-            break
-        yield image
-    if count != total:
-        raise ValueError(
-            f"the source lists {total:,} images but gave {'more' if count > total else f'{count:,}'}: "
-            "it changed while it was read; list it again and repeat"
-        )
-
-
-def _put_in_place(partial: Path, path: Path, wanted: dict[str, Any]) -> None:
-    """Rename a whole pack to its name; another process may have put the same pack there meanwhile."""
-    try:
-        os.rename(partial, path)  # also onto an empty folder
-    except OSError:
-        if _holds(path, wanted, logging.DEBUG):  # what is wrong was told before it was packed
-            return
-        shutil.rmtree(path)
-        os.rename(partial, path)
 
 
 def _holds(path: Path, wanted: dict[str, Any], level: int = logging.WARNING) -> bool:

@@ -7,19 +7,17 @@ folder, by their paths below it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-
-import numpy as np
-from numpy.typing import NDArray
 
 from coalface.core.text import shown
 from coalface.data.faceset import FaceSet
-from coalface.data.pairs import PairList, refuse_matlab
+from coalface.data.pairs import PairList, pair_list, places_of, refuse_matlab
 from coalface.data.readers.bin import folds_by_position
 from coalface.data.readers.folders import Faults, folders_in, images_in
+from coalface.data.readers.pair_lines import ListedPair, lfw_pair
+from coalface.data.readers.text_lines import not_a_line, text_lines, whole_number
 
 LISTED = {"agedb-30": ("agedb_30_pair.txt", "agedb_30_ann.txt"), "cfp-fp": ("cfp_fp_pair.txt", "cfp_fp_ann.txt")}
 """Lists of lines `left right 1` or `1 left right`, as `.bin` packs are commonly unpacked."""
@@ -42,51 +40,11 @@ Protocols = Callable[[Path, FaceSet], Iterator[Protocol]]
 """The pair lists of the data set in a folder, their images looked up in a face set."""
 
 
-@dataclass(frozen=True)
-class ListedPair:
-    """What a line of a list says, and where."""
-
-    left: str
-    """The image's path in the face set."""
-    right: str
-    same: bool
-    where: str
-    """File and line, for errors."""
-    fold: int = -1
-
-
-def _pair_list(name: str, pairs: Sequence[ListedPair], faces: FaceSet, fold: NDArray[np.int64] | None) -> PairList:
-    files = faces.files or ()
-    place: dict[str, int] = {}
-    for image, row in enumerate(faces.rows):
-        place.setdefault(files[row], image)
-    missing = [(pair.where, file) for pair in pairs for file in (pair.left, pair.right) if file not in place]
-    if missing:
-        raise ValueError(
-            f"{missing[0][0]}: {shown(missing[0][1][:200])} is not in the face set (so for {len(missing):,} of "
-            f"{2 * len(pairs):,} images of the list): check that the list belongs to these images and that none is "
-            "missing"
-        )
-    left = np.array([place[pair.left] for pair in pairs], np.int64)
-    right = np.array([place[pair.right] for pair in pairs], np.int64)
-    return PairList(name, left, right, np.array([pair.same for pair in pairs], bool), fold)
-
-
-def text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """File and line number, and the text, of each line of a list that is not blank.
-
-    Raises FileNotFoundError where the list is missing, and ValueError where it is no text, or empty.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
-    lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise ValueError(f"{shown(path)} is empty: fetch it again")
-    yield from lines
+def _pair_list(name: str, pairs: Sequence[ListedPair], faces: FaceSet, *, folds: bool = False) -> PairList:
+    """The pairs, looked up; with `folds` in ten folds by position."""
+    places = places_of(faces)
+    found = pair_list(name, pairs, lambda file: places.get(file, -1))
+    return replace(found, fold=folds_by_position(len(pairs))) if folds else found
 
 
 def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -94,14 +52,8 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     return ((where, line.split()) for where, line in text_lines(path))
 
 
-def _number(text: str, where: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; fetch the list again")
-    return int(text)
-
-
-def _bad(where: str, fields: Sequence[str], wanted: str) -> ValueError:
-    return ValueError(f"{where}: {' '.join(fields)[:80]!r} is not {wanted}; fetch the list again")
+def _bad(where: str, fields: Sequence[str], meaning: str) -> ValueError:
+    return not_a_line(where, " ".join(fields), meaning)
 
 
 def none_here(root: Path, faces: FaceSet) -> Iterator[Protocol]:
@@ -132,12 +84,12 @@ def _cfp_list(root: Path, kinds: str, faces: FaceSet) -> PairList:
                     raise _bad(where, fields, "two numbers with a comma between them")
                 ends = []
                 for kind, number in zip(kinds, numbers, strict=True):
-                    image = numbered[kind].get(_number(number, where))
+                    image = numbered[kind].get(whole_number(number, where))
                     if image is None:
                         raise ValueError(f"{where}: Pair_list_{kind}.txt has no image {number}; fetch the lists again")
                     ends.append(image)
-                pairs.append(ListedPair(ends[0], ends[1], same, where, fold))
-    return _pair_list(f"cfp-{kinds.lower()}", pairs, faces, np.array([pair.fold for pair in pairs], np.int64))
+                pairs.append(ListedPair(where, ends[0], ends[1], same, fold))
+    return _pair_list(f"cfp-{kinds.lower()}", pairs, faces)
 
 
 def _cfp_images(path: Path) -> dict[int, str]:
@@ -147,7 +99,7 @@ def _cfp_images(path: Path) -> dict[int, str]:
         if len(fields) != 2:
             raise _bad(where, fields, "a number and a path")
         parts = PurePosixPath(fields[1].replace("\\", "/")).parts[-3:]
-        found[_number(fields[0], where)] = "/".join(("Data", "Images", *parts))
+        found[whole_number(fields[0], where)] = "/".join(("Data", "Images", *parts))
     return found
 
 
@@ -185,10 +137,10 @@ def _two_line_list(root: Path, file: Path, name: str, faces: FaceSet) -> PairLis
     for (where, left), (_, right) in zip(lines[::2], lines[1::2], strict=True):
         if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
             raise _bad(where, [*left, "/", *right], "two lines of an image and the same number")
-        token = _number(left[1], where)  # 0 for an impostor pair; above it, often the fold of a genuine one
+        token = whole_number(left[1], where)  # 0 for an impostor pair; above it, often the fold of a genuine one
         files = [str(PurePosixPath(folder, fields[0])) for fields in (left, right)]
-        pairs.append(ListedPair(files[0], files[1], token > 0, where))
-    return _pair_list(name, pairs, faces, None)
+        pairs.append(ListedPair(where, files[0], files[1], token > 0))
+    return _pair_list(name, pairs, faces)
 
 
 # AgeDB-30 and CFP-FP as unpacked from .bin: flat images, and a list of three fields a line.
@@ -199,8 +151,7 @@ def of_three_fields(name: str) -> Protocols:
 
     def lists(root: Path, faces: FaceSet) -> Iterator[Protocol]:
         def read() -> PairList:
-            pairs = three_fields(root, name)
-            return _pair_list(name, pairs, faces, folds_by_position(len(pairs)))
+            return _pair_list(name, three_fields(root, name), faces, folds=True)
 
         yield Protocol(name, _list_file(root, name), read)
 
@@ -221,7 +172,7 @@ def three_fields(root: Path, name: str) -> list[ListedPair]:
         left, right = fields[1:] if fields[0] == flags[0] else fields[:2]
         if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in (left, right)):
             raise _bad(where, fields, "two images below the folder of the list")
-        pairs.append(ListedPair(_below(root, left), _below(root, right), flags[0] == "1", where))
+        pairs.append(ListedPair(where, _below(root, left), _below(root, right), flags[0] == "1"))
     return pairs
 
 
@@ -262,10 +213,7 @@ def of_rfw(root: Path, faces: FaceSet) -> Iterator[Protocol]:
 def _rfw_list(race: str, file: Path, by_stem: dict[str, str], faces: FaceSet) -> PairList:
     pairs = []
     for where, fields in _lines(file):
-        if len(fields) not in (3, 4) or (len(fields) == 4 and fields[0] == fields[2]):
-            raise _bad(where, fields, "`name a b` of one person or `name a name b` of two")
-        ends = (fields[0], fields[1]), (fields[-2] if len(fields) == 4 else fields[0], fields[-1])
-        stems = [f"{race}/{name}/{name}_{_number(number, where):04}" for name, number in ends]
-        same = len(fields) == 3
-        pairs.append(ListedPair(by_stem.get(stems[0], stems[0]), by_stem.get(stems[1], stems[1]), same, where))
-    return _pair_list(f"rfw-{race.lower()}", pairs, faces, folds_by_position(len(pairs)))
+        pair = lfw_pair(where, fields, same=len(fields) == 3)
+        left, right = (by_stem.get(f"{race}/{stem}", f"{race}/{stem}") for stem in (pair.left, pair.right))
+        pairs.append(replace(pair, left=left, right=right))
+    return _pair_list(f"rfw-{race.lower()}", pairs, faces, folds=True)

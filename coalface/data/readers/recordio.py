@@ -14,6 +14,7 @@ first of those that follow. Source: the format's description in dmlc-core (`reco
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
@@ -21,13 +22,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from coalface.core.text import shown
+from coalface.data.readers.text_lines import numbers_of
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -40,8 +41,7 @@ _HEADER = struct.Struct("<IfQQ")
 _FRAME = 8
 _WINDOW = 10
 """Words of 4 bytes that are fetched of each record at once: the frame's 2, the header's 6, and 2 labels."""
-_CHUNK = 1 << 18
-_LINE = re.compile(rb"\d{1,18}\t\d{1,18}")
+_LINE = (rb"[0-9]{1,18}",) * 2
 
 Number = TypeVar("Number", int, NDArray[np.int64])
 
@@ -61,15 +61,10 @@ class Records:
     """(n,) the label: the header's, or the first that follows it."""
     second: NDArray[np.float32]
     """(n,) the second label that follows; NaN where there is none."""
-    ids: NDArray[np.uint64]
-    """(n, 2) the header's two ids."""
     starts: NDArray[np.int64]
     """(n,) the payload's first byte in `file.data`; −1 where the record has several parts."""
     lengths: NDArray[np.int64]
     """(n,) the payload's bytes."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
     def payload(self, i: int) -> memoryview:
         """The payload of the i-th: a view of the map, or a copy where the record has several parts."""
@@ -81,9 +76,7 @@ class Records:
 
     def payloads(self) -> Iterator[memoryview]:
         """The payloads in turn, as `payload` gives them."""
-        if np.any(self.starts < 0):
-            return map(self.payload, range(len(self)))
-        return map(self.file.view.__getitem__, map(slice, self.starts.tolist(), (self.starts + self.lengths).tolist()))
+        return map(self.payload, range(len(self.keys)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +97,6 @@ class RecordFile:
     def data(self) -> NDArray[np.uint8]:
         """(bytes of the file,) the map as an array."""
         return np.frombuffer(self.view, np.uint8)
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
     def read_many(self, keys: ArrayLike) -> Records:
         """The records of these numbers in one call, in the order asked: headers parsed, payloads as places in the map.
@@ -131,13 +121,21 @@ class RecordFile:
     def _survey(self, keys: ArrayLike) -> tuple[Records, dict[int, str]]:
         """The records asked for, and what is wrong by row; a faulty row's figures mean nothing."""
         asked = np.asarray(keys).astype(np.int64, casting="safe") if np.size(keys) else np.zeros(0, np.int64)
-        offsets = self._offsets(asked)
+        rows = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
+        if np.any(missing := self.keys[rows] != asked):
+            listed = shown(f"the index {self.index}" if self.index else self.path)
+            raise ValueError(
+                f"{shown(self.path)}, record {asked[missing][0]}: {listed} has no record of this number, only "
+                f"{len(self.keys):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
+            )
+        offsets = self.offsets[rows]
         size = len(self.view)
-        rows = _windows(np.frombuffer(self.view, "<u4", size // 4), offsets // 4)
+        # What lies after the end of the file is read as its last word; the checks below let no such word count.
+        words = np.frombuffer(self.view, "<u4", size // 4)
+        rows = words[np.minimum(offsets[:, None] // 4 + np.arange(_WINDOW), len(words) - 1)]
         kinds = rows[:, 1] >> LENGTH_BITS
         lengths = (rows[:, 1] & LONGEST).astype(np.int64)
         flags = rows[:, 2].astype(np.int64)
-        ids = rows[:, 4:8].copy().view("<u8")
         label = np.where(flags > 0, rows[:, 8], rows[:, 3]).view("<f4")
         second = np.where(flags > 1, rows[:, 9].view("<f4"), np.float32(np.nan))
         before = _HEADER.size + 4 * flags
@@ -156,22 +154,19 @@ class RecordFile:
                 faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), reason)
             bad |= where
 
-        walked: dict[int, tuple[int, bytes] | str] = {}  # by offset: no index can make the same parts be walked often
+        beginning_at = functools.cache(self._beginning)  # no index can make the same parts be walked often
         for row in np.flatnonzero((kinds == FIRST) & ~bad):
-            offset = int(offsets[row])
-            if offset not in walked:
-                walked[offset] = self._beginning(offset)
-            beginning = walked[offset]
+            beginning = beginning_at(int(offsets[row]))
             if isinstance(beginning, str):
-                faults[int(row)] = self._fault(int(asked[row]), offset, beginning)
+                faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), beginning)
                 continue
             total, head = beginning
-            flag, one, *both = _HEADER.unpack_from(head)
+            flag, one, *_ = _HEADER.unpack_from(head)
             follow = np.frombuffer(head, "<f4", min(flag, 2), _HEADER.size)
-            flags[row], ids[row], starts[row], left[row] = flag, both, -1, total - _HEADER.size - 4 * flag
+            flags[row], starts[row], left[row] = flag, -1, total - _HEADER.size - 4 * flag
             label[row] = follow[0] if flag else one
             second[row] = follow[1] if flag > 1 else np.nan
-        return Records(self, asked, offsets, flags, label, second, ids, starts, left), faults
+        return Records(self, asked, offsets, flags, label, second, starts, left), faults
 
     def _beginning(self, offset: int) -> tuple[int, bytes] | str:
         """A record's length and its first bytes (the header, and 2 labels where it has them), or what is wrong."""
@@ -186,19 +181,6 @@ class RecordFile:
         if total < _HEADER.size or total < _HEADER.size + 4 * _HEADER.unpack_from(head)[0]:
             return "short"
         return total, head
-
-    def _offsets(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self.keys[-1] - self.keys[0] + 1 == len(self):  # without gaps, as in the field: no search
-            rows = np.clip(asked, self.keys[0], self.keys[-1]) - self.keys[0]
-        else:
-            rows = np.minimum(np.searchsorted(self.keys, asked), len(self) - 1)
-        if np.any(missing := self.keys[rows] != asked):
-            listed = shown(f"the index {self.index}" if self.index else self.path)
-            raise ValueError(
-                f"{shown(self.path)}, record {asked[missing][0]}: {listed} has no record of this number, only "
-                f"{len(self):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
-            )
-        return self.offsets[rows]
 
     def _fault(self, key: int, offset: int, reason: str) -> str:
         said = {
@@ -229,7 +211,12 @@ def open_records(
     is `broken`, damage that is met on reading through is noted there, and the records before it are kept.
     """
     path = Path(path)
-    view = _mapped(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
+    if path.stat().st_size < _FRAME:
+        raise ValueError(f"{shown(path)} is empty, or cut short; {_FETCH}")
+    with open(path, "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if index is None:
         offsets = np.fromiter(_scan(path, view, broken), np.int64)
         return RecordFile(path, None, view, np.arange(len(offsets)), offsets)
@@ -243,22 +230,10 @@ def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray
     Raises ValueError, naming file and line, if a line is anything but two numbers, and if a number stands there twice.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is not a file: check the path of the index")
-    blocks: list[NDArray[np.int64]] = []
-    lines = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK) + file.readline(64):
-            block = _numbers(chunk)
-            if block is None:
-                _complain(path, chunk, lines)
-            blocks.append(block)
-            lines += len(block)
-    if not lines:
-        raise ValueError(f"{shown(path)} is empty: an index has a line a record; {_remedy(path)}")
-    keys, offsets = (np.concatenate([block[:, column] for block in blocks]) for column in (0, 1))
+    pairs = numbers_of(path, _LINE, "a record number, a tab and an offset", separator=b"\t", remedy=_remedy(path))
+    keys, offsets = np.concatenate(list(pairs)).T
     if np.any(np.diff(keys) <= 0):
-        order = _order(keys)
+        order = np.argsort(keys, kind="stable")
         keys, offsets = keys[order], offsets[order]
         if np.any(twice := np.diff(keys) == 0):
             raise ValueError(f"{shown(path)} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
@@ -279,7 +254,7 @@ def write_record(out: BinaryIO, record: bytes) -> int:
             f"a record of {len(record):,} bytes is too long: the format has {LENGTH_BITS} bits for a length, "
             f"{LONGEST:,} bytes; store the image smaller"
         )
-    cuts = [at for at in _find(record, MAGIC_BYTES) if at % 4 == 0]
+    cuts = [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), record) if found.start() % 4 == 0]
     begins, ends = [0, *(at + len(MAGIC_BYTES) for at in cuts)], [*cuts, len(record)]
     written = 0
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
@@ -289,15 +264,6 @@ def write_record(out: BinaryIO, record: bytes) -> int:
         out.write(bytes(-(end - begin) % 4))
         written += _FRAME + _padded(end - begin)
     return written
-
-
-def _mapped(path: Path) -> memoryview:
-    if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{shown(path)} is empty; {_FETCH}")
-    with open(path, "rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[int]:
@@ -337,58 +303,6 @@ def _parts(data: memoryview, offset: int) -> list[tuple[int, int]]:
         offset += _FRAME + length
 
 
-def _windows(words: NDArray[np.uint32], at: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """(n, _WINDOW) the words from each place on; zeros after the end of the file."""
-    last = max(len(words) - _WINDOW, 0)
-    tail = np.concatenate([words[last:], np.zeros(_WINDOW + 1, words.dtype)])
-    late = at > last
-    early = sliding_window_view(words, _WINDOW) if len(words) >= _WINDOW else sliding_window_view(tail, _WINDOW)
-    rows: NDArray[np.uint32] = early[np.minimum(at, last)]
-    rows[late] = sliding_window_view(tail, _WINDOW)[np.minimum(at[late] - last, len(tail) - _WINDOW)]
-    return rows
-
-
-def _order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What `argsort` gives; numbers without gaps are put into their places, which is many times faster."""
-    least, most = int(keys.min()), int(keys.max())
-    if most - least + 1 == len(keys):
-        order = np.full(len(keys), -1)
-        order[keys - least] = np.arange(len(keys))
-        if order.min() >= 0:
-            return order
-    return np.argsort(keys, kind="stable")
-
-
-def _numbers(chunk: bytes) -> NDArray[np.int64] | None:
-    """(n, 2) the numbers of whole lines of an index, or None where a line is anything else."""
-    text = np.frombuffer(chunk.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n", np.uint8)
-    ends = np.flatnonzero(text < ord("0"))
-    widths = np.diff(ends, prepend=-1) - 1
-    separators = text[ends]
-    if (
-        len(ends) % 2
-        or not (np.all(separators[::2] == ord("\t")) and np.all(separators[1::2] == ord("\n")))
-        or text.max() > ord("9")
-        or widths.min() < 1
-        or widths.max() > 18
-    ):
-        return None
-    values = np.zeros(len(ends), np.int64)
-    for place in range(int(widths.max())):  # all the units first, then all the tens …
-        digits = text[np.maximum(ends - 1 - place, 0)].astype(np.int64) - ord("0")
-        values += np.where(widths > place, digits, 0) * 10**place
-    return values.reshape(-1, 2)
-
-
-def _complain(path: Path, chunk: bytes, before: int) -> NoReturn:
-    lines = chunk.replace(b"\r\n", b"\n").split(b"\n")
-    wrong = next((number for number, line in enumerate(lines) if not _LINE.fullmatch(line)), 0)
-    raise ValueError(
-        f"{shown(path)}, line {before + wrong + 1}: {lines[wrong][:40]!r} is not a record number, a tab and an offset; "
-        f"{_remedy(path)}"
-    )
-
-
 def _remedy(index: Path | None) -> str:
     if index is None:
         return _FETCH
@@ -398,10 +312,3 @@ def _remedy(index: Path | None) -> str:
 
 def _padded(length: Number) -> Number:
     return (length + 3) // 4 * 4
-
-
-def _find(text: bytes, wanted: bytes) -> Iterator[int]:
-    at = text.find(wanted)
-    while at >= 0:
-        yield at
-        at = text.find(wanted, at + 1)

@@ -14,17 +14,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, TextIO, overload
+from typing import Any, BinaryIO, Literal, TextIO
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core.disk import beside, check_free, put_in_place, writing
 from coalface.core.text import several, shown
 from coalface.data.readers.recordio import RecordFile, Records, header, open_records, write_record
 from coalface.data.source import DECODER, decode, in_order
@@ -50,11 +48,7 @@ class RecFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> RecFiles: ...
-    def __getitem__(self, i: int | slice) -> str | RecFiles:
+    def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return RecFiles(self.names, self.labels[i], self.keys[i])
         return f"{self.names[self.labels[i]]}/{self.keys[i]:08d}"
@@ -85,27 +79,20 @@ class Rec:
         """(n,) where each image comes from, as `label/record number`."""
         return RecFiles(self.names, self.labels, self.keys)
 
-    def read_many(self, indices: ArrayLike) -> Records:
-        """The records of these images (0 to n − 1) in one call; see `RecordFile.read_many`."""
-        return self.records.read_many(self.keys[np.asarray(indices, dtype=np.intp)])
-
-    def encoded(self, indices: ArrayLike | None = None) -> Iterator[tuple[int, bytes]]:
-        """(label, encoded image) of these images in turn, or of all."""
-        rows = np.arange(len(self.keys)) if indices is None else np.asarray(indices, dtype=np.intp)
-        for block in _blocks(rows):
-            payloads = self.read_many(block).payloads()
-            yield from zip(self.labels[block].tolist(), map(bytes, payloads), strict=True)
+    def encoded(self, i: int) -> memoryview:
+        """The encoded bytes of an image."""
+        return self.records.read_many(self.keys[[i]]).payload(0)
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, (size, size, 1 or 3); ValueError names the record of a damaged one."""
-        for start in range(0, len(self.keys), _AHEAD):
-            records = self.records.read_many(self.keys[start : start + _AHEAD])
+        for keys in _blocks(self.keys, _AHEAD):
+            records = self.records.read_many(keys)
 
             def read(i: int, records: Records = records) -> NDArray[np.uint8]:
                 where = f"{shown(self.records.path)}, record {records.keys[i]},"
                 return decode(records.payload(i), where, size=size, grey=grey)
 
-            yield from in_order(read, len(records))
+            yield from in_order(read, len(keys))
 
     def fingerprint(self) -> str:
         """SHA-256 over sizes and times of change of the record file and its index."""
@@ -121,32 +108,29 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
     damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
     to be left out, what is wrong with each is in `faults`, and with the header in `broken`, as is where reading through
-    a file without an index came to an end: then a record of two
-    labels and no image is taken for an identity's, and an error is only what makes the whole file unreadable.
+    a file without an index came to an end: then a record of two labels and no image is taken for an identity's, and an
+    error is only what makes the whole file unreadable.
     """
     path = Path(path)
     path = path / "train.rec" if path.is_dir() else path
     index = path.with_suffix(".idx")
-    broken: list[str] = []
-    records = open_records(path, index if index.exists() else None, broken if damaged == "leave out" else None)
-    images, identities, exact = _divide(records, broken if damaged == "leave out" else None)
+    broken: list[str] | None = [] if damaged == "leave out" else None
+    records = open_records(path, index if index.exists() else None, broken)
+    images, identities, exact = _divide(records, broken)
     if not len(images):
-        raise ValueError(f"{shown(path)} holds no image, only {len(records):,} records of other kinds; {_FETCH}")
-    faults = records.faults(images) if damaged == "leave out" else {}
+        raise ValueError(f"{shown(path)} holds no image, only {len(records.keys):,} records of other kinds; {_FETCH}")
+    faults = {} if broken is None else records.faults(images)
     images = images[~np.isin(images, list(faults))] if faults else images
-    raw = np.empty(len(images), np.float32)
-    empty = np.empty(len(images), bool)
-    for rows in _blocks(np.arange(len(images))):
-        found = records.read_many(images[rows])
-        raw[rows], empty[rows] = found.label, found.lengths == 0
+    headers = [(block.label, block.lengths == 0) for block in map(records.read_many, _blocks(images))]
+    raw, empty = (np.concatenate(column) for column in zip(*headers, strict=True)) if headers else (images, images > 0)
     if not exact and not np.all(empty):  # a rounded border may have let in a few of the identities' records
         kept = len(empty) - int(np.argmin(empty[::-1]))
         images, raw, empty = images[:kept], raw[:kept], empty[:kept]
     strange = ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))) & ~empty
-    for key in images[empty].tolist():
-        faults[key] = f"{shown(path)}, record {key}: it has no image; {_FETCH}"
-    for key, label in zip(images[strange].tolist(), raw[strange].tolist(), strict=True):
-        faults[key] = f"{shown(path)}, record {key}: its label is {label}, which is no whole number from 0 on; {_FETCH}"
+    for key, label in zip(images[empty | strange].tolist(), raw[empty | strange].tolist(), strict=True):
+        numbered = label == label // 1 and 0 <= label < LABELS
+        why = "it has no image" if numbered else f"its label is {label}, which is no whole number from 0 on"
+        faults[key] = f"{shown(path)}, record {key}: {why}; {_FETCH}"
     sound = ~(empty | strange)
     if faults and (damaged == "error" or not np.any(sound)):
         raise ValueError(faults[min(faults)])
@@ -159,15 +143,15 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
         if file is not None:
             status = file.stat()
             stamp.update(f"{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    announced = None
     try:
-        said = _property(path.with_name("property"))
+        announced = _property(path.with_name("property"))
     except ValueError as error:
-        if damaged == "error":
+        if broken is None:
             raise
-        said = None
         broken.append(str(error))
-    labels = labels.astype(np.int64)
-    return Rec(records, names, labels, images, identities, said, stamp.hexdigest(), faults, tuple(broken))
+    labels, others = labels.astype(np.int64), tuple(broken or ())
+    return Rec(records, names, labels, images, identities, announced, stamp.hexdigest(), faults, others)
 
 
 def write_rec(
@@ -190,21 +174,15 @@ def write_rec(
     if isinstance(images, Sized):
         check_room(len(images), 1)
     folder = Path(folder)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise FileExistsError(f"{shown(folder)} is there already: choose another folder, or move it away")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
-    record, listed = partial / "train.rec", partial / "train.idx"
-    try:
-        with writing(folder, partial):
-            partial.mkdir()
-            with writing(record), open(record, "wb") as out, open(listed, "w", encoding="ascii") as index:
-                identities = _write(images, out, index, aligned)
-            with writing(partial / "property"):
-                (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
-            os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    check_free(folder)
+    with beside(folder) as partial:
+        partial.mkdir()
+        record, listed = partial / "train.rec", partial / "train.idx"
+        with writing(record), open(record, "wb") as out, open(listed, "w", encoding="ascii") as index:
+            identities = _write(images, out, index, aligned)
+        with writing(partial / "property"):
+            (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
+        put_in_place(partial, folder)
 
 
 def check_room(images: int, identities: int) -> None:
@@ -262,34 +240,31 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
 def _divide(records: RecordFile, broken: list[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
     """The images' records, the identities' records, and whether the border between them is exact.
 
-    A header record has labels and no payload. Any other record 0, or none, means that all records are images. What is
-    wrong with the header goes into `broken`, and those with two labels and no payload are identities'; or it is raised.
+    What is wrong with the header goes into `broken`, and those with two labels and no payload are identities'; or it
+    is raised.
     """
-    keys = records.keys
-    if keys[0] != 0:
-        return keys, keys[:0], True
     try:
         return _by_header(records)
     except ValueError as error:
         if broken is None:
             raise
         broken.append(str(error))
-    keys = keys[1:]
-    faults = list(records.faults(keys))
-    sound = keys[~np.isin(keys, faults)]
-    ranges = [sound[:0]]
-    for rows in _blocks(sound):
-        found = records.read_many(rows)
-        ranges.append(rows[(found.lengths == 0) & (found.flags == 2)])
-    identities = np.concatenate(ranges)
+    keys = records.keys[1:]
+    sound = keys[~np.isin(keys, list(records.faults(keys)))]
+    headers = [(rows, records.read_many(rows)) for rows in _blocks(sound)]
+    ranges = [rows[(found.lengths == 0) & (found.flags == 2)] for rows, found in headers]
+    identities = np.concatenate([sound[:0], *ranges])
     return keys[~np.isin(keys, identities)], identities, True
 
 
 def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """The division that record 0 announces; ValueError where it cannot be."""
+    """The division that record 0 announces; ValueError where it cannot be.
+
+    A header record has labels and no payload. Any other record 0, or none, means that all records are images.
+    """
     keys = records.keys
-    zero = records.read_many([0])
-    if zero.flags[0] == 0 or zero.lengths[0] > 0:
+    zero = records.read_many(keys[:1])
+    if keys[0] != 0 or zero.flags[0] == 0 or zero.lengths[0] > 0:
         return keys, keys[:0], True
     border, end = float(zero.label[0]), float(zero.second[0])
     if not (1 <= border <= end < 1 << 62 and border == int(border) and end == int(end)):
@@ -322,5 +297,5 @@ def _property(path: Path) -> tuple[int, int, int] | None:
     return identities, height, width
 
 
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
+def _blocks(rows: NDArray[np.int64], length: int = _BLOCK) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + length] for start in range(0, len(rows), length))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.text import shown
-from coalface.data.readers.number_lists import LARGEST, numbers_of
+from coalface.data.readers.text_lines import LARGEST
 
 
 def check_labels(
@@ -29,17 +30,12 @@ def check_labels(
     odd = odd[((first[odd] >= 0) & (second[odd] >= 0)) | (left[odd] == right[odd])]
     if len(odd):
         row = int(odd[0])
-        if left[row] == right[row]:
-            what = f"template {left[row]} is paired with itself"
-        elif same[row]:
-            what = (
-                f"template {left[row]} is of subject {first[row]} and template {right[row]} of subject {second[row]}, "
-                "by the galleries and probes"
-            )
-        else:
-            what = (
-                f"templates {left[row]} and {right[row]} are both of subject {first[row]}, by the galleries and probes"
-            )
+        what = (
+            f"template {left[row]} is paired with itself"
+            if left[row] == right[row]
+            else f"templates {left[row]} and {right[row]} are of subjects {first[row]} and {second[row]}, by the "
+            "galleries and probes"
+        )
         raise ValueError(
             f"{shown(path)}, line {_line(path, row):,}: the label is {same[row]:d}, but {what}; fetch the lists again, "
             "from one place"
@@ -60,8 +56,6 @@ def check_labels(
 
 def _line(path: Path, row: int) -> int:
     """The line of a row: blank lines, which count, are no rows."""
-    for line, numbers in numbers_of(path, 3, "two templates and a label"):
-        if row < len(numbers):
-            return line(row)
-        row -= len(numbers)
-    raise ValueError(f"{shown(path)} was changed while it was read: read it again")
+    with open(path, "rb") as file:
+        filled = (number for number, line in enumerate(file, start=1) if line.strip())
+        return next(itertools.islice(filled, row, None), 0)

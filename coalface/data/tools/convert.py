@@ -6,19 +6,16 @@ which become PNG images, without loss, when they leave it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import shutil
 import typing
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from coalface.core.disk import writing
+from coalface.core.disk import beside, check_free, put_in_place, writing
 from coalface.core.text import several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
@@ -28,7 +25,7 @@ from coalface.data.readers.layouts import has_lists, read_list, read_list_file
 from coalface.data.readers.pack import write_pack
 from coalface.data.readers.records import check_room, write_rec
 from coalface.data.source import in_order
-from coalface.data.stores import IDENTITIES, Kind, Store, check_names, open_store
+from coalface.data.stores import IDENTITIES, Kind, Store, check_names, check_written, open_store
 from coalface.data.tools.decode_check import all_whole
 from coalface.data.tools.naming import NAMED, file_names
 
@@ -83,8 +80,7 @@ def convert(
     first image that is damaged: each is decoded once, so that no damage is handed on as if it were an image.
     """
     out = Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{shown(out)} is there already: choose another name, or move it away")
+    check_free(out)
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
         raise ValueError(f"{shown(out)} lies in what is converted: choose a place outside {shown(store.path)}")
     remarks = [f"passed over: {said}" for said in store.passed_over()]
@@ -117,7 +113,8 @@ def check_options(kind: Kind, given: Iterable[str]) -> None:
 def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
     """`IDENTITY/IDENTITY_0001.jpg`, as LFW; a store that has file names of its own keeps them."""
     remarks: list[str] = []
-    with _beside(out) as partial:
+    with beside(out) as partial:
+        partial.mkdir()
         files = []
         sound = _sound(store, range(len(store)))
         for i, (stem, (data, header)) in enumerate(zip(file_names(store), sound, strict=True)):
@@ -128,32 +125,14 @@ def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
                 file.write(data)
             files.append(name)
             progress(i + 1, len(store))
-        _check_folder(store, partial, out, files)
+        check_written(partial, out, {str(file): os.path.dirname(file) for file in files})
         if store.pairs is not None:
             text, remarks = _pair_lines(store.pairs, files)
             if text:
                 with writing(out / PAIRS):
                     (partial / PAIRS).write_text(text, encoding="utf-8")
-        _rename(partial, out)
+        put_in_place(partial, out)
     return remarks
-
-
-def _check_folder(store: Store, partial: Path, out: Path, files: Sequence[Path]) -> None:
-    """Raise ValueError unless the folders that were written are read as the store's images of its identities."""
-    not_made = f"{shown(out)} is not made, since the folders would not be read again as they were meant"
-    try:
-        made = open_store(partial)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{not_made}: {str(error).replace(str(partial), str(out))}") from None
-    found = dict(zip(made.files, made.labels.tolist(), strict=True))
-    wanted = dict(zip(map(str, files), store.labels.tolist(), strict=True))
-    both = {(label, found.get(file, -1)) for file, label in wanted.items()}
-    one_to_one = len(both) == len({label for label, _ in both}) == len({label for _, label in both})
-    named = all(made.names[found[file]] == os.path.dirname(file) for file in wanted if file in found)
-    if found.keys() != wanted.keys() or not one_to_one or not named:
-        held = f"{several(len(found), 'image')} of {several(len(made.names), 'identity', 'identities')}"
-        meant = f"{several(len(wanted), 'image')} of {several(len(set(wanted.values())), 'identity', 'identities')}"
-        raise ValueError(f"{not_made}: {held} would be read, and {meant} are there")
 
 
 def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
@@ -171,16 +150,16 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
             yield int(labels[i]), bytes(data)
             progress(done, len(order))
 
-    with _beside(out) as partial:
+    with beside(out) as partial:
         write_rec(images(), partial, size=(first.height, first.width))
         names = [store.names[k] for k in present.tolist()]
-        text = "".join(f"{name}\n" for name in names)
         with writing(out / IDENTITIES):
+            text = "".join(f"{name}\n" for name in names)
             (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
-        made = open_store(partial)
-        if list(made.names) != names or not np.array_equal(made.labels, labels[order]):
+        again = open_store(partial)
+        if list(again.names) != names or not np.array_equal(again.labels, labels[order]):
             raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
-        _rename(partial, out)
+        put_in_place(partial, out)
     remarks = []
     if others or (first.width, first.height) != (112, 112):
         more = f", and {several(others, 'image')} {'is of another size' if others == 1 else 'are of other sizes'}"
@@ -200,14 +179,11 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
             yield data
             progress(done, len(places))
 
-    with _beside(out) as partial:
-        with writing(out, partial / out.name):
-            write_bin(partial / out.name, images(), listed.same.tolist())
-        if not np.array_equal(read_bin(partial / out.name).same, listed.same):
+    with beside(out) as partial:
+        write_bin(partial, images(), listed.same.tolist())
+        if not np.array_equal(read_bin(partial).same, listed.same):
             raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
-        if out.is_dir():
-            out.rmdir()
-        os.rename(partial / out.name, out)
+        put_in_place(partial, out)
     remarks = []
     left = len(store) - len(np.unique(places))
     if left:
@@ -320,22 +296,3 @@ def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memory
             yield from all_whole(read, len(places))
     except ValueError as error:
         raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
-
-
-@contextlib.contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """A folder to make `out` in, gone afterwards; what cannot be written there is named by its place in `out`."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        with writing(out, partial):
-            partial.mkdir()
-            yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _rename(partial: Path, out: Path) -> None:
-    if out.is_dir():
-        out.rmdir()  # it is empty
-    os.rename(partial, out)

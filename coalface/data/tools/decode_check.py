@@ -7,11 +7,12 @@ of the process, past everything that Python could hear. So that is turned aside 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -94,31 +95,20 @@ def all_whole(
     of, each image is decoded again, to find which it was.
     """
 
-    def checked(start: int) -> Sequence[tuple[bytes | memoryview, Header] | ValueError]:
-        def one(i: int) -> tuple[bytes | memoryview, Header] | ValueError:
-            try:
-                encoded, where = read(start + i)
-                return encoded, check_image(encoded, where)
-            except ValueError as error:
-                return error
-
-        size = min(_BATCH, count - start)
-        done, said = ear.hear(lambda: list(in_order(one, size)))
-        if not said:
-            return done
-        found: list[tuple[bytes | memoryview, Header] | ValueError] = []
-        for i, known in enumerate(done):
-            if isinstance(known, ValueError):
-                return [*found, known]
-            try:
-                found.append((known[0], check_whole(known[0], read(start + i)[1], ear)))
-            except ValueError as error:
-                return [*found, error]
-        return found
+    def one(i: int) -> tuple[bytes | memoryview, Header] | ValueError:
+        try:
+            encoded, where = read(i)
+            return encoded, check_image(encoded, where)
+        except ValueError as error:
+            return error
 
     with Ear() as ear:
         for start in range(0, count, _BATCH):
-            for known in checked(start):
+            decoded = in_order(lambda i, start=start: one(start + i), min(_BATCH, count - start))  # type: ignore[misc]
+            batch, said = ear.hear(functools.partial(tuple, decoded))
+            for i, known in enumerate(batch, start):
                 if isinstance(known, ValueError):
                     raise known
+                if said:
+                    check_whole(known[0], read(i)[1], ear)
                 yield known

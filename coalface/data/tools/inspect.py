@@ -168,9 +168,8 @@ def text(report: Report) -> str:
         lines += [f"damaged: and {count - len(found):,} more"] if count > len(found) else []
     lines += [f"passed over: {said}" for said in report.passed_over]
     lines += [f"{what}: {', '.join(group)}" for what, group in groups]
-    lines += (
-        ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else ["nothing looks wrong"]
-    )
+    lines += ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else []
+    lines += [] if report.wrong else ["nothing looks wrong"]
     return "\n".join(map(shown, lines))  # names can be anything
 
 
@@ -201,13 +200,11 @@ def _doubles(
     for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
         group = order[start : start + length]
         across = len(set(labels[group].tolist())) > 1
-        shown = report.doubled_across if across else report.doubled_within
-        if across:
-            report.doubled_across_count += len(group) - 1
-        else:
-            report.doubled_within_count += len(group) - 1
-        if len(shown) < SHOWN:
-            shown.append([where(i) for i in sorted(group.tolist())[:SHOWN]])
+        report.doubled_across_count += (len(group) - 1) * across
+        report.doubled_within_count += (len(group) - 1) * (not across)
+        examples = report.doubled_across if across else report.doubled_within
+        if len(examples) < SHOWN:
+            examples.append([where(i) for i in sorted(group.tolist())[:SHOWN]])
 
 
 def near_names(names: Sequence[str]) -> list[list[str]]:
@@ -269,13 +266,8 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
             "each other, and one that is judged on may be trained on"
         )
     if report.doubled_within_count and report.kind != "bin":  # where an image stands in several pairs
-        yield (
-            "1 image is a copy of another of the same identity"
-            if report.doubled_within_count == 1
-            else f"{report.doubled_within_count:,} images are copies of others of the same identity"
-        )
-    empty = report.per_identity.get("least") == 0
-    if empty:
+        yield f"{several(report.doubled_within_count, 'copy', 'copies')} of images of the same identity"
+    if report.per_identity.get("least") == 0:
         yield "there are identities without an image that can be read"
     if report.identities and report.single and report.kind != "bin":
         share = 100 * report.single / report.identities

@@ -56,7 +56,7 @@ def misfits(found: Rec) -> Iterator[str]:
 
 def _overlaps(path: str, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
     furthest, owner = 0, -1
-    for key, a, b in sorted(ranges, key=lambda found: (found[1], found[0])):
+    for a, key, b in sorted((a, key, b) for key, a, b in ranges):
         if a < furthest:
             yield f"{path}, record {key}: its range, {a} to {b - 1}, overlaps that of record {owner}"
         if b > furthest:
@@ -64,13 +64,10 @@ def _overlaps(path: str, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
 
 
 def _left_out(path: str, keys: NDArray[np.int64], ranges: list[tuple[int, int, int]]) -> Iterator[str]:
-    begins = np.searchsorted(keys, [a for _, a, _ in ranges])
-    ends = np.searchsorted(keys, [b for _, _, b in ranges])
-    depth = np.zeros(len(keys) + 1, np.int64)
-    np.add.at(depth, begins, 1)
-    np.add.at(depth, ends, -1)
-    outside = keys[np.cumsum(depth[:-1]) == 0]
-    if len(outside):
+    held = np.zeros(len(keys), bool)
+    for begin, end in np.searchsorted(keys, [found[1:] for found in ranges]).tolist():
+        held[begin:end] = True
+    if len(outside := keys[~held]):
         yield (
             f"{path}, record {outside[0]}: no identity's range holds it (so for {several(len(outside), 'image')} of "
             f"{len(keys):,})"

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
+from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
-from coalface.data.test_images import hold_back
 from coalface.experiments.recipe.own_data import before
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.recipe.sections import OWN, Data, Private
@@ -41,7 +41,7 @@ class Split:
     test: FaceSet | None
     """Test images of those who are trained on, who have the numbers that they have in training; None without.
 
-    `coalface.data.test_images.by_party` tells whose they are."""
+    `coalface.data.held_back.by_party` tells whose they are."""
     held: FaceSet
     """Held out for judging."""
     validators: dict[str, FaceSet]

@@ -5,7 +5,7 @@ import pytest
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.test_images import by_party, hold_back
+from coalface.data.held_back import by_party, hold_back
 
 COUNTS = (5, 2, 0, 3, 9)
 

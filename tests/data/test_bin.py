@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
 from coalface.data.readers.bin import FOLDS, Bin, folds_by_position, linked, read_bin, write_bin
-from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.source import Source
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.evaluation.metrics.verification import ten_fold_accuracy
 
 DATA = os.environ.get("COALFACE_DATA")
 NUMPY: Any = np._core.multiarray
@@ -160,26 +158,6 @@ def test_packs_of_mxnet_itself_are_read(form: str) -> None:
     assert next(pack.images(size=112, grey=False)).shape == (112, 112, 3)
 
 
-def test_a_pack_is_written_as_insightface_loads_it(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "lfw.bin"
-    write_bin(path, iter(SHOWN), iter(SAME))
-    with open(path, "rb") as f:
-        assert pickle.load(f, encoding="bytes") == (SHOWN, SAME)
-    assert held(read_bin(path)) == (SHOWN, SAME)
-    assert [entry.name for entry in path.parent.iterdir()] == ["lfw.bin"]
-
-
-def test_thousands_of_images_are_written_and_read(tmp_path: Path) -> None:
-    images = [struct.pack("<H", i) * (1 + 200 * (i % 2)) for i in range(4_002)]
-    same = [i % 3 == 0 for i in range(2_001)]
-    write_bin(tmp_path / "x.bin", images, same)
-    assert pickle.loads((tmp_path / "x.bin").read_bytes()) == (images, same)
-    codes = [code.name for code, _, _ in pickletools.genops((tmp_path / "x.bin").read_bytes())]
-    assert codes.count("APPENDS") == 5 + 3  # no more than 1,000 values wait at once
-    for data in ((tmp_path / "x.bin").read_bytes(), python2(images, same), arrays(images, same)):
-        assert held(read_bin(put(tmp_path, data))) == (images, same)
-
-
 @pytest.mark.parametrize(
     ("images", "same", "message"),
     [
@@ -200,13 +178,8 @@ def test_identities_are_known_as_far_as_the_pairs_tell(tmp_path: Path) -> None:
     assert source.labels.tolist() == [0, 0, 1, 1, 0, 2]  # the fifth image is the first again
     assert source.names == ("00000", "00001", "00002")
     assert source.files[3:] == ("00001/00003.jpg", "00000/00004.jpg", "00002/00005.jpg")
-
-
-def test_files_end_as_their_kind_has_it(tmp_path: Path) -> None:
-    images = [
-        cv2.imencode(end, np.full((8, 8, 3), i, np.uint8))[1].tobytes() for i, end in enumerate([".png", ".webp"])
-    ]
-    assert read_bin(put(tmp_path, pickle.dumps((images, [False]), 4))).files == ("00000/00000.png", "00001/00001.webp")
+    pairs = read_bin(tmp_path / "some.bin").pairs()
+    assert (pairs.name, pairs.left.tolist(), pairs.right.tolist()) == ("some", [0, 2, 4], [1, 3, 5])
 
 
 @given(st.integers(1, 12), st.data())
@@ -235,21 +208,6 @@ def test_folds_are_consecutive_parts() -> None:
     six_thousand = folds_by_position(6_000)
     assert six_thousand is not None
     assert all(six_thousand[i] == i // 600 for i in range(6_000))
-
-
-def test_a_pack_reaches_the_judge_through_a_pack_of_pixels(tmp_path: Path) -> None:
-    images = jpegs(20, 2)
-    shown = [*images, *(images[i] for k in range(20) for i in (2 * k, (2 * k + 3) % 40))]
-    write_bin(tmp_path / "agedb_30.bin", shown, [True] * 20 + [False] * 20)
-    source = read_bin(tmp_path / "agedb_30.bin")
-    write_pack(source, tmp_path / "pack", size=16, grey=True)
-    faces = read_pack(tmp_path / "pack")
-    pairs = source.pairs()
-    assert (pairs.name, len(pairs), pairs.left[3], pairs.right[3]) == ("agedb_30", 40, 6, 7)
-    assert np.array_equal(faces.labels[pairs.left] == faces.labels[pairs.right], pairs.same)
-    scores = (faces.labels[pairs.left] == faces.labels[pairs.right]).astype(np.float64)
-    assert pairs.fold is not None
-    assert ten_fold_accuracy(scores, pairs.same, pairs.fold).mean == 1.0
 
 
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
@@ -287,34 +245,23 @@ def test_a_truncated_pack_is_named_at_every_length(tmp_path: Path, data: bytes) 
             read_bin(put(tmp_path, data[:kept]))
 
 
-def test_the_error_says_which_image_is_cut(tmp_path: Path) -> None:
-    data = pickle.dumps((SHOWN, SAME), 4)
-    cut = data[: data.index(IMAGES[3]) + 7]
-    with pytest.raises(
-        ValueError, match=r"after 3 whole images: .*expected [\d,]+ bytes .* only 7 remain\); fetch it again"
-    ):
-        read_bin(put(tmp_path, cut))
-
-
 @pytest.mark.parametrize(
-    ("pack", "reason"),
+    "pack",
     [
-        (([], []), "0 images for 0 pairs"),
-        (([b"a", b"b", b"c"], [True]), "3 images for 1 pair"),
-        (([b"a", b""], [True]), "image 1 is empty"),
-        (([True, b"a"], [True]), "image 0 is no bytes"),
-        (([b"a", b"b"], [b"c"]), "something other than truth values"),
-        (([b"a", b"b"], [1]), "a list of something other than images or truth values"),
-        (([b"a", b"b"], [True], [True]), "something other than two lists"),
-        (([b"a", b"b"], [True], [True], [True]), "a fourth list"),
-        (([["a"], b"b"], [True]), "something other"),
-        (([b"a", [b"b"]], [True]), "image 1 is no bytes"),
-        ([[b"a", b"b"], [True], True], "a list of something other"),
-        ({"bins": [b"a"]}, "the instruction"),
+        ([], []),
+        ([b"a", b"b", b"c"], [True]),
+        ([b"a", b""], [True]),
+        ([True, b"a"], [True]),
+        ([b"a", b"b"], [b"c"]),
+        ([b"a", b"b"], [1]),
+        ([b"a", b"b"], [True], [True]),
+        ([["a"], b"b"], [True]),
+        ([b"a", [b"b"]], [True]),
+        {"bins": [b"a"]},
     ],
 )
-def test_another_content_is_refused(tmp_path: Path, pack: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+def test_another_content_is_refused(tmp_path: Path, pack: Any) -> None:
+    with pytest.raises(ValueError, match="some.bin, at byte"):
         read_bin(put(tmp_path, pickle.dumps(pack, 4)))
 
 
@@ -482,68 +429,10 @@ QUIET = {
 }  # fmt: skip
 
 
-STATELESS, ENDS = "a state for what has none, or not this one", "expected .* bytes .* but only"
-REASONS = {
-    "a persistent id, text": "the instruction PERSID",
-    "a persistent id": "the instruction BINPERSID",
-    "extension registry": "the instruction EXT",
-    "a huge frame": "something other than two lists",
-    "a huge number": "not enough data",
-    "a huge place in the memo": "values noted",
-    "memo of nothing": "was never noted",
-    "a huge": ENDS,
-    "huge": ENDS,
-    "a string of negative length": "byte count < 0",
-    "a text of many digits": "cut short or damaged",
-    "a text that is no text": "a text in an unknown coding",
-    "a text beyond": "a text that stands for no bytes",
-    "a text that is encoded": "more bytes in its texts than in itself",
-    "another coding": r"a call of _codecs\.encode",
-    "a buffer": r"a call of numpy\._core\.numeric\._frombuffer",
-    "nested marks": "nested marks",
-    "lists in lists": "a fourth list",
-    "a full stack": "more than 2,562 values at once",
-    "append to": "an append to what is no list",
-    "nested tuples": "nested tuples",
-    "a call of": "a call of what is no name",
-    "a name that": "a name that is no text",
-    "a name of": "a name that is no text",
-    "a name without": r"the name 'numpy'\.''",
-    "a name with": r"the name 'numpy\\x00'",
-    "an attribute": r"the name 'numpy'\.'ndarray\.tofile'",
-    "a module": r"the name 'x\.numpy'\.'dtype'",
-    "numpy.load": r"the name 'numpy'\.'load'",
-    "copyreg": r"the name 'copyreg'\.'_reconstructor'",
-    "an array of objects": r"a call of numpy\.dtype",
-    "an array of floats": r"a call of numpy\.dtype",
-    "an array reserved": "a call of .*_reconstruct",
-    "an array of another": "a call of .*_reconstruct",
-    "an array without": "image 0 is no bytes",
-    "an array": STATELESS,
-    "a type": STATELESS,
-    "tuples that double": "nested tuples",
-    "a scalar": "a call of .*scalar",
-    "two packs": "there is more after its end",
-    "": "",
-}
-"""What the refusal of a crooked pickle says, by the first words of its name; the first that fits."""
-
-
 @pytest.mark.parametrize("name", sorted(QUIET))
 def test_a_crooked_pickle_is_refused(tmp_path: Path, name: str) -> None:
-    reason = next(reason for words, reason in REASONS.items() if name.startswith(words))
-    match = rf"some\.bin, at byte [\d,]+, after \d+ whole images?: .*{reason}.*(fetch it again|delete it)"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=r"some\.bin, at byte [\d,]+, after \d+ whole images?: .*(fetch it|delete it)"):
         read_bin(put(tmp_path, QUIET[name]))
-
-
-def test_what_can_be_noted_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(tmp_path, b"\x80\x04](" + 6 * b"C\x01a\x94C\x01b\x94" + b"e.")
-    with pytest.raises(ValueError, match="something other than two lists"):
-        read_bin(path)
-    monkeypatch.setattr("coalface.data.readers.bin_pickle._FEW", 5)
-    with pytest.raises(ValueError, match="more than 5 values at once"):
-        read_bin(path)
 
 
 BYTES = b"C\x01x"
@@ -555,6 +444,9 @@ HOSTILE = {
     "a long list": b"\x80\x04]" + 200 * (b"(" + 1000 * BYTES + b"e"),
     "truth values": b"\x80\x04]" + 200 * (b"(" + 1000 * b"\x88" + b"e"),
     "truth values that wait": b"\x80\x04](" + 400_000 * b"\x88",
+    "nested tuples": b"\x80\x04K\x01" + 1_000_000 * b"\x85",
+    "one text as bytes, often": b"\x80\x02]" + ENCODE + b"X\xe8\x03\x00\x00" + 1000 * b"a" + LATIN1
+    + b"\x86q\x00R" + 5_000 * (ENCODE + b"h\x00R"),
     "arrays": b"\x80\x04](" + NP + b"\x94" + 20_000 * b"h\x00K\x00\x85C\x01b\x87R",
 }  # fmt: skip
 
@@ -572,6 +464,17 @@ def test_what_a_pack_makes_in_memory_is_bounded_by_its_length(tmp_path: Path, na
         tracemalloc.stop()
 
 
+def test_no_more_than_a_thousand_values_wait_at_once(tmp_path: Path) -> None:
+    images, same = (
+        [struct.pack("<H", i) * (1 + 200 * (i % 2)) for i in range(4_002)],
+        [i % 3 == 0 for i in range(2_001)],
+    )
+    write_bin(tmp_path / "x.bin", images, same)
+    assert held(read_bin(tmp_path / "x.bin")) == (images, same)
+    codes = [code.name for code, _, _ in pickletools.genops((tmp_path / "x.bin").read_bytes())]
+    assert codes.count("APPENDS") == 5 + 3
+
+
 def test_a_pack_of_small_images_in_the_form_of_numpy_is_read(tmp_path: Path) -> None:
     images, same = 7_000 * [400 * b"t"], 3_500 * [True]
     with open(tmp_path / "y.bin", "wb") as file:
@@ -579,34 +482,11 @@ def test_a_pack_of_small_images_in_the_form_of_numpy_is_read(tmp_path: Path) -> 
     assert len(read_bin(tmp_path / "y.bin")) == 7_000
 
 
-def test_nested_tuples_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
-    """Each would take one byte of the file and fifty of memory."""
-    data = b"\x80\x04K\x01" + 1_000_000 * b"\x85" + b"."
-    path = put(tmp_path, data)
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=r"at byte 6,.*nested tuples"):
-        read_bin(path)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 2 * len(data)
-
-
 def test_the_hand_made_parts_are_a_pack_when_they_are_put_right(tmp_path: Path) -> None:
     one = ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x89C\x01atb"
     truth = short("numpy.core.multiarray") + short("scalar") + b"\x93" + U1.replace(b"u1", b"b1") + b"C\x01\x01\x86R"
     data = b"\x80\x04](" + 2 * one + b"e]" + truth + b"a\x86."
     assert held(read_bin(put(tmp_path, data))) == ([b"a", b"a"], [True])
-
-
-def test_the_refusal_says_what_it_was_and_what_to_do(tmp_path: Path) -> None:
-    path = put(tmp_path, pickle.dumps(Call(os.system, "true"), 4))
-    with pytest.raises(
-        ValueError, match=r"'posix'\.'system', which no verification pack needs; nothing of it was run\. I"
-    ):
-        read_bin(path)
-    path = put(tmp_path, pickle.dumps(([np.zeros(4)], [True]), 4))
-    with pytest.raises(ValueError, match=r"convert FOLDER NEW\.bin --pairs LIST` \(in Python: write_bin\)"):
-        read_bin(path)
 
 
 WHOLE = {
@@ -633,7 +513,7 @@ def read_or_error(path: Path, data: bytes) -> None:
     assert len(pack.files) == len(pack)
 
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 
 
 @SETTINGS
@@ -647,32 +527,8 @@ def test_any_change_of_a_pack_is_read_or_named(tmp_path: Path, kind: str, data: 
     read_or_error(tmp_path / "some.bin", bytes(broken))
 
 
-PIECES = [
-    ARRAY,
-    U1,
-    NP,
-    DTYPE,
-    STATE,
-    b"](",
-    b"e",
-    b"\x88",
-    b"C\x01a",
-    b"\x94",
-    b"h\x00",
-    b"\x86.",
-    b"\x85",
-    b"R",
-    b"b",
-    b"K\x01",
-    b".",
-    ENCODE,
-    LATIN1,
-    b"X\x01\x00\x00\x00\xff",
-    b"(",
-    b"l",
-    b"t",
-    b"I01\n",
-]
+PIECES = [ARRAY, U1, NP, DTYPE, STATE, b"](", b"e", b"\x88", b"C\x01a", b"\x94", b"h\x00", b"\x86.", b"\x85", b"R",
+          b"b", b"K\x01", b".", ENCODE, LATIN1, b"X\x01\x00\x00\x00\xff", b"(", b"l", b"t", b"I01\n"]  # fmt: skip
 
 
 @SETTINGS
@@ -689,7 +545,8 @@ def test_any_instructions_are_read_or_named(tmp_path: Path, pieces: list[bytes])
 )
 def test_what_is_written_is_read_and_loaded_back(tmp_path: Path, pairs: list[tuple[bytes, bytes, bool]]) -> None:
     images, same = [image for a, b, _ in pairs for image in (a, b)], [value for _, _, value in pairs]
-    write_bin(tmp_path / "some.bin", images, same)
+    write_bin(tmp_path / "some.bin", iter(images), iter(same))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["some.bin"]
     assert held(read_bin(tmp_path / "some.bin")) == (images, same)
     assert pickle.load(io.BytesIO((tmp_path / "some.bin").read_bytes()), encoding="bytes") == (images, same)
     for data in (python2(images, same), arrays(images, same), pickle.dumps((images, same), 4)):

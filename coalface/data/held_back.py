@@ -1,4 +1,4 @@
-"""Test images: some of each identity's own, kept out of training so that it can be verified by them afterwards."""
+"""Images held back: some of each identity's own, kept out of training so that it can be verified by them."""
 
 from __future__ import annotations
 

@@ -66,13 +66,6 @@ def test_an_empty_set_on_either_side() -> None:
     assert A.beside(B).rows.dtype == none.beside(C).rows.dtype == none.beside(C).labels.dtype == np.int64
 
 
-def test_a_part_of_both_keeps_its_rows() -> None:
-    """As a client selects its hard negatives of the public images and then puts its own beside them."""
-    near = C.select(np.array([1]))
-    both = near.beside(A)
-    assert pixels(both) == [11, 4, 0, 2] and both.labels.tolist() == [0, 3, 2, 3] and len(both.names) == 4
-
-
 def test_images_of_two_shapes_are_refused() -> None:
     wide = replace(C, pixels=np.zeros((4, 1, 2, 1), dtype=np.uint8))
     with pytest.raises(ValueError, match=r"images of \(1, 1, 1\) and of \(1, 2, 1\) do not go into one set: pack them"):

@@ -55,26 +55,6 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
     ]
 
 
-def test_a_layout_whose_folders_are_links_is_read_without_a_word(tmp_path: Path) -> None:
-    MADE["cfp"](tmp_path / "set")
-    images = tmp_path / "set" / "Data" / "Images"
-    images.rename(tmp_path / "away")
-    images.symlink_to(tmp_path / "away")
-    assert open_store(tmp_path / "set").passed_over() == []
-
-
-def test_a_name_of_them_is_escaped(tmp_path: Path) -> None:
-    put(tmp_path, "ann/1.jpg", "ann/new\nline.gif")
-    (said,) = open_store(tmp_path).passed_over()
-    assert said.isprintable() and "new\\nline.gif" in said
-
-
-def test_images_that_a_list_does_not_name_are_said(tmp_path: Path) -> None:
-    MADE["cfp-fp"](tmp_path)
-    put(tmp_path, "imgs/77.jpg")
-    assert open_store(tmp_path).passed_over() == ["1 image that no list or place of the layout names: imgs/77.jpg"]
-
-
 def test_a_relative_path_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "ann/1.jpg", "ann/x/2.jpg")
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,6 @@ from coalface.cli.main import app
 from coalface.data.source import decode
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.decode_check import Ear, all_whole, check_whole
-from coalface.data.tools.inspect import Item, inspect
 
 WHOLE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=3, size=64, grey=False).generate().pixels[0])[1].tobytes()
 MIDDLE = WHOLE.index(b"\xff\xda") + 200
@@ -56,18 +55,6 @@ def test_the_first_damage_counts_whichever_way_it_shows() -> None:
         list(all_whole(lambda i: (images[[0, 2, 1][i]], f"image {i}"), 3))
 
 
-def test_an_inspection_counts_them_and_prints_no_raw_line(capfd: pytest.CaptureFixture[str]) -> None:
-    items = [
-        Item(0, WHOLE),
-        Item(0, hurt()),
-        Item(0, cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()),
-    ]
-    report = inspect(items, ["a"], lambda i: f"image {i}", path="x", kind="folder")
-    assert (report.images, report.damaged_count, report.formats) == (3, 1, {"jpeg": 1, "png": 1})
-    assert report.damaged[0].startswith("image 1 is damaged in the middle (its decoder says: Corrupt JPEG data: ")
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("kind", ["folder", "rec", "bin"])
 def test_a_conversion_ends_at_it_and_leaves_nothing(
     tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
@@ -95,13 +82,6 @@ def test_what_others_write_meanwhile_is_passed_on_and_what_decoders_say_is_not(
     with Ear() as ear:
         assert ear.hear(lambda: os.write(2, said)) == (len(said), ["Corrupt JPEG data: odd"])
     assert capfd.readouterr().err == "a bar\n"
-
-
-def test_an_error_gives_the_standard_error_back(capfd: pytest.CaptureFixture[str]) -> None:
-    with Ear() as ear, pytest.raises(ZeroDivisionError):
-        ear.hear(lambda: 1 // 0)
-    os.write(2, b"here")
-    assert capfd.readouterr().err == "here"
 
 
 def test_without_a_standard_error_nothing_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,22 @@
+"""Identity folders: listed, read and decoded; any names, any tree and any damage are read or refused by name."""
+
+from __future__ import annotations
+
 import os
-import threading
-import time
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from damage import damaged, fresh_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coalface.core.text import shown
-from coalface.data.readers.folders import SUFFIXES, Folder, doubts, empty_folders, list_images, read_folder
-from coalface.data.source import decode, in_order
+from coalface.data.readers.folders import SUFFIXES, Folder, doubts, empty_folders, read_folder
+from coalface.data.source import decode
 from coalface.data.stores import open_store
+from coalface.data.tools.convert import convert
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -28,16 +34,6 @@ def encoded(image: np.ndarray, suffix: str) -> bytes:
     return cv2.imencode(suffix, image)[1].tobytes()
 
 
-def test_images_can_be_listed_under_any_identity(tmp_path: Path) -> None:
-    for file in ["b_1.png", "a/x/1.png", "a_2.png"]:
-        put(tmp_path, file, ramp(4, 4))
-    source = list_images(tmp_path, [("bo", "b_1.png"), ("ann", "a/x/1.png"), ("bo", "a_2.png")])
-    assert (source.names, source.files) == (("bo", "ann"), ("b_1.png", "a/x/1.png", "a_2.png"))
-    assert source.labels.tolist() == [0, 1, 0]
-    assert len(list(source.images(size=4, grey=True))) == 3
-    assert source.fingerprint() != list_images(tmp_path, [("bo", "b_1.png")]).fingerprint()
-
-
 def test_identities_and_files_come_in_the_order_of_their_bytes(tmp_path: Path) -> None:
     for file in ["bo/2.png", "bo/10.png", "Zoe/a.png", "Zoe/B.png", "Émile/1.png", "bo-2/1.png"]:
         put(tmp_path, file, ramp(4, 4))
@@ -45,27 +41,6 @@ def test_identities_and_files_come_in_the_order_of_their_bytes(tmp_path: Path) -
     assert source.names == ("Zoe", "bo", "bo-2", "Émile")
     assert source.files == ("Zoe/B.png", "Zoe/a.png", "bo/10.png", "bo/2.png", "bo-2/1.png", "Émile/1.png")
     assert source.labels.tolist() == [0, 0, 1, 1, 2, 3]
-
-
-def test_what_is_no_identity_is_passed_over(tmp_path: Path) -> None:
-    put(tmp_path, "ann/1.PNG", ramp(4, 4))
-    put(tmp_path, "loose.png", ramp(4, 4))
-    put(tmp_path, ".hidden/1.png", ramp(4, 4))
-    put(tmp_path, "ann/.1.png", ramp(4, 4))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "ann" / "notes.txt").write_text("no image")
-    (tmp_path / "ann" / "folder.png").mkdir()
-    assert read_folder(tmp_path).files == ("ann/1.PNG",)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_image_type_is_read(tmp_path: Path, suffix: str) -> None:
-    value = 255 if suffix == ".pbm" else 90  # of which the former has white and black alone
-    image = np.full((6, 6), value, np.uint8) if suffix in (".pgm", ".pbm") else np.full((6, 6, 3), value, np.uint8)
-    put(tmp_path, f"ann/1{suffix}", image)
-    (pixels,) = read_folder(tmp_path).images(size=6, grey=True)
-    assert pixels.shape == (6, 6, 1)
-    assert np.abs(pixels.astype(int) - value).max() <= 2
 
 
 @pytest.mark.parametrize(
@@ -102,80 +77,21 @@ def test_a_file_of_any_length_is_refused_before_it_is_read(tmp_path: Path, monke
     )
 
 
-def test_colours_come_as_red_green_blue() -> None:
-    image = np.zeros((2, 2, 3), np.uint8)
-    image[:] = (10, 20, 200)  # blue, green, red
-    pixels = decode(encoded(image, ".png"), "x", size=2, grey=False)
-    assert pixels.shape == (2, 2, 3)
-    assert pixels[0, 0].tolist() == [200, 20, 10]
-
-
-def test_grey_is_the_weighted_sum_of_the_colours() -> None:
-    image = np.full((2, 2, 3), (10, 20, 200), np.uint8)
-    grey = decode(encoded(image, ".png"), "x", size=2, grey=True)
-    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 20 + 0.114 * 10)) <= 1
-
-
-def test_shrinking_averages_areas() -> None:
-    image = np.arange(16, dtype=np.uint8).reshape(4, 4) * 10
-    small = decode(encoded(image, ".png"), "x", size=2, grey=True)[:, :, 0]
-    by_hand = [
-        [(0 + 10 + 40 + 50) / 4, (20 + 30 + 60 + 70) / 4],
-        [(80 + 90 + 120 + 130) / 4, (100 + 110 + 140 + 150) / 4],
-    ]
-    assert small.tolist() == by_hand
-
-
-def test_growing_keeps_the_range_of_the_pixels() -> None:
-    large = decode(encoded(np.array([[0, 100], [0, 100]], np.uint8), ".png"), "x", size=8, grey=True)
-    assert large.shape == (8, 8, 1)
-    assert (large.min(), large.max()) == (0, 100)
-    assert 0 < large[0, 4, 0] < 100
-
-
-@pytest.mark.parametrize(("height", "width"), [(7, 4), (4, 7)])
-def test_an_oblong_image_is_cut_to_its_central_square(height: int, width: int) -> None:
-    image = np.arange(28, dtype=np.uint8).reshape(height, width)
-    square = decode(encoded(image, ".png"), "x", size=4, grey=True)[:, :, 0]
-    assert np.array_equal(square, image[1:5, :] if height > width else image[:, 1:5])
-
-
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
-@pytest.mark.parametrize("kept", [0.0, 0.6, 0.97])
-def test_a_damaged_image_is_named(tmp_path: Path, suffix: str, kept: float, capfd: pytest.CaptureFixture[str]) -> None:
-    put(tmp_path, "ann/1.png", ramp(40, 40))
-    whole = encoded(ramp(40, 40), suffix)
-    (tmp_path / "ann" / f"2{suffix}").write_bytes(whole[: int(len(whole) * kept)])
-    images = read_folder(tmp_path).images(size=8, grey=False)
-    assert next(images).shape == (8, 8, 3)
-    with pytest.raises(
-        ValueError, match=rf"ann/2{suffix} is damaged .*[:;] replace it from the original, or delete it"
-    ):
-        next(images)
-    capfd.readouterr()  # the decoder also complains on its own
-
-
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no folder below it holds an image. Put the images of each person into a f"):
+        read_folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"absent is not a folder"):
+        read_folder(tmp_path / "absent")
+    for file in ("ann/fr/1.png", "bo/2.png/3.png", ".git/4.png"):
+        put(tmp_path, file, ramp(4, 4))
+    with pytest.raises(ValueError, match=r"2 images lie deeper, .* such as ann/fr/1\.png\. .*NAME/photo\.jpg.* above"):
         read_folder(tmp_path)
     put(tmp_path, "photo.jpg", ramp(4, 4))
     with pytest.raises(ValueError, match=r"it has 1 image in no identity's folder.*NAME/photo.jpg"):
         read_folder(tmp_path)
 
 
-def test_images_that_lie_deeper_are_told_with_the_layout_that_is_read(tmp_path: Path) -> None:
-    for file in ("ann/fr/1.png", "bo/2.png/3.png", ".git/4.png"):
-        put(tmp_path, file, ramp(4, 4))
-    with pytest.raises(ValueError, match=r"2 images lie deeper, .* such as ann/fr/1\.png\. .*NAME/photo\.jpg.* above"):
-        read_folder(tmp_path)
-
-
-def test_a_missing_folder_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"absent is not a folder: give the folder that holds one folder of im"):
-        read_folder(tmp_path / "absent")
-
-
-def test_the_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_names_sizes_times_and_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "ann" / "1.png"
     put(tmp_path, "ann/1.png", ramp(4, 4))
     os.utime(first, ns=(0, 1_000))
@@ -192,69 +108,12 @@ def test_the_fingerprint_follows_names_sizes_and_times(tmp_path: Path) -> None:
     seen.append(fingerprint())
     first.rename(tmp_path / "ann" / "2.png")
     seen.append(fingerprint())
-    assert len(set(seen)) == 4
-
-
-def test_the_fingerprint_follows_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "ann/1.png", ramp(4, 4))
-    before = read_folder(tmp_path).fingerprint()
     monkeypatch.setattr("coalface.data.readers.folders.DECODER", -1)
-    assert read_folder(tmp_path).fingerprint() != before
-
-
-def test_the_fingerprint_does_not_depend_on_where_the_folder_lies(tmp_path: Path) -> None:
-    put(tmp_path / "a", "ann/1.png", ramp(4, 4))
-    before = read_folder(tmp_path / "a").fingerprint()
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert read_folder(tmp_path / "b").fingerprint() == before
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("count", [0, 1, 8, 9, 100])
-def test_threads_keep_the_order(count: int, threads: int) -> None:
-    def read(i: int) -> np.ndarray:
-        time.sleep(0.001 * (i % 3))  # so that threads overtake each other
-        return np.full((1, 1, 1), i, np.uint8)
-
-    assert [int(image[0, 0, 0]) for image in in_order(read, count, threads=threads)] == list(range(count))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("bad", [0, 7, 8, 20, 99])
-def test_an_error_comes_in_its_images_place(bad: int, threads: int) -> None:
-    def read(i: int) -> np.ndarray:
-        if i == bad:
-            raise ValueError(f"image {i}")
-        return np.full((1, 1, 1), i, np.uint8)
-
-    got = []
-    with pytest.raises(ValueError, match=f"image {bad}"):
-        for image in in_order(read, 100, threads=threads):
-            got.append(int(image[0, 0, 0]))
-    assert got == list(range(bad))
-
-
-def test_reading_runs_only_a_little_ahead_and_leaves_no_thread() -> None:
-    asked = []
-
-    def read(i: int) -> np.ndarray:
-        asked.append(i)
-        return np.full((1, 1, 1), 0, np.uint8)
-
-    images = in_order(read, 100_000, threads=2)
-    next(images)
-    images.close()  # type: ignore[attr-defined]
-    assert len(asked) <= 8 * (2 * 2 + 1)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
-
-
-def test_threads_of_a_folder_change_no_pixel(tmp_path: Path) -> None:
-    for i in range(30):
-        put(tmp_path, f"ann/{i:02}.jpg", np.roll(ramp(20, 20), i, axis=1))
-    source = read_folder(tmp_path)
-    together = list(source.images(size=8, grey=False))
-    for file, image in zip(source.files, together, strict=True):
-        assert np.array_equal(image, decode((tmp_path / file).read_bytes(), file, size=8, grey=False))
+    seen.append(fingerprint())
+    assert len(set(seen)) == 5
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "ann").rename(tmp_path / "moved" / "ann")
+    assert read_folder(tmp_path / "moved").fingerprint() == seen[-1], "where the folder lies plays no part"
 
 
 ODD = [b"tab\there", b"new\nline", b"b\xff", "turned\u202eback".encode(), b"back\\slash"]
@@ -267,12 +126,13 @@ def test_a_name_that_no_list_or_file_could_hold_is_refused_and_named(tmp_path: P
     file = tmp_path / (where % os.fsdecode(odd))
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(encoded(ramp(4, 4), ".png"))
+    (file.parent / "2.png").write_bytes(encoded(ramp(4, 4), ".png"))  # the folder is named once
     named = shown(file.parent if "/1.png" in where else file)
     with pytest.raises(ValueError, match="rename it") as caught:
         open_store(tmp_path)
     assert str(caught.value).startswith(f"{named}: ") and str(caught.value).isprintable()
     store = open_store(tmp_path, damaged="leave out")
-    assert len(store) == 2 and [said.startswith(f"{named}: ") for said in store.broken] == [True]
+    assert len(store) == 3 and [said.startswith(f"{named}: ") for said in store.broken] == [True]
 
 
 @pytest.mark.parametrize("name", ["Ann Lee", "a\u202fm", "写真\u30001", "علی\u200cرضا", "É", "n" * 251, "-dQw4"])
@@ -280,13 +140,6 @@ def test_spaces_of_all_kinds_and_joiners_belong_to_names(tmp_path: Path, name: s
     put(tmp_path, f"{name[:99]}/1.png", ramp(4, 4))
     (tmp_path / name[:99] / f"{name}.png").write_bytes(encoded(ramp(4, 4), ".png"))
     assert len(open_store(tmp_path)) == 2
-
-
-def test_in_a_set_of_several_races_the_folder_is_named(tmp_path: Path) -> None:
-    for file in ("African/m.01/1.png", "Asian/m\t.02/1.png", "Asian/m\t.02/2.png"):
-        put(tmp_path, file, ramp(4, 4))
-    (said,) = open_store(tmp_path, damaged="leave out").broken
-    assert said.startswith(f"{tmp_path}/Asian/m\\t.02: ")
 
 
 def named(root: Path, *files: str) -> Folder:
@@ -301,6 +154,28 @@ WORDS = ("ann", "bo", "cy", "di", "ed", "flo", "gil", "hal", "ida", "jo")
 
 def numbered(*names: str, each: int = 2) -> list[str]:
     return [f"{name}_{k:04}.jpg" for name in names for k in range(1, each + 1)]
+
+
+EACH = (1, 2)
+MIXED = {
+    "parts of a set, train, val": [f"{part}/{file}" for part in ("train", "val") for file in numbered("a", "b")],
+    "1 identity, images": [f"images/{file}" for file in numbered("a")],
+    "2 folders of 2, part1, Ann_Lee, Bo_van_Dyk, Cy_Fox": [
+        f"part{k}/{file}" for k in EACH for file in numbered("Ann_Lee", "Bo_van_Dyk", "Cy_Fox")
+    ],
+    "2 folders of 2, person00": [f"{'ab'[p // 4]}/person{p:02}_{image}.png" for p in range(8) for image in EACH],
+    "1 folder of 1 holds, 001, 002, 003": [f"smile/{k:03}_frontal_{i:02}.jpg" for k in range(1, 5) for i in EACH],
+    "the same 5 names, subject01": [
+        f"{how}/subject{k:02}.{how}.png" for how in ("calm", "wink", "tired") for k in range(1, 6)
+    ],
+    "the same 3 names, KA, KL, YM": [
+        f"{how}/{who}.{how}{i}.{39 + i}.png" for how in ("AN", "DI") for who in ("KA", "KL", "YM") for i in EACH
+    ],
+    "parts, cam1, cam2, cam3": [f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in EACH],
+    "the same 10 names, ann, bo, cy": [f"{at}/{who}_{i}.jpg" for at in ("in", "out") for who in WORDS for i in EACH],
+    "parts": [f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)],
+}  # fmt: skip
+"""Folders that are no people, by what is said of them."""
 
 
 @pytest.mark.parametrize(
@@ -426,3 +301,162 @@ def test_empty_folders_are_found_by_the_highest_that_is_empty(tmp_path: Path) ->
     (tmp_path / ".trash" / "empty").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "a")
     assert empty_folders(tmp_path) == ["a/none", "b", "d"]
+
+
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+
+names = (
+    st.binary(min_size=1, max_size=12)
+    .map(lambda raw: raw.replace(b"\0", b"0").replace(b"/", b"_"))
+    .filter(lambda raw: not raw.startswith(b"."))
+    .map(os.fsdecode)
+)
+"""What a file of a POSIX system may be called, bytes that are no UTF-8 among it, less the names that are hidden."""
+plain = st.text(
+    st.characters(categories=["L", "N", "P", "S"], exclude_characters="/\\"), min_size=1, max_size=8
+).filter(lambda name: name not in (".", "..") and not name.startswith(".") and name.isprintable())
+"""Names that also a list of names can hold."""
+
+
+def picture(value: int, suffix: str = ".png") -> bytes:
+    """A picture of 12 × 10 pixels, different for every value."""
+    y, x = np.mgrid[0:12, 0:10]
+    image = np.stack([x * 20 + value, y * 20, 0 * x + value * 7], axis=2).astype(np.uint8)
+    return cv2.imencode(suffix, image[:, :, 0] if suffix == ".pgm" else image)[1].tobytes()
+
+
+def tree(folder_names: st.SearchStrategy[str], file_names: st.SearchStrategy[str]) -> st.SearchStrategy[dict]:
+    """Identity → stem → which picture."""
+    images = st.dictionaries(file_names, st.integers(0, 30), min_size=1, max_size=4)
+    return st.dictionaries(folder_names, images, min_size=1, max_size=4)
+
+
+def put_tree(root: Path, made: dict[str, dict[str, int]], suffix: str = ".png") -> dict[str, bytes]:
+    """Write the pictures; their bytes by path, in the order in which they should be read."""
+    written = {}
+    for name in sorted(made, key=os.fsencode):
+        (root / name).mkdir(parents=True)
+        for stem in sorted(made[name], key=lambda stem: os.fsencode(stem + suffix)):
+            written[f"{name}/{stem}{suffix}"] = picture(made[name][stem])
+            (root / name / (stem + suffix)).write_bytes(picture(made[name][stem]))
+    return written
+
+
+@BOUNDED
+@given(tree(names, names), st.sampled_from(SUFFIXES))
+def test_any_folders_are_read_back(made: dict[str, dict[str, int]], suffix: str) -> None:
+    """Whatever an image's ending says, its bytes say what it is."""
+    with fresh_folder() as folder:
+        written = put_tree(folder / "set", made, suffix)
+        source = read_folder(folder / "set")
+        assert list(source.files) == list(written)
+        assert source.names == tuple(sorted(made, key=os.fsencode))
+        assert [source.names[label] for label in source.labels] == [file.partition("/")[0] for file in written]
+        for image, encoded in zip(source.images(size=8, grey=False), written.values(), strict=True):
+            assert np.array_equal(image, decode(encoded, "a picture", size=8, grey=False))
+        store = open_store(folder / "set", damaged="leave out")
+        assert [bytes(store.encoded(i)) for i in range(len(store))] == list(written.values())
+        if any("\\" in name or not name.isprintable() for file in written for name in file.split("/")):
+            assert store.broken and all(said.isprintable() and "rename it" in said for said in store.broken)
+            with pytest.raises(ValueError, match="rename it"):
+                open_store(folder / "set")
+        assert source.fingerprint() == read_folder(folder / "set").fingerprint()
+
+
+@settings(BOUNDED, max_examples=30)
+@given(tree(plain, plain))
+def test_any_folders_go_through_records_and_packs_and_back(made: dict[str, dict[str, int]]) -> None:
+    with fresh_folder() as folder:
+        written = put_tree(folder / "set", made)
+        convert(open_store(folder / "set"), folder / "rec", "rec")
+        convert(open_store(folder / "rec"), folder / "back", "folder")
+        convert(open_store(folder / "back"), folder / "again", "rec")
+        assert open_store(folder / "rec").names == tuple(sorted(made, key=os.fsencode))
+        back = open_store(folder / "back")
+        assert [bytes(back.encoded(i)) for i in range(len(back))] == list(written.values())
+        for file in ("train.rec", "train.idx", "property", "identities.txt"):
+            assert (folder / "again" / file).read_bytes() == (folder / "rec" / file).read_bytes()
+        convert(open_store(folder / "set"), folder / "pack", "pack", size=10)
+        convert(open_store(folder / "pack"), folder / "pixels", "folder")
+        first, last = read_folder(folder / "set"), read_folder(folder / "pixels")
+        assert (last.names, last.files) == (first.names, first.files)
+        for one, other in zip(first.images(size=10, grey=False), last.images(size=10, grey=False), strict=True):
+            assert np.array_equal(one, other)
+
+
+WHOLE = {suffix: picture(3, suffix) for suffix in (".jpg", ".png", ".pgm", ".bmp", ".webp")}
+
+
+@pytest.mark.parametrize("suffix", sorted(WHOLE))
+@BOUNDED
+@given(data=st.data())
+def test_any_damage_of_an_image_is_decoded_or_named(suffix: str, data: st.DataObject) -> None:
+    with fresh_folder() as folder:
+        path = folder / "set" / "ann" / f"1{suffix}"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data.draw(damaged(WHOLE[suffix])))
+        grey = data.draw(st.booleans())
+        source = read_folder(folder / "set")
+        try:
+            (image,) = source.images(size=7, grey=grey)
+        except ValueError as error:
+            assert str(path) in str(error) and str(error).isprintable()
+            assert any(word in str(error) for word in ("replace", "delete"))
+        else:
+            assert image.shape == (7, 7, 1 if grey else 3) and image.dtype == np.uint8
+
+
+def test_a_side_beyond_the_decoders_own_limit_is_named(tmp_path: Path) -> None:
+    bmp = bytearray(WHOLE[".bmp"])
+    bmp[18:26] = np.array([1, (1 << 20) + 1], "<i4").tobytes()
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "1.bmp").write_bytes(bmp)
+    with pytest.raises(ValueError, match=r"ann/1\.bmp is damaged or not an image .*: replace it from the original"):
+        list(read_folder(tmp_path).images(size=7, grey=True))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[tuple[str, str]]:
+    """Up to 12 paths of what may lie around, and what each is."""
+    part = st.sampled_from(["a", "b.jpg", "c.PNG", ".d", ".e.jpg", "f.txt", "new\nline", "1.jpg", "train", "data", "é"])
+    path = st.lists(part, min_size=1, max_size=3).map("/".join)
+    kind = st.sampled_from(["image", "image", "folder", "empty", "text", "dangling", "loop", "up", "image link"])
+    return draw(st.lists(st.tuples(path, kind), max_size=12))
+
+
+@BOUNDED
+@given(trees())
+def test_any_tree_is_read_or_named(found: list[tuple[str, str]]) -> None:
+    with fresh_folder() as folder:
+        root = folder / "set"
+        root.mkdir()
+        for name, kind in found:
+            path = root / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                match kind:
+                    case "folder":
+                        path.mkdir()
+                    case "dangling":
+                        path.symlink_to("nowhere")
+                    case "loop":
+                        path.symlink_to(path.name)
+                    case "up":
+                        path.symlink_to("..")
+                    case "image link":
+                        (folder / "other.png").write_bytes(picture(1))
+                        path.symlink_to(folder / "other.png")
+                    case _:
+                        path.write_bytes({"image": picture(0), "empty": b"", "text": b"text"}[kind])
+            except OSError:  # something else of this name is there already
+                continue
+        for read in (read_folder, open_store):
+            try:
+                source = read(root)
+            except (ValueError, FileNotFoundError) as error:
+                assert str(root) in str(error) and str(error).isprintable()
+                continue
+            assert len(source.files) == len(source.labels) > 0
+            assert set(source.labels.tolist()) == set(range(len(source.names)))
+            assert not any(part.startswith(".") for file in source.files for part in file.split("/"))
+            assert all((root / file).is_file() for file in source.files)

@@ -1,0 +1,87 @@
+"""Lists as text: their lines, and lists of whole numbers with millions of lines, such as IJB's pairs of templates."""
+
+from __future__ import annotations
+
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.text import shown
+
+NUMBER = rb"[0-9]{1,9}"
+"""A whole number of a list, as a pattern: up to `LARGEST`."""
+LARGEST = 999_999_999
+CHUNK = 2**24
+"""Bytes of a list of numbers that are looked at together."""
+LONGEST = 2**16
+"""Bytes that a line may have beyond a chunk."""
+FETCH = "fetch the list again"
+
+
+def text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """File and line number, and the text, of each line of a list that is not blank.
+
+    Raises FileNotFoundError where the list is missing, and ValueError where it is no text, or empty.
+    """
+    _check_there(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
+    lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{shown(path)} is empty: fetch it again")
+    yield from lines
+
+
+def numbers_of(
+    path: Path, fields: Sequence[bytes], meaning: str, *, separator: bytes = rb"[ \t]+", remedy: str = FETCH
+) -> Iterator[NDArray[np.int64]]:
+    """The (n, len(fields)) numbers of a list, some 16 MiB of its text at a time.
+
+    `fields` and the `separator` between them are patterns; `meaning` says in an error what a line should be. Lines
+    without anything are passed over. Raises FileNotFoundError where the list is missing; ValueError, with file and
+    line, for a line of another form, and where the list is empty.
+    """
+    _check_there(path)
+    pattern = rb"(?: *+%b)?[ \t\r]*+\n" % separator.join(fields)
+    lines = re.compile(rb"(?:%b)*+" % pattern)  # possessive: the time is linear
+    before, rows = 0, 0
+    with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+        while text := file.read(CHUNK) + file.readline(LONGEST):
+            text = text if text.endswith(b"\n") else text + b"\n"
+            end = lines.match(text).end()  # type: ignore[union-attr]  # it matches nothing at the least
+            if end < len(text):
+                line = text[end : end + LONGEST].split(b"\n")[0].decode("utf-8", "backslashreplace")
+                number = before + text.count(b"\n", 0, end) + 1
+                raise not_a_line(f"{shown(path)}, line {number:,}", line, meaning, remedy)
+            before += text.count(b"\n")
+            plain = text.replace(b",", b" ")
+            numbers = np.fromstring(plain, np.int64, sep=" ") if plain.strip() else np.empty(0, np.int64)
+            rows += len(numbers)
+            yield numbers.reshape(-1, len(fields))
+    if not rows:
+        raise ValueError(f"{shown(path)} is empty: {remedy}")
+
+
+def whole_number(text: str, where: str) -> int:
+    """The number that a field of a line holds; ValueError where it holds another thing."""
+    if not re.fullmatch(NUMBER, text.encode("utf-8", "backslashreplace")):
+        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; {FETCH}")
+    return int(text)
+
+
+def not_a_line(where: str, line: str, meaning: str, remedy: str = FETCH) -> ValueError:
+    """What to raise of a line that is not what it should be."""
+    return ValueError(f"{where}: {line.strip()[:80]!r} is not {meaning}; {remedy}")
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
