@@ -8,6 +8,8 @@ import unicodedata
 
 LONGEST = 200
 """Bytes in UTF-8. Most disks take 255, and files are called `NAME.safetensors.new` as well."""
+KITS = "COALFACE_KITS"
+"""The environment variable that names the folder of kits in the processes of a federation on this machine."""
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _JOINERS = "\u200c\u200d"
 """Letters that cannot be seen and belong to names in Persian and in languages of India."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.method import plays
+from coalface.core.names import KITS
 from coalface.engine.replies import FEW as BOUND_FROM
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import PartyStats
@@ -20,9 +21,6 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report.runs import mapping, number, whole_number
-
-KITS = "COALFACE_KITS"
-"""Where a process of a federation on this machine has its folder of kits, in its environment."""
 
 
 @dataclass(frozen=True)

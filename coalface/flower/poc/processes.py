@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coalface.core.checks import RecipeError
-from coalface.experiments.status import KITS
+from coalface.core.names import KITS
 
 PART = "COALFACE_PART"
 """Which part of the federation a process is, in its environment."""
