@@ -62,10 +62,15 @@ def test_what_listens_in_it_is_reached_from_there_and_not_from_without(tmp_path:
         listening.stdin.close()
 
 
-def test_one_that_runs_in_the_machines_network_stays_there_and_is_told(tmp_path: Path) -> None:
+def test_one_that_runs_in_the_machines_network_stays_there_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_make", lambda: pytest.fail("the tests would be moved into a network of their own"))
     environment = os.environ | processes.environment(tmp_path, "superlink")
-    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+    command = ["sh", "-c", "echo begun; exec sleep 60"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None and process.stdout.readline()  # before it, its environment may be empty
             assert "it was started so; `coalface down" in network.enter(tmp_path)
         finally:
             process.kill()
