@@ -59,10 +59,14 @@ PRETRAIN: dict[str, Any] = {
     "local": {"epochs": 1, "batch_size": 20, "lr": 0.003, "schedule": "cosine"},
     "loss": BASE["loss"],
 }
-PUBLIC: dict[str, Any] = {"faces": {"identities": 140, "images": 10}, "private": {"identities": 16}}
+PUBLIC: dict[str, Any] = {
+    "faces": {"identities": 140, "images": 10},
+    "scenario": "private-public",
+    "private": {"identities": 16},
+}
 CLIENTS: dict[str, Any] = {
     "local": {"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
-    "data": FACES | PUBLIC | {"partition": {"kind": "one-identity"}},
+    "data": FACES | PUBLIC | {"scenario": "devices"},
     "pretrain": PRETRAIN,
 }
 """Sixteen clients of one person each, that go on from a model of 64 other people."""
@@ -72,7 +76,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "5, clip": {"max_update_norm": 5.0, "max_share": 0.5, "oversized": "clip"},
 }
 """Settings of `engine`. The world of these runs is the recipe's, so that shares are bounded only where it says so."""
-EIGHT = loader.merged(CLIENTS, {"data": {"private": {"identities": 8}}})
+EIGHT = loader.merged(CLIENTS, {"data": {"scenario": "private-public", "private": {"identities": 8}}})
 COMPARED = {"fedavg": SILOS, "scaffold": SILOS, "fedface": EIGHT}
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -240,7 +244,12 @@ DOMAINS: dict[str, Any] = {
                 "street": {"identities": 130, "images": 8, "domains": ["street"], "first": 2000},
             },
         },
-        "domains": {"source": "studio", "target": "street", "clients": 7, "hold_out": 60, "calibrate": 10},
+        "scenario": "domains",
+        "source": "studio",
+        "target": "street",
+        "clients": 7,
+        "hold_out": 60,
+        "calibrate": 10,
     },
     "evaluation": {"pairs": {"unseen": {"domain": "target", "part": "street"}}},
     "pretrain": PRETRAIN,

@@ -21,7 +21,7 @@ TREE: dict[str, Any] = {
     "method": "fedavg-fv",
     "rounds": 2,
     "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
-    "data": {"size": 32, "faces": {"kind": "own", "parties": ["silo-01", "silo-00"]}},
+    "data": {"size": 32, "scenario": "own", "parties": ["silo-01", "silo-00"]},
     "validators": {"clinic": {"own": True, "pairs": 10}},
     "evaluation": {"fars": [0.1], "pairs": {"unseen": {"pairs": 10, "source": UNSEEN}}},
 }

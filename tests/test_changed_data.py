@@ -33,6 +33,7 @@ def recipe(root: Path) -> Recipe:
     data = {
         "faces": {"kind": "folder", "path": str(root)},
         "hold_out": 0,
+        "scenario": "private-public",
         "private": {"identities": 6},
         "partition": {"parties": 2},
     }

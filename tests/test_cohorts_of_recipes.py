@@ -22,7 +22,7 @@ CLIENTS = 8
 def recipe(method: str = "fedface", **changes: Any) -> Recipe:
     """The tiny recipe with one identity a client, each of whom takes one step on all of its images."""
     own = {"fedfv": {"sample": 3, "equivalents": 4}, "feduv": {"length": 127}}
-    common = {"method": method, "methods": own, "data": {"partition": {"kind": "one-identity"}}}
+    common = {"method": method, "methods": own, "data": {"scenario": "devices"}}
     return tinyruns.tiny(**loader.merged(common, changes))
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) ->
 
 def test_a_run_with_cohorts_is_one_without_but_for_rounding_and_says_so(tmp_path: Path) -> None:
     """The summary lists the same pieces, as often, of as many bytes; the size of cohorts stands among the numerics."""
-    common: dict[str, Any] = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
+    common: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
     alone = tinyruns.run(tmp_path / "alone", **common)
     many = tinyruns.run(tmp_path / "many", **common, engine={"client_batch": "auto"})
     one, other = (load_file(folder / "model" / "backbone.safetensors") for folder in (alone, many))

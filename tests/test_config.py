@@ -79,7 +79,7 @@ def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
         ({"rounds": 0}, "rounds: Input should be greater than or equal to 1; got 0"),
         ({"local": {"lr": "fast"}}, "local.lr: Input should be a valid number"),
         ({"local": {"lr": -1}}, "local: local work needs lr > 0"),
-        ({"data": None}, "data: a section with keys below it is needed, such as root, faces, size; got None"),
+        ({"data": None}, "data: a section with keys below it is needed, such as root, size, grey; got None"),
         (
             {"evaluation": {"pairs": {"a": None}}},
             "evaluation.pairs.a: a section with keys below it is needed, such as kind",
@@ -104,8 +104,8 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts: a source of kind 'joined' has parts"),
-        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: a source of kind 'joined' has parts"),
+        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts: faces of kind 'joined' have parts"),
+        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: faces of kind 'joined' have parts"),
         (
             {"data": {"faces": {"kind": "joined", "parts": {"a/b": {}}}}},
             "data.faces.parts: 'a/b' cannot be the name of a party",
@@ -257,8 +257,8 @@ def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
     flat = leaves(resolved)
     for key in ("local.momentum", "local.weight_decay", "loss.scale", "loss.margin", "methods.fedavg.momentum"):
         assert key in flat  # a default of a class behind the recipe, not of the recipe itself
-    for section in (schema.Data, schema.Model, schema.Engine, schema.Evaluation):
-        assert set(resolved[section.__name__.lower()]) == set(section.model_fields)
+    for name in ("data", "model", "engine", "evaluation"):
+        assert set(resolved[name]) == set(type(getattr(recipe, name)).model_fields)
     assert set(resolved) == set(schema.Recipe.model_fields)
 
 
@@ -350,18 +350,26 @@ def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, An
 
 
 def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
-    start = {"pretrain": {"method": "centralized"}, "data": {"side": "private", "private": {"identities": 12}}}
+    start = {
+        "pretrain": {"method": "centralized"},
+        "data": {"side": "private", "scenario": "private-public", "private": {"identities": 12}},
+    }
     digests = {
-        loader.pretraining(tiny(**loader.merged(start, {"data": {"private": {"assigned": dealt}}}))).digest()
+        loader.pretraining(
+            tiny(**loader.merged(start, {"data": {"scenario": "private-public", "private": {"assigned": dealt}}}))
+        ).digest()
         for dealt in (None, 12, 4)
     }
     assert len(digests) == 1
 
 
 def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
-    data = {"side": "private", "private": {"identities": 12}}
+    data = {"side": "private", "scenario": "private-public", "private": {"identities": 12}}
     one, other, fewer = (
-        tiny(pretrain={"method": "centralized"}, data=loader.merged(data, {"private": {"assigned": dealt}}))
+        tiny(
+            pretrain={"method": "centralized"},
+            data=loader.merged(data, {"scenario": "private-public", "private": {"assigned": dealt}}),
+        )
         for dealt in (None, 12, 4)
     )
     assert one == other and one.digest() == other.digest() != fewer.digest()

@@ -158,7 +158,12 @@ def test_files_and_names_of_folders_are_kept_from_the_targets(tmp_path: Path) ->
     tree = {key: value for key, value in TREE.items() if key not in ("data", "evaluation")}
     parts = {part: {"kind": "folder", "path": part} for part in ("here", "there")}
     data = {"root": str(tmp_path), "faces": {"kind": "joined", "parts": parts}, "size": 32}
-    recipe = loader.parse({**tree, "data": {**data, "domains": {"source": "here", "target": "there", "clients": 2}}})
+    recipe = loader.parse(
+        {
+            **tree,
+            "data": {**data, "scenario": "domains", "source_domain": "here", "target_domain": "there", "clients": 2},
+        }
+    )
     train = splits.split(recipe).train
     assert train.files is not None and train.domains is not None
     here = built(recipe).data
@@ -253,7 +258,7 @@ def test_the_pre_training_holds_the_source_alone_and_knows_who_is_in_it() -> Non
 
 
 def without_domains() -> dict[str, Any]:
-    return {"data": {"domains": None}}
+    return {"data": {"scenario": "silos"}}
 
 
 @pytest.mark.parametrize(
@@ -261,12 +266,12 @@ def without_domains() -> dict[str, Any]:
     [
         (
             [without_domains()],
-            "data.domains: fedfr-uda adapts a model of one domain to another, so say which part of a",
+            "data.scenario: fedfr-uda adapts a model of one domain to another: write `scenario: domains`",
         ),
-        ([domains(source="studo")], "data.domains.source: 'studo' is not known; did you mean 'studio'?"),
-        ([domains(target="steet")], "data.domains.target: 'steet' is not known; did you mean 'street'?"),
-        ([domains(target="studio")], "data.domains: source and target are both studio; name two parts"),
-        ([{"method": "fedavg"}], "data.domains: fedavg would need the identities of the target, which nobody knows"),
+        ([domains(source_domain="studo")], "data.source_domain: 'studo' is not known; did you mean 'studio'?"),
+        ([domains(target_domain="steet")], "data.target_domain: 'steet' is not known; did you mean 'street'?"),
+        ([domains(target_domain="studio")], "data.target_domain: source and target are both studio; name two parts"),
+        ([{"method": "fedavg"}], "method: with data.scenario=domains fedavg would need the identities of the target"),
         (
             [{"method": "centralized"}],
             "take one of fedfr-uda, source-only, target-only, merge, finetune-pseudo, dan, dann",
@@ -279,21 +284,20 @@ def without_domains() -> dict[str, Any]:
             [{"pretrain": {"method": "source-only"}}],
             "pretrain.data.side: 'source' is for a pre-training, by a method that",
         ),
-        ([{"data": {"hold_out": 2}}], "data.hold_out: it has no meaning beside data.domains; leave it out"),
         (
             [{"data": {"private": {"identities": 3}}}],
-            "data.private: it has no meaning beside data.domains; leave it out",
+            "data.private is not a key of data.scenario=domains",
         ),
-        ([{"data": {"test": {"images": 1}}}], "data.test: it has no meaning beside data.domains; leave it out"),
-        ([{"data": {"max_identities": 5}}], "data.max_identities: it has no meaning beside data.domains; leave it out"),
-        ([{"data": {"party_augment": {"source": {"flip": False}}}}], "data.party_augment: it has no meaning beside"),
+        ([{"data": {"test": {"images": 1}}}], "data.test is not a key of data.scenario=domains: silos, devices"),
+        ([{"data": {"max_identities": 5}}], "data.max_identities is not a key of data.scenario=domains"),
+        ([{"data": {"party_augment": {}}}], "data.party_augment is not a key of data.scenario=domains"),
         (
             [{"validators": {"v": {"identities": 2}}}],
             "validators: no method for two domains asks validators; leave them",
         ),
-        ([domains(clients=0)], "data.domains.clients: Input should be greater than or equal to 1; got 0"),
-        ([domains(split=-1)], "data.domains.split: Input should be greater than or equal to 0; got -1"),
-        ([domains(holdout=1)], "data.domains.holdout is not a key of a recipe; did you mean data.domains.hold_out"),
+        ([domains(clients=0)], "data.clients: Input should be greater than or equal to 1; got 0"),
+        ([domains(split=-1)], "data.split: Input should be greater than or equal to 0; got -1"),
+        ([domains(holdout=1)], "data.holdout is not a key of a recipe; did you mean data.hold_out"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_reason(changes: list[dict[str, Any]], said: str) -> None:
@@ -304,19 +308,19 @@ def test_what_does_not_go_together_is_refused_with_a_reason(changes: list[dict[s
 
 @pytest.mark.parametrize("side", ["source", "public"])
 def test_a_side_without_two_is_refused(side: str) -> None:
-    with pytest.raises(RecipeError, match=r"data\.side: without data\.\w+ there is one side only; leave it out"):
+    with pytest.raises(RecipeError, match=r"data\.side is not a key of data\.scenario=silos"):
         tinyruns.tiny(data={"side": side})
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (domains(hold_out=9), "data.domains.hold_out: 9 of the 9 identities of street would be judged, and none would"),
+        (domains(hold_out=9), "data.hold_out: 9 of the 9 identities of street would be judged, and none would"),
         (
             domains(calibrate=10),
-            "data.domains.calibrate: 10 of the 10 identities of studio would be kept out of training",
+            "data.calibrate: 10 of the 10 identities of studio would be kept out of training",
         ),
-        (domains(clients=7), "data.domains.clients: "),
+        (domains(clients=7), "data.clients: "),
     ],
 )
 def test_more_people_than_there_are_is_refused(change: dict[str, Any], said: str) -> None:

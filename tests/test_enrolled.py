@@ -41,10 +41,13 @@ from coalface.training.compute import Compute
 ALL = sorted(name for name, cls in METHODS.items() if not cls.domains)
 DEVICES: dict[str, Any] = {
     "method": "feduv",
-    "data": {"faces": {"images": 5}, "test": {"images": 2}, "partition": {"kind": "one-identity"}},
+    "data": {"faces": {"images": 5}, "test": {"images": 2}, "scenario": "devices"},
     "methods": {"feduv": {"sample": 4, "length": 127}},
     "local": {"epochs": 1, "batch_size": 16, "lr": 0.5},
 }
+
+
+SILOS = {"scenario": "silos", "partition": {"parties": 2}}
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -62,10 +65,10 @@ def rows(faces: FaceSet | None) -> set[int]:
 
 @pytest.mark.parametrize("method", ALL)
 def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
-    kind = "one-identity" if METHODS[method].one_identity else "equal"
     validators = {"evaluation": {"kind": "balanced", "identities": 2, "pairs": 10}}
     public = METHODS[method].shares_public
-    given = {"partition": {"kind": kind}} | ({"private": {"identities": 4}} if public else {})
+    given = {"scenario": "devices"} if METHODS[method].one_identity else dict[str, Any](SILOS)
+    given |= {"scenario": "private-public", "private": {"identities": 4}} if public else {}
     made = recipe(method=method, data=given, validators=validators)
     train = splits.split(made).train
     test, here = splits.split(made).test, Parts(made).data
@@ -86,7 +89,11 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
 def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
     first = rows(splits.split(recipe()).test)
     assert len(first) == 16
-    for changes in ({"seed": 5}, {"method": "centralized"}, {"data": {"partition": {"kind": "equal", "parties": 3}}}):
+    for changes in (
+        {"seed": 5},
+        {"method": "centralized"},
+        {"data": SILOS},
+    ):
         assert rows(splits.split(recipe(**changes)).test) == first
     assert rows(splits.split(recipe(data={"max_identities": 5})).test) < first
     parties = Parts(recipe()).silos
@@ -97,7 +104,10 @@ def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
 
 
 def test_a_pretraining_trains_on_none_of_them() -> None:
-    public = recipe(pretrain={"method": "centralized"}, data={"private": {"identities": 4}, "min_images": 2})
+    public = recipe(
+        pretrain={"method": "centralized"},
+        data={"scenario": "private-public", "private": {"identities": 4}, "min_images": 2},
+    )
     inner = loader.pretraining(public)
     assert inner.data.test is None and len(splits.split(inner).train) == 4 * 5  # of other people, all images
     same = recipe(pretrain={"method": "centralized"})

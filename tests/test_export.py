@@ -35,7 +35,10 @@ from coalface.models import BACKBONES
 
 def recipe(**changes: Any) -> Recipe:
     """Two silos of two people of eight, four of whom are public."""
-    tree = {"method": "fedfr-joint", "data": {"private": {"identities": 4}, "partition": {"parties": 2}}}
+    tree = {
+        "method": "fedfr-joint",
+        "data": {"scenario": "private-public", "private": {"identities": 4}, "partition": {"parties": 2}},
+    }
     return loader.parse(loader.merged(loader.merged(tiny().model_dump(mode="json"), tree), changes))
 
 

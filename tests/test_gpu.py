@@ -23,9 +23,9 @@ def fitting(name: str, **engine: Any) -> Recipe:
     cls = METHODS[name]
     if cls.domains:
         return two_domains({"method": name, "engine": engine})
-    data: dict[str, Any] = {"partition": {"kind": "one-identity"}} if cls.one_identity else {}
+    data: dict[str, Any] = {"scenario": "devices"} if cls.one_identity else {}
     if cls.shares_public:
-        data = {"private": {"identities": 4}, "partition": {"parties": 2}}
+        data = {"scenario": "private-public", "private": {"identities": 4}, "partition": {"parties": 2}}
     own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
     validators = {"evaluation": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}
     changes = {"method": name, "data": data, "methods": {name: own}, "validators": validators, "engine": engine}

@@ -53,7 +53,11 @@ CLIENTS = loader.merged(
     {
         "name": "clients",
         "method": "fedface",
-        "data": {"private": {"identities": 3}, "partition": {"shares": {"source": 1, "target-00": 1, "pooled": 1}}},
+        "data": {
+            "scenario": "private-public",
+            "private": {"identities": 3},
+            "partition": {"shares": {"source": 1, "target-00": 1, "pooled": 1}},
+        },
         "methods": {"fedfv": {"sample": 1, "equivalents": 5}, "feduv": {"sample": None, "length": 127}},
     },
 )
@@ -64,14 +68,19 @@ JOINT = loader.merged(
     {
         "name": "joint",
         "method": "fedfr-joint",
-        "data": {"faces": {"images": 5}, "private": {"identities": 4}, "test": {"images": 2}},
+        "data": {
+            "faces": {"images": 5},
+            "scenario": "private-public",
+            "private": {"identities": 4},
+            "test": {"images": 2},
+        },
         "methods": {"fedfr-joint": {"threshold": 0.5}},
         "evaluation": {"personalised": {"fars": [0.1], "fpirs": [0.25]}},
     },
 )
 """Two clients of two identities each, who hold the public identities' images as well."""
 
-DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"domains": {"clients": 1}}})
+DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"scenario": "domains", "clients": 1}})
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")

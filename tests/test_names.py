@@ -27,7 +27,7 @@ KEYS = {
     "evaluation.pairs": lambda name: {"evaluation": {"pairs": {name: {"pairs": 10}}}},
     "validators": lambda name: {"validators": {name: {"identities": 3}}},
     "data.faces.parts": lambda name: {"data": {"faces": {"kind": "joined", "parts": {name: PART}}}},
-    "data.faces.parties": lambda name: {"data": {"faces": {"kind": "own", "parties": [name]}}},
+    "data.parties": lambda name: {"data": {"scenario": "own", "parties": [name]}},
     "data.faces.domains": lambda name: {"data": {"faces": {"domains": [name]}}},
     "data.partition.shares": lambda name: {"data": {"partition": {"kind": "shares", "shares": {name: 1.0}}}},
     "data.party_augment": lambda name: {"data": {"party_augment": {name: {}}}},
@@ -36,7 +36,7 @@ KEYS = {
     "method": lambda name: {"method": name},
     "methods": lambda name: {"methods": {name: {}}},
     "loss.name": lambda name: {"loss": {"name": name}},
-    "data.domains.source": lambda name: {"data": {"domains": {"source": name, "target": "b"}}},
+    "data.source": lambda name: {"data": {"scenario": "domains", "source": name, "target": "b"}},
     "validators.v.validates": lambda name: {"validators": {"v": {"validates": name}}},
     "pretrain.name": lambda name: {"pretrain": {"name": name}},
 }

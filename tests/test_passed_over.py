@@ -85,8 +85,8 @@ def test_parties_own_images_public_people_and_a_pre_training_tell_it_too(root: P
     folders = {"a": own, "b": root / "data" / "other"}
     parts = {name: {"kind": "folder", "path": str(path)} for name, path in folders.items()}
     made = tree(root, method="fedfr-joint", pretrain={"method": "centralized", "rounds": 1})
-    made["data"] |= {"public": made["data"]["faces"], "partition": {}}
-    made["data"]["faces"] = {"kind": "own", "parties": ["a", "b"], "parts": parts}
+    own_data = {"scenario": "own", "parties": ["a", "b"], "party_data": parts, "public": made["data"]["faces"]}
+    made = loader.merged(made, {"data": own_data})
     made["evaluation"] = {"pairs": {}}
     view = Listening()
     experiment.run(loader.parse(made), root / "run", view, report=False)

@@ -87,7 +87,7 @@ def test_posts_components_and_own_messages_are_followed() -> None:
 
 
 def test_a_sample_counts_the_parties_of_a_round() -> None:
-    recipe = tiny(data={"partition": {"kind": "one-identity"}}, methods={"fedavg": {"sample": 3}})
+    recipe = tiny(data={"scenario": "devices"}, methods={"fedavg": {"sample": 3}})
     assert len(preflight.check(recipe)) == 8
     assert preflight.plan(recipe).parties == {"train": 3}
     text = preflight.describe(recipe)

@@ -31,6 +31,7 @@ SHARED: dict[str, Any] = {
     "data": {
         "faces": {"images": 5},
         "hold_out": 2,
+        "scenario": "private-public",
         "private": {"identities": 6},
         "partition": {"kind": "equal", "parties": 3},
     },
@@ -143,7 +144,7 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
 
 def test_other_people_are_another_pretraining() -> None:
     """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
-    made = [recipe(), recipe(data={"private": {"identities": 5}})]
+    made = [recipe(), recipe(data={"scenario": "private-public", "private": {"identities": 5}})]
     assert Parts(loader.pretraining(made[0])).content != Parts(loader.pretraining(made[1])).content
 
 
@@ -162,11 +163,11 @@ NONE = "starts from the class embeddings of all public identities, and {} leaves
         ({"pretrain": {"rounds": 1, "loss": {"name": "subcenter-arcface"}}}, NONE.format("'centralized'")),
         ({"pretrain": {"data": {"max_identities": 4}}}, NONE.format("'centralized'")),
         (
-            {"data": {"private": None}},
-            "data.private: in fedfr-joint all parties hold the public images .* `private: .identities: 150",
+            {"data": {"scenario": "silos"}},
+            "data.scenario: in fedfr-joint all parties hold the public images .* `private: .identities: 150",
         ),
-        ({"data": {"private": {"identities": 12}}}, "no image is left to train on"),
-        ({"data": {"side": "both"}}, "data.side: with `both` public people would be dealt to parties as well"),
+        ({"data": {"scenario": "private-public", "private": {"identities": 12}}}, "no image is left to train on"),
+        ({"data": {"side": "both"}}, "data.side: with `both` public people would be assigned to parties as well"),
         (
             {"data": {"side": "public"}, "pretrain": None},
             "data.side: in fedfr-joint all parties hold the public images, so its clients",

@@ -88,7 +88,7 @@ def test_an_update_of_a_client_of_one_identity_tells_its_mean_feature() -> None:
         assert cosines.argmax() == number and cosines[number] > 0.97
 
 
-ONE = {"data": {"partition": {"kind": "one-identity"}}}
+ONE = {"data": {"scenario": "devices"}}
 
 
 @pytest.mark.parametrize(

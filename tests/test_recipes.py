@@ -11,6 +11,7 @@ import pytest
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import Source
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.sources import unseen
 from coalface.experiments.sweep.grid import grid
@@ -22,7 +23,7 @@ SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
 
 def absent(recipe: Recipe) -> str:
     """Why it cannot be planned here: images that do not come along; empty if it can."""
-    sources = [recipe.data.faces, *recipe.data.faces.parts.values()]
+    sources = [getattr(recipe.data, "faces", Source()), *recipe.data.parts.values()]
     sources += [wanted.source for wanted in recipe.evaluation.pairs.values() if wanted.source is not None]
     paths = [source.path for source in sources if source.path is not None]
     paths += [wanted.path for wanted in recipe.evaluation.pairs.values() if wanted.path is not None]
@@ -60,7 +61,7 @@ def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_takes_every_method(path: Path) -> None:
-    adapts = loader.load(path).data.domains is not None
+    adapts = loader.load(path).domains is not None
     for method in (name for name, cls in METHODS.items() if bool(cls.domains) is adapts):
         assert loader.load(path, [f"method={method}"]).build_method()
 
@@ -76,4 +77,4 @@ def test_every_cell_of_a_sweep_resolves_and_is_told_from_the_others(path: Path) 
 def test_no_recipe_names_a_path_of_one_machine(path: Path) -> None:
     recipe = loader.load(path)
     assert recipe.data.root is None
-    assert not (recipe.data.faces.path or "").startswith("/")
+    assert not (getattr(recipe.data, "faces", Source()).path or "").startswith("/")

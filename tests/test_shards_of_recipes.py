@@ -56,7 +56,7 @@ def test_a_recipe_says_which_party_several_processes_play(tmp_path: Path, fedavg
         (
             {
                 "method": "fedface",
-                "data": {"partition": {"kind": "one-identity"}},
+                "data": {"scenario": "devices"},
                 "engine": {"processes_per_party": {"device-00": 2}},
             },
             "engine.processes_per_party.device-00: a client of fedface has one class embedding",

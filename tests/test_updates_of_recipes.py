@@ -62,7 +62,7 @@ def test_a_pre_training_sends_whole_updates_unless_it_says_otherwise() -> None:
 
 
 def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
-    common = {"method": "fedface", "data": {"partition": {"kind": "one-identity"}}}
+    common = {"method": "fedface", "data": {"scenario": "devices"}}
     refused = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": 64})
     with pytest.raises(
         RecipeError, match=r"engine.client_batch: engine.update_dtype narrows .*; set engine.client_batch=0, or auto"

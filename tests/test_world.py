@@ -28,8 +28,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def on_folder(root: Path, **data: Any) -> schema.Recipe:
-    source = {"kind": "folder", "path": "people"}
-    return loader.parse({"data": {"root": str(root), "faces": source, "size": 32, **data}, "engine": {"threads": 1}})
+    whole = {"root": str(root), "faces": {"kind": "folder", "path": "people"}, "size": 32}
+    return loader.parse(loader.merged({"data": whole, "engine": {"threads": 1}}, {"data": data}))
 
 
 def joined(root: Path, lists: dict[str, Any] | None = None, **data: Any) -> schema.Recipe:
@@ -80,7 +80,7 @@ def test_max_identities_takes_so_many() -> None:
     [
         ({"data": {"partition": {"kind": "equal", "parties": 3}}}, ["silo-00", "silo-01", "silo-02"]),
         ({"data": {"partition": {"kind": "dirichlet", "parties": 2}}}, ["silo-00", "silo-01"]),
-        ({"data": {"partition": {"kind": "one-identity"}}}, [f"device-{i:02d}" for i in range(8)]),
+        ({"data": {"scenario": "devices"}}, [f"device-{i:02d}" for i in range(8)]),
         (
             {"data": {"partition": {"kind": "by-domain"}, "faces": {"domains": ["studio", "night"]}}},
             ["night", "studio"],
@@ -130,10 +130,10 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
     (root / "people" / "Ann").rename(root / "people" / name)
     write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
     source = {"kind": "pack", "path": "people.pack"}
-    own = {"kind": "own", "parties": ["a"], "parts": {"a": source}}
-    for kind in (source, own):
+    own = {"scenario": "own", "parties": ["a"], "party_data": {"a": source}}
+    for data in ({"faces": source}, own):
         with pytest.raises(ValueError, match=r"people\.pack, identity .* is no plain name"):
-            splits.split(on_folder(root, faces=kind, partition={}))
+            splits.split(on_folder(root, **data))
 
 
 def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
@@ -281,7 +281,12 @@ def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:
-    data = {"hold_out": 6, "private": {"identities": 4, "min_images": 3}, "partition": {"kind": "one-identity"}}
+    data = {
+        "hold_out": 6,
+        "scenario": "private-public",
+        "private": {"identities": 4, "min_images": 3},
+        "partition": {"kind": "one-identity"},
+    }
     recipe = tiny(data=data, pretrain={"method": "centralized"})
     inner = loader.pretraining(recipe)
     parts = Parts(recipe)
@@ -294,14 +299,15 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
     reseeded = loader.parse({**recipe.model_dump(mode="json"), "seed": 5})
     assert splits.split(reseeded).train.names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
-        splits.split(tiny(data={**data, "private": {"identities": 900, "min_images": 3}}))
-    with pytest.raises(RecipeError, match=r"data.side: without data.private there is one side only"):
+        splits.split(tiny(data={**data, "scenario": "private-public", "private": {"identities": 900, "min_images": 3}}))
+    with pytest.raises(RecipeError, match=r"data.side is not a key of data.scenario=silos: private-public, "):
         tiny(data={"side": "public"})
 
 
 def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None:
     private = {"identities": 4, "min_images": 3}
-    data = {"hold_out": 6, "private": private, "partition": {"kind": "one-identity"}, "test": {"images": 1}}
+    data = {"hold_out": 6, "scenario": "private-public", "private": private, "test": {"images": 1}}
+    data["partition"] = {"kind": "one-identity"}
     few = {**data, "private": {**private, "assigned": 2}}
     whole, part = (splits.split(tiny(data=of)).train for of in (data, few))
     assert len(part.names) == 2 and set(part.names) < set(whole.names)
@@ -314,4 +320,4 @@ def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None
         assert {name for own in Parts(both).clients.values() for name in own.names} == set(names)
         assert {test.names[label] for label in test.labels} == set(names)
     with pytest.raises(RecipeError, match=r"data.private.assigned: 5 of 4 identities; give fewer"):
-        splits.split(tiny(data={**data, "private": {**private, "assigned": 5}}))
+        splits.split(tiny(data={**data, "scenario": "private-public", "private": {**private, "assigned": 5}}))

@@ -24,7 +24,12 @@ TREE: dict[str, Any] = {
             },
         },
         "size": 32,
-        "domains": {"source": "studio", "target": "street", "clients": 2, "hold_out": 3, "calibrate": 2},
+        "scenario": "domains",
+        "source_domain": "studio",
+        "target_domain": "street",
+        "clients": 2,
+        "hold_out": 3,
+        "calibrate": 2,
     },
     "evaluation": {
         "fars": [0.1],
@@ -50,5 +55,5 @@ def two_domains(*changes: dict[str, Any]) -> Recipe:
 
 
 def domains(**changes: Any) -> dict[str, Any]:
-    """Changes of `data.domains`."""
-    return {"data": {"domains": changes}}
+    """Changes of `data`."""
+    return {"data": changes}

@@ -25,7 +25,6 @@ from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.pretraining import Make
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup.parts import Parts, make_data
 
 POLICY = ("max_update_norm", "oversized", "max_share", "retries")
@@ -72,7 +71,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
 
     What cannot be run is found here, before anything is written. Raises RecipeError, ValueError or OSError.
     """
-    played: tuple[str, ...] | None = () if recipe.data.faces.kind == OWN and elsewhere else None
+    played: tuple[str, ...] | None = () if recipe.own is not None and elsewhere else None
     parts, start, classifier, before = Parts(recipe, callback.packing, played=played), None, None, None
     if recipe.pretrain is not None:
         pretrained = pretraining.pretrained(parts, callback, make)
@@ -88,7 +87,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
     evaluators: list[Evaluator] = [verification]
     if parts.split.test is not None:
         evaluators.append(_of_clients(parts))
-    elif recipe.data.test is not None:
+    elif recipe.test is not None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
     if method.domains:
         evaluators.append(Clustering(parts.truth))
@@ -133,7 +132,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
     engine = recipe.engine
     given: dict[str, Any] = {"retries": RETRIES}
     given |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
-    if recipe.data.faces.kind == OWN:
+    if recipe.own is not None:
         given.setdefault("max_share", MAX_SHARE)
         given.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return RoundPolicy(

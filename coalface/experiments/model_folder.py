@@ -16,8 +16,8 @@ from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation import verification
 from coalface.evaluation.verification import write_json, write_text
+from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
 from coalface.models.folder import ABOUT, about_digest
 
@@ -41,7 +41,7 @@ def write(
             save(tensors, fresh / "parties" / f"{party}.safetensors")
     write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.party_stats), readable))
     beside = []
-    if recipe.data.side == "public" and models.shared is not None:
+    if recipe.side == "public" and models.shared is not None:
         for _, tensors in server.local_results(CLASS_EMBEDDINGS, models):
             if tensors:
                 save(tensors, out / CLASSIFIER)
@@ -75,18 +75,20 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
 
 
 def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: int, readable: str) -> str:
-    source, partition = recipe.data.faces, recipe.data.partition
-    what = " ".join([source.kind, *([source.path] if source.path else []), *(source.parties or source.parts)])
+    what = "their own"
+    if isinstance(recipe.data, OfFaces):
+        source = recipe.data.faces
+        what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
+    elif recipe.own is not None:
+        what = " ".join(["own", *recipe.own.parties])
     pooled = METHODS[recipe.method].pooled
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
-    dealt: str = partition.kind
-    if source.kind == OWN:
-        dealt = "each its own images"
-    if (two := recipe.data.domains) is not None:
+    dealt: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
+    if (two := recipe.domains) is not None:
         known = "with" if METHODS[recipe.method].uses_target_labels else "without"
-        dealt = f"source {two.source}, target {two.target} {known} its identities"
+        dealt = f"source {two.source_domain}, target {two.target_domain} {known} its identities"
     parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if pooled and two is None else f"{dealt}, {parties}"
     lines += [f"- data: {what}; {parties}"]

@@ -14,7 +14,6 @@ from coalface.experiments.memory import footprint
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report.runs import size
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts
@@ -41,7 +40,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(f"pretrain: {error}") from None
-    nobody = () if recipe.data.faces.kind == OWN and party_data.lacking(recipe) else None
+    nobody = () if recipe.own is not None and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
     assert isinstance(parts.pairs, list)  # they are checked as they are read
@@ -65,7 +64,7 @@ def plan(recipe: Recipe) -> Plan:
     """
     parts, validators = Parts(recipe, sources.unseen), tuple(recipe.validators) or ("validator-0",)
     roles: dict[str, Sequence[str]] = {VALIDATOR: validators}
-    if parts.method.domains and recipe.data.domains is not None:
+    if parts.method.domains and recipe.domains is not None:
         kinds = domains.roles(recipe, domains.parties(recipe))
         for name in domains.parties(recipe):
             role = kinds.get(name, "trainer")
@@ -77,27 +76,26 @@ def plan(recipe: Recipe) -> Plan:
 
 def _party_count(parts: Parts) -> int:
     """Parties of a recipe; where each identity is one, that takes a look at the images."""
-    data = parts.recipe.data
+    partition = parts.recipe.partition
     if parts.method.pooled:
         return 1
-    if data.faces.kind == OWN:
-        return len(data.faces.parties)
-    return data.partition.parties if data.partition.kind in ("equal", "dirichlet") else len(parts.trainers)
+    if parts.own_parties:
+        return len(parts.own_parties)
+    dealt = partition is not None and partition.kind in ("equal", "dirichlet")
+    return partition.parties if partition is not None and dealt else len(parts.trainers)
 
 
 def stand_in(method: str) -> list[str]:
     """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
     if method in METHODS and METHODS[method].shares_public:
-        return ["data.private={identities: 80}"]
+        return ["data={scenario: private-public, private: {identities: 80}}"]
     if method in METHODS and METHODS[method].one_identity:
-        return ["data.partition.kind=one-identity"]
+        return ["data.scenario=devices"]
     if method not in METHODS or not METHODS[method].domains:
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
-    return [
-        f"data.faces={{kind: joined, parts: {parts}}}",
-        "data.domains={source: source, target: target, clients: 4}",
-    ]
+    faces = f"{{kind: joined, parts: {parts}}}"
+    return [f"data={{scenario: domains, source_domain: source, target_domain: target, clients: 4, faces: {faces}}}"]
 
 
 def check_leaves_shared(pretraining: Recipe) -> None:

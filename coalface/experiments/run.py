@@ -32,7 +32,6 @@ from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.experiment import Experiment
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import machine, party_data
 
@@ -185,7 +184,7 @@ def _execute(
         status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
         readable = plan.what_can_be_read(method, experiment.plan, _images_and_identities(transport))
         tell(*filter(None, [readable]))
-        if recipe.data.faces.kind == OWN:
+        if recipe.own is not None:
             tell(*status.image_counts(transport.members, experiment.policy.max_share))
         if adjusted:
             _adjust(out, recipe, adjusted)

@@ -164,7 +164,7 @@ def _loaded(party: Party, backbone: Tensors) -> nn.Module:
     if len(party.data.names) != 1:
         raise ValueError(
             f"{party.name} holds {len(party.data.names)} identities, and this method trains one class embedding a "
-            "party: set data.partition.kind=one-identity"
+            "party: set data.scenario=devices"
         )
     party.backbone.load(backbone)
     return party.backbone.module

@@ -47,7 +47,7 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
     """
     public: PublicImages | None = party.public
     if public is None or not len(public.faces):
-        raise ValueError(f"{party.name} holds no public images: give the recipe `data.private`; all others are public")
+        raise ValueError(f"{party.name} holds no public images: take data.scenario=private-public")
     return public.features(party, backbone, kept)
 
 

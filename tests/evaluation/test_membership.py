@@ -231,7 +231,12 @@ def test_people_whom_a_method_is_not_told_were_trained_on_all_the_same(method: s
 def test_public_people_were_trained_on_by_all_parties(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "method": "fedfr-joint",
-        "data": {"hold_out": 0, "private": {"identities": 6}, "partition": {"parties": 2}},
+        "data": {
+            "hold_out": 0,
+            "scenario": "private-public",
+            "private": {"identities": 6},
+            "partition": {"parties": 2},
+        },
     }
     recipe = tinyruns.tiny(**changes)
     train = splits.split(recipe).train

@@ -131,8 +131,8 @@ def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
 
 
 def test_every_key_of_a_source_and_a_partition_is_told_of():
-    from coalface.experiments.recipe import sections
+    from coalface.experiments.recipe import scenarios, sections
 
     sources, partitions = ({key for keys in kinds.values() for key in keys} for kinds in table.OF_KIND)
     assert sources == set(sections.Source.model_fields) - {"kind"}
-    assert partitions == set(sections.Partition.model_fields) - {"kind", "seed"}
+    assert partitions == set(scenarios.Partition.model_fields) - {"kind", "seed"}

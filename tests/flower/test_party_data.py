@@ -124,7 +124,7 @@ def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Pat
         experiment.run(local, cut, Stopped(), report=False)
     shutil.copytree(parties, tmp_path / "moved")
     moved = {party: str(tmp_path / "moved" / party / "faces") for party in PEOPLE}
-    changes = [f"data.faces.parts.{name}.path={moved[name]}" for name in ("silo-00", "silo-01")]
+    changes = [f"data.party_data.{name}.path={moved[name]}" for name in ("silo-00", "silo-01")]
     experiment.resume(cut, Silent(), (*changes, f"validators.clinic.source.path={moved['clinic']}"))
     for name in ("model/backbone.safetensors", "metrics.jsonl"):
         assert (whole / name).read_bytes() == (cut / name).read_bytes()
@@ -148,7 +148,7 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
     alone = party_data.party_data(made, "silo-00", tmp_path / "party.yaml")
     others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
-    both = sources.open_source(made, party_file.filled(made, others).data.faces)
+    both = sources.open_own(made, party_file.filled(made, others).data.parts)
     assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
     np.testing.assert_array_equal(both.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
 
@@ -188,7 +188,7 @@ def test_a_party_of_whom_nothing_is_left_says_so(parties: Path) -> None:
     local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
     few = picture_folders(parties / "few", ["Solo"], images=1)
     local = loader.parse(
-        loader.merged(local.model_dump(mode="json"), {"data": {"faces": {"parts": {"silo-00": {"path": str(few)}}}}})
+        loader.merged(local.model_dump(mode="json"), {"data": {"party_data": {"silo-00": {"path": str(few)}}}})
     )
     with pytest.raises(RecipeError, match="silo-00: none of its people has data.min_images=2 images or more"):
         preflight.check(local)
@@ -220,7 +220,7 @@ def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_pa
     before = {"method": "centralized", "rounds": 1, "data": {"faces": {**UNSEEN, "first": 500}}}
     path = written(tmp_path, method="fedavg", pretrain=before, rounds=1)
     inner = loader.pretraining(loader.load(path))
-    assert (inner.data.size, inner.data.faces.parties, inner.validators) == (32, (), {})
+    assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
     local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
@@ -279,15 +279,15 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": {"faces": {"parties": []}}}, "data.faces.parties: each party brings images of its own"),
-        ({"data": {"faces": {"parties": ["a", "A"]}}}, "two of them have one name"),
-        ({"data": {"faces": {"parties": ["../a"]}}}, "data.faces.parties.0: '../a' cannot be the name"),
-        ({"data": {"faces": {"parties": ["clinic", "b"]}}}, "validators.clinic: a trainer already has"),
-        ({"data": {"faces": {"parts": {"silo-9": {}}}}}, "'silo-9' is not known; did you mean 'silo-0"),
-        ({"data": {"hold_out": 4}}, "data.hold_out: .* nobody can set people of all parties aside"),
-        ({"data": {"private": {"identities": 2}}}, "data.private: .* each party trains on its own"),
-        ({"data": {"max_identities": 2}}, "data.max_identities: .* let each party bring fewer"),
-        ({"data": {"partition": {"kind": "dirichlet"}}}, "data.partition: parties that bring their own"),
+        ({"data": {"parties": []}}, "data.parties: each party brings images of its own"),
+        ({"data": {"parties": ["a", "A"]}}, "two of them have one name"),
+        ({"data": {"parties": ["../a"]}}, "data.parties.0: '../a' cannot be the name"),
+        ({"data": {"parties": ["clinic", "b"]}}, "validators.clinic: a trainer already has"),
+        ({"data": {"party_data": {"silo-9": {}}}}, "'silo-9' is not known; did you mean 'silo-0"),
+        ({"data": {"hold_out": 4}}, "data.hold_out is not a key of data.scenario=own"),
+        ({"data": {"private": {"identities": 2}}}, "data.private is not a key of data.scenario=own"),
+        ({"data": {"max_identities": 2}}, "data.max_identities is not a key of data.scenario=own: silos, devices, "),
+        ({"data": {"partition": {"kind": "dirichlet"}}}, "data.partition is not a key of data.scenario=own"),
         ({"data": {"exclude": {"silo-9": ["x"]}}}, "data.exclude: 'silo-9' is not known"),
         ({"method": "centralized"}, "method: centralized cannot be over .* take solo"),
         ({"method": "fedfr-uda"}, "method: fedfr-uda cannot be over parties with images of their own"),
@@ -305,7 +305,7 @@ def test_a_party_with_own_images_is_not_trained_on_others_that_a_recipe_names(tm
             "validators.clinic.validates: it brings images and pairs",
         ),
         ({"pretrain": {"method": "centralized"}}, "pretrain.data.faces: the server has none of the parties' images"),
-        ({"data": {"faces": {"kind": "synthetic"}}}, "data.faces.parties: a source of kind 'synthetic' is dealt"),
+        ({"data": {"faces": {"kind": "synthetic"}}}, "data.faces is not a key of data.scenario=own"),
     ],
 )
 def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -315,7 +315,7 @@ def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[
 
 def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) -> None:
     plain, filled = recipe(), party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
-    assert filled.digest() == plain.digest() and filled.data.faces.parts.keys() == {"silo-00", "silo-01"}
+    assert filled.digest() == plain.digest() and filled.data.parts.keys() == {"silo-00", "silo-01"}
     path = tmp_path / "told.yaml"
     path.write_text(yaml.safe_dump(filled.model_dump(mode="json")))
     with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
@@ -451,7 +451,7 @@ def test_a_kit_says_what_its_party_is_and_where_its_images_lie(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"silo-02": {"role": "trainer"}}, "parties.silo-02 is a trainer, but the recipe's data.faces.parties has no"),
+        ({"silo-02": {"role": "trainer"}}, "parties.silo-02 is a trainer, but the recipe's data.parties has no"),
         ({"silo-01": {"faces": {"kind": "folder", "paht": "x"}}}, "parties.silo-01.faces.paht is not .* path"),
         ({"silo-01": {"faces": {"kind": "joined"}}}, "parties.silo-01: data.kind: a party's images are of kind"),
         ({"silo-01": {"pairs": {"kind": "bin", "path": "x"}}}, "parties.silo-01: pairs: a trainer has none"),

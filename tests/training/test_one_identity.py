@@ -248,7 +248,7 @@ def test_batchnorm_is_a_reason_wherever_it_lies(norm: nn.Module) -> None:
 @pytest.mark.parametrize("work", ["one", "centres", "embeddings"])
 def test_a_party_of_several_identities_is_refused_by_name(work: str) -> None:
     several, theta = naive.party("silo-1", Tiny()), Tiny()().backbone.shared()
-    with pytest.raises(ValueError, match=r"silo-1 holds 2 identities.*set data.partition.kind=one-identity"):
+    with pytest.raises(ValueError, match=r"silo-1 holds 2 identities.*set data.scenario=devices"):
         if work == "one":
             train_one(several, theta, torch.ones(1, 8), ONE, PositiveHinge())
         elif work == "centres":

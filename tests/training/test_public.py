@@ -153,7 +153,7 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
 
 def test_a_party_without_public_images_is_told_of() -> None:
     for public in (None, PublicImages(faces_without_images())):
-        with pytest.raises(ValueError, match="silo-1 holds no public images: give the recipe `data.private`"):
+        with pytest.raises(ValueError, match="silo-1 holds no public images: take data.scenario=private-public"):
             public_features(replace(naive.party("silo-1", BUILD), public=public), BUILD().backbone.shared())
 
 

@@ -20,8 +20,8 @@ from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.import_insightface import understood
 from coalface.experiments.recipe.renamed_keys import check_names
+from coalface.experiments.recipe.scenarios import SCENARIOS
 from coalface.experiments.recipe.schema import LOSS, Recipe
-from coalface.experiments.recipe.sections import OWN
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
@@ -83,35 +83,35 @@ def pretraining(recipe: Recipe) -> Recipe:
     known = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = known  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
-    if (
-        (method := METHODS.get(str(changes.get("method")))) is not None
-        and method.pooled
-        and not recipe.data.party_augment
-    ):
-        tree["data"] = {**whole["data"], "partition": {"seed": recipe.data.partition.seed}}  # nothing is dealt
-    if recipe.data.private is not None:  # nobody's test images are among the public ones
-        private = {
-            **whole["data"]["private"],
-            "assigned": None,
-        }  # who holds the others does not matter
-        tree["data"] = {**tree["data"], "side": "public", "test": None, "private": private}
-    if recipe.data.faces.kind == OWN:  # the parties' images are not here
-        tree["data"] = own_data.before(whole["data"], changes)
-    if recipe.data.domains is not None:
-        whole_domains = {**whole["data"]["domains"], "clients": 1}  # one model, whoever holds the target
-        tree["data"] = {**tree["data"], "side": "source", "domains": whole_domains}
+    tree["data"] = _data_before(recipe, whole["data"], changes)
     try:
         return parse(merged(tree, changes))
     except RecipeError as error:
         raise RecipeError(f"pretrain.{error}") from None
 
 
+def _data_before(recipe: Recipe, data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` of a pre-training, from that of a recipe as plain values."""
+    tree, method = dict(data), METHODS.get(str(changes.get("method")))
+    if recipe.own is not None:  # the parties' images are not here
+        return own_data.before(recipe.own, tree, changes)
+    if recipe.domains is not None:
+        return tree | {"side": "source", "clients": 1}  # one model, whoever holds the target
+    if method is not None and method.pooled and not recipe.party_augment and "partition" in tree:
+        tree["partition"] = {"seed": tree["partition"]["seed"]}  # nothing is assigned
+    if recipe.private is not None:  # nobody's test images are among the public ones, whoever holds the others
+        tree |= {"side": "public", "test": None, "private": {**tree["private"], "assigned": None}}
+    return tree
+
+
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with one dotted key set. Another loss keeps what it can of the settings of the loss before."""
+    """The tree with one dotted key set. Another loss, or scenario, keeps what it can of the settings before."""
     if key == "loss.name" and isinstance(value, str) and value in LOSSES and isinstance(tree.get("loss"), Mapping):
         known = {f.name for f in dataclasses.fields(LOSSES[value])}
         kept = {k: v for k, v in tree["loss"].items() if k in known and v is not None}
         return {**tree, "loss": {**kept, "name": value}}
+    if key == "data.scenario" and isinstance(tree.get("data"), Mapping):
+        return {**tree, "data": _for_scenario(tree["data"], value)}
     first, _, rest = key.partition(".")
     if not rest:
         return {**tree, first: value}
@@ -123,9 +123,21 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**tree, first: with_value(below or {}, rest, value)}
 
 
+def _for_scenario(data: Mapping[str, Any], scenario: Any) -> dict[str, Any]:
+    """Data of another scenario, with what this has of the keys before."""
+    fields = SCENARIOS[scenario].model_fields if isinstance(scenario, str) and scenario in SCENARIOS else data
+    return {**{key: value for key, value in data.items() if key in fields}, "scenario": scenario}
+
+
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with a tree of changes laid over it."""
+    """The tree with a tree of changes laid over it; data of another scenario keeps what that has of the keys before."""
     result = dict(tree)
+    if (
+        isinstance(tree.get("data"), Mapping)
+        and isinstance(changes.get("data"), Mapping)
+        and "scenario" in changes["data"]
+    ):
+        result["data"] = _for_scenario(tree["data"], changes["data"]["scenario"])
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
@@ -188,22 +200,38 @@ def _fault(error: ValidationError) -> str:
         return str(own)
     loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
     path = [part for part in loc if "[" not in str(part)]  # pydantic names the member of a union as well
+    scenario = str(path.pop(1)) if path[:1] == ["data"] and path[1:2] and path[1] in SCENARIOS else ""
     where = short(".".join(str(part) for part in path))
     if first["type"] == "extra_forbidden":
-        return unknown_key(where, _keys_at(path[:-1]))
-    if first["type"] in ("model_type", "dict_type"):
-        known = f", such as {', '.join(_keys_at(path)[:3])}" if _keys_at(path) else ""
+        return _of_another(path, scenario) or unknown_key(where, _keys_at(path[:-1], scenario))
+    if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
+        named = first["input"].get("scenario")
+        return f"data.scenario: {repr(named)[:100]} is not known; known: {', '.join(SCENARIOS)}"
+    if first["type"] in ("model_type", "dict_type", "union_tag_invalid"):
+        keys = _keys_at(path, scenario or "silos")
+        known = f", such as {', '.join(keys[:3])}" if keys else ""
         return f"{where}: a section with keys below it is needed{known}; got {repr(first['input'])[:200]}"
     if first["type"] == "value_error":  # of a key or a value, which it names itself
         return f"{where}: {first['msg'].removeprefix('Value error, ')}"
     return f"{where}: {first['msg']}; got {repr(first['input'])[:200]}"
 
 
-def _keys_at(path: Sequence[str | int]) -> list[str]:
-    """The keys that a recipe can have below a path."""
+def _of_another(path: Sequence[str | int], scenario: str) -> str:
+    """What to say of a key that other scenarios have; empty for other keys."""
+    having = [name for name, data in SCENARIOS.items() if scenario and str(path[-1]) in data.model_fields]
+    if not having or len(path) != 2:
+        return ""
+    others = f"{', '.join(having)} {'have' if len(having) > 1 else 'has'} it"
+    return f"data.{path[-1]} is not a key of data.scenario={scenario}: {others}"
+
+
+def _keys_at(path: Sequence[str | int], scenario: str) -> list[str]:
+    """The keys that a recipe can have below a path, with data of a scenario."""
     found: Any = Recipe
-    for part in path:
-        if isinstance(found, type) and issubclass(found, BaseModel):
+    for place, part in enumerate(path):
+        if place == 0 and part == "data" and scenario:
+            found = SCENARIOS[scenario]
+        elif isinstance(found, type) and issubclass(found, BaseModel):
             found, _ = without_none(found.model_fields[str(part)].annotation)
         else:
             found = typing.get_args(found)[1]  # below a name that the recipe gives, such as that of a pair list

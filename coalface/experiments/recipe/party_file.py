@@ -13,7 +13,7 @@ from coalface.core.checks import RecipeError, nearest, short
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader, own_data
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import OWN, PartyName, Section, Source
+from coalface.experiments.recipe.sections import PartyName, Section, Source
 
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
@@ -66,8 +66,8 @@ def read_all(path: Path) -> dict[str, PartyFile]:
 def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
     """The recipe with where the images of some parties lie. Raises RecipeError for a party that brings none by it."""
     tree = recipe.model_dump(mode="json")
-    source, validators = tree["data"]["faces"], tree["validators"]
-    bringing = [*recipe.data.faces.parties, *(n for n, one in recipe.validators.items() if one.own)]
+    own, validators = recipe.own, tree["validators"]
+    bringing = [*(own.parties if own is not None else ()), *(n for n, one in recipe.validators.items() if one.own)]
     for name, one in given.items():
         nearest(name, dict.fromkeys(bringing), "a party with images of its own")
         role = "validator" if name in validators else "trainer"
@@ -77,12 +77,13 @@ def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
             raise RecipeError(f"{name}: its file does not say where its images lie; write data, as in {EXAMPLE}")
         images = one.data.model_dump(mode="json") if one.data is not None else None
         if role == "trainer":
-            source["parts"][name] = images
+            tree["data"]["party_data"][name] = images
         else:
             pairs = one.pairs.model_dump() if one.pairs is not None else {"kind": "balanced", "path": None}
             validators[name] |= {"source": images, "list": None} | pairs
-    if recipe.data.faces.kind == OWN:  # in one order, whatever that of the files
-        source["parts"] = {name: source["parts"][name] for name in source["parties"] if name in source["parts"]}
+    if own is not None:  # in one order, whatever that of the files
+        placed = tree["data"]["party_data"]
+        tree["data"]["party_data"] = {name: placed[name] for name in own.parties if name in placed}
     return loader.parse(tree)
 
 

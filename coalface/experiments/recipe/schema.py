@@ -19,19 +19,22 @@ from coalface.core.checks import build, nearest
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of
-from coalface.experiments.recipe.sections import (
-    OWN,
-    Data,
-    Engine,
-    Evaluation,
-    Model,
-    Name,
-    PartyName,
-    Section,
-    Validator,
+from coalface.experiments.recipe.scenarios import (
+    Augmentation,
+    Devices,
+    Domains,
+    Own,
+    Partition,
+    Partitioned,
+    Private,
+    PrivatePublic,
+    Public,
+    Scenario,
+    Silos,
+    Tested,
+    Testing,
 )
-from coalface.experiments.recipe.sections import PairsFrom as PairsFrom
-from coalface.experiments.recipe.sections import Source as Source
+from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Section, Validator
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
@@ -71,7 +74,8 @@ class Recipe(Section):
     loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
     methods: Annotated[Mapping[str, Tree], ByName("methods", Method, registry=METHODS, shared=SHARED)] = {}
     """Settings of single methods, by name; they hold when that method is chosen."""
-    data: Data = Data()
+    data: Scenario = Silos()
+    """Training images, and who holds them."""
     model: Model = Model()
     evaluation: Evaluation = Evaluation()
     validators: dict[PartyName, Validator] = {}
@@ -151,6 +155,45 @@ class Recipe(Section):
         whole = _what_is_set({key: value for key, value in self.essence().items() if key != "name"})
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def own(self) -> Own | None:
+        """The data, where each party brings images of its own."""
+        return self.data if isinstance(self.data, Own) else None
+
+    @property
+    def domains(self) -> Domains | None:
+        """The data, where it is of two domains."""
+        return self.data if isinstance(self.data, Domains) else None
+
+    @property
+    def private(self) -> Private | None:
+        """Whom the parties hold, where all others are public."""
+        return self.data.private if isinstance(self.data, PrivatePublic) else None
+
+    @property
+    def side(self) -> str | None:
+        """Whose images are trained on, where there are sides."""
+        if isinstance(self.data, Public):
+            return "public"
+        return self.data.side if isinstance(self.data, PrivatePublic | Domains) else None
+
+    @property
+    def partition(self) -> Partition | None:
+        """Who holds which identities; None where draws do not say it."""
+        if isinstance(self.data, Devices):
+            return Partition(kind="one-identity")
+        return self.data.partition if isinstance(self.data, Partitioned) else None
+
+    @property
+    def test(self) -> Testing | None:
+        """Which images of those who are trained on are kept to test them."""
+        return self.data.test if isinstance(self.data, Tested) else None
+
+    @property
+    def party_augment(self) -> dict[str, Augmentation]:
+        """Parties whose images change in a way of their own."""
+        return self.data.party_augment if isinstance(self.data, Tested) else {}
+
     def root(self) -> Path:
         """The data root. Raises RecipeError where none is given."""
         found = self.data.root or os.environ.get("COALFACE_DATA")
@@ -170,8 +213,8 @@ def _what_is_set(tree: Any) -> Any:
 
 def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
-    if whole["data"]["faces"]["kind"] == OWN:
-        whole["data"]["faces"]["parts"] = {}
+    if whole["data"]["scenario"] == "own":
+        whole["data"]["party_data"] = {}
     for one in whole["validators"].values():
         if one["own"]:
             one.update(source=None, kind="balanced", path=None, list=None)

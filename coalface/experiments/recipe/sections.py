@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
@@ -13,10 +13,6 @@ Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
 PartyName = Annotated[str, AfterValidator(check_party)]
 """What a party is called, or what parties are called after."""
-
-
-OWN = "own"
-"""The kind of `data.faces` that names parties and no images."""
 
 
 class Section(BaseModel):
@@ -28,9 +24,8 @@ class Section(BaseModel):
 class Source(Section):
     """Where face images come from."""
 
-    kind: Literal["folder", "rec", "pack", "synthetic", "joined", "own"] = "synthetic"
-    """`rec` are insightface's records: a folder with `train.rec`, or the file. `own`: each party brings its images, and
-    the recipe names the parties alone."""
+    kind: Literal["folder", "rec", "pack", "synthetic", "joined"] = "synthetic"
+    """`rec` are insightface's records: a folder with `train.rec`, or the file."""
     path: str | None = None
     """`folder`, `rec` and `pack`: below the data root unless absolute."""
     part: str | None = None
@@ -46,112 +41,7 @@ class Source(Section):
     domains: tuple[PartyName, ...] = ("studio",)
     """`synthetic`: person i is seen in domain i modulo their number."""
     parts: dict[PartyName, Source] = {}
-    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`. `own`:
-    where the images of parties lie that are played on this machine, as `coalface run --party-data` fills it in."""
-    parties: tuple[PartyName, ...] = ()
-    """`own`: the names of the trainers."""
-
-
-class Augmentation(Section):
-    """Changes to training images."""
-
-    flip: bool = True
-    crop: int = 0
-    colour: float = 0.0
-    blur: float = 0.0
-
-
-class Partition(Section):
-    """How the training identities are dealt to the parties."""
-
-    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
-    """`by-domain`: a party for each part of a joined source, or for each of the synthetic domains, named as it is."""
-    parties: int = 8
-    alpha: float = 0.5
-    """`dirichlet`: the smaller, the more unequal."""
-    shares: dict[PartyName, float] = {}
-    """`shares`: party -> its share of the identities, in proportion."""
-    split: int | None = Field(None, ge=1)
-    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
-    seed: int | None = None
-    """Of the deal; None: the run's seed."""
-
-
-class Private(Section):
-    """Which of the trainable identities the parties hold; the others are public, and a pre-training's."""
-
-    identities: int = Field(ge=1)
-    """So many of them, drawn by a fixed seed."""
-    min_images: int = 1
-    """From those with so many images or more."""
-    assigned: int | None = Field(None, ge=1)
-    """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
-
-    @field_validator("assigned")
-    @classmethod
-    def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """One recipe, and one digest, for all."""
-        return None if value == info.data.get("identities") else value
-
-
-class Testing(Section):
-    """Which images of those who are trained on are kept out of training, to verify them by afterwards."""
-
-    images: int = Field(ge=1)
-    """So many of every identity that has more, drawn by a fixed seed. Those with fewer keep all, and have none."""
-
-
-class Domains(Section):
-    """Two parts of a joined source as domains: one whose identities are known, one whose are not."""
-
-    source: str
-    """The part that the source client holds, with its identities."""
-    target: str
-    """The part that the target clients hold, without."""
-    clients: int = Field(1, ge=1)
-    """Target clients, to whom its identities are dealt equally."""
-    hold_out: int = Field(0, ge=0)
-    """Identities of the target that nobody trains on, to be judged."""
-    split: int | None = Field(None, ge=0)
-    """Which of them: splits judge other people as long as there are enough. None: the run's seed."""
-    calibrate: int = Field(0, ge=0)
-    """Identities of the source that nobody trains on, by which the source client chooses a threshold of clustering."""
-
-
-class Data(Section):
-    """Training images."""
-
-    root: str | None = None
-    """None: the environment variable COALFACE_DATA."""
-    faces: Source = Source()
-    size: int = 64
-    """Side of the images in pixels."""
-    grey: bool = True
-    exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """Pair lists whose identities are not trained on. Of a joined source: part -> lists, each holding for that part."""
-    min_images: int = 2
-    """Identities with fewer images are left out."""
-    max_identities: int | None = None
-    """Take only so many identities, drawn by the deal's seed."""
-    hold_out: int = 0
-    """Identities set aside for judging, drawn by a fixed seed; of a joined source, of each part in proportion."""
-    private: Private | None = None
-    side: Literal["private", "public", "both", "source"] | None = None
-    """With `private`: whose images this run trains on; None: the private ones, and in `pretrain` the public ones; for a
-    pooled method, as the upper bound, `both`. With `domains`: `source` is the source's alone, as in `pretrain`."""
-    public: Source | None = None
-    """Beside images of the parties' own: those of public people. A pre-training is on them, and where the method shares
-    them the server and every party hold them. `exclude` calls them `public`."""
-    domains: Domains | None = None
-    """For methods that adapt a model to unlabelled images: they need no `partition`, and whom they judge is what
-    `domains.hold_out` says; `hold_out` beside it is an error."""
-    test: Testing | None = None
-    """Images that no method trains on, of identities whose others are trained on: see
-    `coalface.evaluation.enrolled`."""
-    partition: Partition = Partition()
-    augment: Augmentation = Augmentation()
-    party_augment: dict[PartyName, Augmentation] = {}
-    """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
+    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`."""
 
 
 class PairsFrom(Section):
@@ -266,10 +156,10 @@ class Engine(Section):
     max_update_norm: float | None = Field(None, ge=0)
     """A reply whose update is so many times as large as the median reply's, both by the root of a party's images where
     these say how many steps it takes, does not count. None: 30, and 5 where parties bring their own images
-    (`data.faces.kind: own`); 0: no bound."""
+    (`data.scenario: own`); 0: no bound."""
     max_share: float | None = Field(None, gt=0, le=1)
     """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
-    0.5 where three or more are asked and each says its number itself (`data.faces.kind: own`), else no bound."""
+    0.5 where three or more are asked and each says its number itself (`data.scenario: own`), else no bound."""
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from coalface.core.checks import RecipeError, nearest
 from coalface.experiments.recipe import own_data
+from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import OWN, Validator
+from coalface.experiments.recipe.sections import Source, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
 
@@ -24,104 +25,101 @@ def check(recipe: Recipe) -> None:
 
 def _check_parts(recipe: Recipe) -> None:
     """Raise RecipeError unless parts, and what names parts, belong together."""
-    own_data.check(recipe)
-    source, exclude = recipe.data.faces, recipe.data.exclude
-    mine = {} if source.kind == OWN else source.parts
-    if (
-        recipe.data.side is not None
-        and (recipe.data.domains if recipe.data.side == "source" else recipe.data.private or recipe.data.public) is None
-    ):
-        other = "domains" if recipe.data.side == "source" else "private"
-        raise RecipeError(f"data.side: without data.{other} there is one side only; leave it out")
-    if recipe.evaluation.personalised is not None and recipe.data.test is None:
+    data = recipe.data
+    if recipe.own is not None:
+        own_data.check(recipe, recipe.own)
+    if recipe.evaluation.personalised is not None and recipe.test is None:
         raise RecipeError(
-            "evaluation.personalised: clients are judged by images of their own people that nobody trained on: say "
-            "how many of each identity's, as data.test={images: 4}"
+            "evaluation.personalised: clients are judged by images of their own people that nobody trained on: say how "
+            "many of each identity's, as data.test={images: 4}"
         )
-    if recipe.data.side == "both" and not METHODS[recipe.method].pooled:
+    _check_sides(recipe)
+    if (partition := recipe.partition) is not None and (partition.kind == "shares") != bool(partition.shares):
+        raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
+    if isinstance(data, OfFaces) and (data.faces.kind == "joined") != bool(data.parts):
+        raise RecipeError("data.faces.parts: faces of kind 'joined' have parts, and no others do")
+    joined = {} if recipe.own is not None else data.parts
+    for name, part in joined.items():
+        if part.kind not in ("folder", "rec", "synthetic"):
+            raise RecipeError(f"data.faces.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
+    _check_excluded(recipe, joined)
+    for name, pairs in recipe.evaluation.pairs.items():
+        where = f"evaluation.pairs.{name}"
+        if pairs.kind == "bin" and pairs.rank1 is not None:
+            raise RecipeError(f"{where}.rank1: a .bin does not say who is in its images; leave it out")
+        if pairs.source is not None and pairs.source.kind == "joined":
+            raise RecipeError(f"{where}.source: a list is judged on images of one source, not on joined ones")
+        if pairs.part is not None:
+            nearest(pairs.part, joined, f"{where}.part")
+            if pairs.source is not None:
+                raise RecipeError(f"{where}: give either a part of data.faces or a source, not both")
+        elif joined and pairs.source is None and pairs.kind not in ("balanced", "bin", "layout"):
+            raise RecipeError(f"{where}.part: say which part the pairs are of: {', '.join(joined)}")
+
+
+def _check_sides(recipe: Recipe) -> None:
+    """Raise RecipeError where a method cannot train on a side of the data."""
+    if recipe.side == "both" and not METHODS[recipe.method].pooled:
         raise RecipeError(
-            "data.side: with `both` public people would be dealt to parties as well, and "
+            "data.side: with `both` public people would be assigned to parties as well, and "
             f"{recipe.method} has parties: it is for a pooled method, as the upper bound"
         )
-    if recipe.data.side == "public" and METHODS[recipe.method].shares_public:
+    if recipe.side == "public" and METHODS[recipe.method].shares_public:
         raise RecipeError(
             f"data.side: in {recipe.method} all parties hold the public images, so its clients are the private people: "
             "leave it out; a pre-training on the public ones is by a method such as centralized"
         )
-    if (recipe.data.partition.kind == "shares") != bool(recipe.data.partition.shares):
-        raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
-    if (source.kind == "joined") != bool(mine):
-        raise RecipeError("data.faces.parts: a source of kind 'joined' has parts, and no other kind does")
-    for name, part in mine.items():
-        if part.kind not in ("folder", "rec", "synthetic"):
-            raise RecipeError(f"data.faces.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
-    if mine and exclude and not isinstance(exclude, dict):
-        first = next(iter(mine))
+
+
+def _check_excluded(recipe: Recipe, joined: Mapping[str, Source]) -> None:
+    """Raise RecipeError unless it is clear whom each excluded list is of."""
+    exclude, own = recipe.data.exclude, recipe.own
+    if joined and exclude and not isinstance(exclude, dict):
+        first = next(iter(joined))
         raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
     if isinstance(exclude, dict):
+        known = list(joined)
+        if own is not None:
+            known = [*own.parties, *([own_data.PUBLIC] if own.public is not None else [])]
         for name in exclude:
-            public = (own_data.PUBLIC,) if recipe.data.public is not None else ()
-            nearest(name, mine or dict.fromkeys((*source.parties, *public)), "data.exclude")
-    for name, wanted in recipe.evaluation.pairs.items():
-        if wanted.kind == "bin" and wanted.rank1 is not None:
-            raise RecipeError(f"evaluation.pairs.{name}.rank1: a .bin does not say who is in its images; leave it out")
-        if wanted.source is not None and wanted.source.kind in ("joined", OWN):
-            raise RecipeError(
-                f"evaluation.pairs.{name}.source: a list is judged on images of one source, not on a joined one or a "
-                "party's"
-            )
-        if wanted.part is not None:
-            nearest(wanted.part, mine, f"evaluation.pairs.{name}.part")
-            if wanted.source is not None:
-                raise RecipeError(f"evaluation.pairs.{name}: give either a part of data.faces or a source, not both")
-        elif mine and wanted.source is None and wanted.kind not in ("balanced", "bin", "layout"):
-            raise RecipeError(
-                f"evaluation.pairs.{name}.part: say which part the pairs are of: {', '.join(source.parts)}"
-            )
+            nearest(name, dict.fromkeys(known), "data.exclude")
 
 
 def _check_domains(recipe: Recipe) -> None:
     """Raise RecipeError unless the method and the data agree on whether there are two domains, and which."""
-    wanted, adapts = recipe.data.domains, bool(METHODS[recipe.method].domains)
-    fitting = ", ".join(name for name, method in METHODS.items() if method.domains)
-    if wanted is None:
+    data, adapts = recipe.domains, bool(METHODS[recipe.method].domains)
+    if data is None:
         if adapts:
             raise RecipeError(
-                f"data.domains: {recipe.method} adapts a model of one domain to another, so say which part of a joined "
-                "source is which, as `domains: {source: PART, target: PART}`"
+                f"data.scenario: {recipe.method} adapts a model of one domain to another: write `scenario: domains`, "
+                "and which part of joined faces is which, as `source_domain: PART, target_domain: PART`"
             )
         return
-    nearest(wanted.source, recipe.data.faces.parts, "data.domains.source")
-    nearest(wanted.target, recipe.data.faces.parts, "data.domains.target")
-    if wanted.source == wanted.target:
-        raise RecipeError(f"data.domains: source and target are both {wanted.source}; name two parts")
-    if not adapts and recipe.data.side != "source":
+    nearest(data.source_domain, data.parts, "data.source_domain")
+    nearest(data.target_domain, data.parts, "data.target_domain")
+    if data.source_domain == data.target_domain:
+        raise RecipeError(f"data.target_domain: source and target are both {data.source_domain}; name two parts")
+    if not adapts and data.side != "source":
+        fitting = ", ".join(name for name, method in METHODS.items() if method.domains)
         raise RecipeError(
-            f"data.domains: {recipe.method} would need the identities of the target, which nobody knows; take one of "
-            f"{fitting}, or leave data.domains out"
+            f"method: with data.scenario=domains {recipe.method} would need the identities of the target, which nobody "
+            f"knows; take one of {fitting}, or another scenario"
         )
-    if adapts and recipe.data.side is not None:
+    if adapts and data.side is not None:
         raise RecipeError(
-            f"data.side: {recipe.data.side!r} is for a pre-training, by a method that knows no domains such as "
+            f"data.side: {data.side!r} is for a pre-training, by a method that knows no domains such as "
             f"centralized, and not by {recipe.method}"
         )
-    beside: dict[str, Any] = {
-        "hold_out": recipe.data.hold_out,
-        "private": recipe.data.private,
-        "test": recipe.data.test,
-    }
-    beside |= {"max_identities": recipe.data.max_identities, "party_augment": recipe.data.party_augment}
-    if set_ := [key for key, value in beside.items() if value]:
-        raise RecipeError(f"data.{set_[0]}: it has no meaning beside data.domains; leave it out")
-    for name, listed in recipe.evaluation.pairs.items():
-        if listed.domain is None or listed.source is not None or listed.kind in ("bin", "layout"):
+    for name, pairs in recipe.evaluation.pairs.items():
+        if pairs.domain is None or pairs.source is not None or pairs.kind in ("bin", "layout"):
             continue
-        shown = wanted.target if listed.part is None else listed.part  # the target's are held out, and nobody else's
-        if shown != getattr(wanted, listed.domain):
+        shown = data.target_domain if pairs.part is None else pairs.part  # the target's are held out, and nobody else's
+        named = data.source_domain if pairs.domain == "source" else data.target_domain
+        if shown != named:
             raise RecipeError(
-                f"evaluation.pairs.{name}.domain: it says {listed.domain}, which is {getattr(wanted, listed.domain)}, "
-                f"and the list shows people of {shown}: the gap between the domains would be told wrongly. Name the "
-                "part, or give the list a source of its own"
+                f"evaluation.pairs.{name}.domain: it says {pairs.domain}, which is {named}, and the "
+                f"list shows people of {shown}: the gap between the domains would be told wrongly. Name the part, "
+                "or give the list a source of its own"
             )
     if recipe.validators:
         raise RecipeError("validators: no method for two domains asks validators; leave them out")
@@ -130,7 +128,7 @@ def _check_domains(recipe: Recipe) -> None:
 def _check_validators(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear which pairs each validator holds."""
     halves: dict[str, str] = {}
-    parts = recipe.data.faces.parts
+    parts = {} if recipe.own is not None else recipe.data.parts
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
         if validator.own:
@@ -158,7 +156,7 @@ def _check_validators(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
             )
-        if validator.source is not None and validator.source.kind in ("joined", OWN):
+        if validator.source is not None and validator.source.kind == "joined":
             raise RecipeError(f"{where}.source: pairs are of images of one source; for its own, {where}.own: true")
         if validator.part is not None and (validator.kind == "balanced" or validator.source is not None):
             raise RecipeError(f"{where}.part: identities are set aside from every part alike; leave it out")

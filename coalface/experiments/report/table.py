@@ -253,7 +253,6 @@ OF_KIND: tuple[dict[str, set[str]], ...] = (
         "rec": {"path"},
         "pack": {"path"},
         "joined": {"parts"},
-        "own": {"parties", "parts"},
     },
     {
         "equal": {"parties"},

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.partition import equal
+from coalface.experiments.recipe.scenarios import Domains
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.methods import METHODS
@@ -26,31 +27,29 @@ NAMED_SOURCE = "source"
 """The name of the source client."""
 
 
-def apart(recipe: Recipe, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
+def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
     """(for training, target identities to judge, source identities to choose a threshold by), disjoint by identity.
 
     Split number s judges `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
     fixed seed, so that the judged people of different splits differ as long as there are enough. Raises RecipeError.
     """
-    wanted = recipe.data.domains
-    assert wanted is not None
-    source, target = _of(faces, wanted.source), _of(faces, wanted.target)
+    source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
-    if wanted.hold_out >= len(target):
+    if data.hold_out >= len(target):
         raise RecipeError(
-            f"data.domains.hold_out: {wanted.hold_out:,} of the {len(target):,} identities of {wanted.target} would be "
+            f"data.hold_out: {data.hold_out:,} of the {len(target):,} identities of {data.target_domain} would be "
             "judged, and none would be left to train on; lower it"
         )
-    split = recipe.seed if wanted.split is None else wanted.split
-    judged = order[(split * wanted.hold_out + np.arange(wanted.hold_out)) % len(order)]
-    if wanted.calibrate >= len(source):
+    split = recipe.seed if data.split is None else data.split
+    judged = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
+    if data.calibrate >= len(source):
         raise RecipeError(
-            f"data.domains.calibrate: {wanted.calibrate:,} of the {len(source):,} identities of {wanted.source} would "
+            f"data.calibrate: {data.calibrate:,} of the {len(source):,} identities of {data.source_domain} would "
             "be kept out of training, and none would be left; lower it"
         )
-    kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: wanted.calibrate]
+    kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
     trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([judged, kept]))
-    if recipe.data.side == "source":
+    if data.side == "source":
         trained = np.setdiff1d(trained, target)
     return faces.only(trained), faces.only(np.sort(judged)), faces.only(np.sort(kept))
 
@@ -60,17 +59,17 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
 
     The source is `source`; the target's identities are dealt equally over `target-00`, …, their images shuffled.
     """
-    wanted = recipe.data.domains
-    assert wanted is not None
+    data = recipe.domains
+    assert data is not None  # the recipe of a method for domains has them
     method, parties = METHODS[recipe.method], {}
-    source, target = _of(faces, wanted.source), _of(faces, wanted.target)
+    source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
     if "source" in method.domains:
         parties[NAMED_SOURCE] = faces.only(source)
     if "target" in method.domains:
         try:
-            silos = equal(faces.only(target), wanted.clients, rng)
+            silos = equal(faces.only(target), data.clients, rng)
         except ValueError as error:
-            raise RecipeError(f"data.domains.clients: {error}") from None
+            raise RecipeError(f"data.clients: {error}") from None
         for name, mine in zip(targets(recipe), silos.values(), strict=True):
             parties[name] = mine.select(rng.permutation(len(mine)))
     return parties
@@ -78,8 +77,7 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
 
 def parties(recipe: Recipe) -> list[str]:
     """The names of the parties that `deal` gives, or of the one that they are pooled at, without a look at images."""
-    wanted, method = recipe.data.domains, METHODS[recipe.method]
-    assert wanted is not None
+    method = METHODS[recipe.method]
     if method.pooled:
         return ["pooled"]
     mine = targets(recipe) if "target" in method.domains else []
@@ -88,7 +86,7 @@ def parties(recipe: Recipe) -> list[str]:
 
 def targets(recipe: Recipe) -> list[str]:
     """The names of the target clients."""
-    return [f"target-{number:02d}" for number in range(recipe.data.domains.clients)] if recipe.data.domains else []
+    return [f"target-{number:02d}" for number in range(recipe.domains.clients)] if recipe.domains else []
 
 
 def roles(recipe: Recipe, parties: Iterable[str]) -> dict[str, str]:

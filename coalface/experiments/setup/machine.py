@@ -66,5 +66,5 @@ def _silos_beside(parts: Parts) -> Collection[str]:
     """
     recipe = parts.recipe
     if not parts.method.pooled:
-        return dict.fromkeys([*recipe.data.faces.parties, *parts.trainers])
+        return dict.fromkeys([*parts.own_parties, *parts.trainers])
     return () if recipe.engine.processes_per_party.keys() <= {POOLED, *recipe.validators} else parts.silos

@@ -18,8 +18,10 @@ from coalface.data.stores import open_store
 from coalface.evaluation.metrics.identification import query_and_gallery
 from coalface.evaluation.metrics.verification import tenths
 from coalface.evaluation.verification import VerificationPairs
-from coalface.experiments.recipe import schema
-from coalface.experiments.recipe.schema import PairsFrom, Recipe, RecipeError
+from coalface.experiments.recipe import sections
+from coalface.experiments.recipe.scenarios import OfFaces
+from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.sections import PairsFrom
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
 from coalface.models.embedding import images_needed
 
@@ -184,7 +186,7 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     A list with images of its own is held against every part of a joined source that may show the same people: of the
     same folder, or synthetic of the same seed.
     """
-    parts, own = recipe.data.faces.parts, _own_source(wanted)
+    parts, own = recipe.data.parts, _own_source(wanted)
     if own is None or not parts:
         return [""]
     return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
@@ -192,8 +194,8 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
 
 def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     """The same for public people, who have a source of their own where the parties have."""
-    own, public = _own_source(wanted), recipe.data.public
-    if public is None:
+    own = _own_source(wanted)
+    if recipe.own is None or (public := recipe.own.public) is None:
         return _prefixes(recipe, wanted)
     return [""] if own is None or origin(recipe, own) == origin(recipe, public) else []
 
@@ -202,10 +204,10 @@ def _called(faces: FaceSet, prefix: str) -> FaceSet:
     return replace(faces, names=tuple(prefix + known for known in faces.names))
 
 
-def _own_source(wanted: PairsFrom) -> schema.Source | None:
+def _own_source(wanted: PairsFrom) -> sections.Source | None:
     """Where a list takes its images from, if not from the training source."""
     if wanted.kind == "layout" and wanted.source is None:
-        return schema.Source(kind="folder", path=wanted.path)
+        return sections.Source(kind="folder", path=wanted.path)
     return wanted.source
 
 
@@ -242,13 +244,19 @@ def _list(
             raise RecipeError(f"{where}.list: say which list of {wanted.path}; it has {known}")
         chosen = nearest(wanted.list, lists, f"{where}.list") if wanted.list else next(iter(lists))
         return faces, lists[chosen]
-    source = recipe.data.faces.parts[wanted.part] if wanted.part else wanted.source or recipe.data.faces
+    source = recipe.data.parts[wanted.part] if wanted.part else wanted.source or _faces(recipe)
     faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
     if wanted.kind == "lfw":
         root = folder(recipe, source) if source.kind == "folder" else None
         return _called(faces, prefix), read_pairs(path, faces, root=root)
     pairs = devtest_all(faces, named_identities(path))
     return _called(faces, prefix), pairs
+
+
+def _faces(recipe: Recipe) -> sections.Source:
+    """The faces that are trained on; a list names others where parties bring their own."""
+    assert isinstance(recipe.data, OfFaces)
+    return recipe.data.faces
 
 
 def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where: str) -> tuple[FaceSet, PairList]:

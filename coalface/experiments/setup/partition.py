@@ -10,8 +10,9 @@ import numpy as np
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
+from coalface.experiments.recipe.scenarios import OfFaces, Own, Partition
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
+from coalface.experiments.recipe.sections import Source
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.splits import deal_seed
 from coalface.methods import METHODS
@@ -25,16 +26,15 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 
     Where parties bring images of their own, those that are played here.
     """
-    if recipe.data.faces.kind == OWN:
-        return _bringing(recipe, faces)
-    partition, rng = recipe.data.partition, generator(deal_seed(recipe), "deal")
+    if recipe.own is not None:
+        return _bringing(recipe.own, faces)
+    partition, rng = recipe.partition or Partition(), generator(deal_seed(recipe), "deal")
     if partition.kind == "equal":
         return equal(faces, partition.parties, rng)
     if partition.kind == "dirichlet":
         return dirichlet(faces, partition.parties, partition.alpha, rng)
     if partition.kind == "by-domain":
-        source = recipe.data.faces
-        names = _domain_names(faces) if source.kind == "folder" else tuple(source.parts) or source.domains
+        names = _domain_names(recipe, faces)
         return _split_further(by_domain(faces, names), partition.split, rng)
     if partition.kind == "shares":
         return by_shares(faces, partition.shares, rng)
@@ -49,9 +49,9 @@ def domain_parties(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 
 def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[str, FaceSet]:
     """The parties of two domains without the identities that the method is not told."""
-    if METHODS[recipe.method].uses_target_labels or recipe.data.domains is None:
+    if METHODS[recipe.method].uses_target_labels or recipe.domains is None:
         return parties
-    return {name: domains.untold(party, recipe.data.domains.source) for name, party in parties.items()}
+    return {name: domains.untold(party, recipe.domains.source_domain) for name, party in parties.items()}
 
 
 def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
@@ -64,21 +64,21 @@ def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
 
 def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
     """Raise RecipeError where a method for clients of one identity would have one with more."""
-    own = recipe.data.faces.kind == OWN
     if METHODS[recipe.method].one_identity and (more := [p for p, faces in parties.items() if len(faces.names) != 1]):
-        remedy = "let it bring those of one person" if own else "set data.partition.kind=one-identity"
+        own = recipe.own is not None
+        remedy = "let it bring those of one person" if own else "set data.scenario=devices"
         raise RecipeError(
-            f"data.{'source' if own else 'partition'}: {recipe.method} is for clients of one identity, and {more[0]} "
+            f"data.{'parties' if own else 'partition'}: {recipe.method} is for clients of one identity, and {more[0]} "
             f"would hold {len(parties[more[0]].names)}; {remedy}"
         )
 
 
-def _bringing(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
-    names = tuple(recipe.data.faces.parts)
+def _bringing(data: Own, faces: FaceSet) -> dict[str, FaceSet]:
+    names = tuple(data.party_data)
     there = set() if faces.domains is None else set(faces.domains.tolist())
     if empty := [name for number, name in enumerate(names) if number not in there]:
         raise RecipeError(
-            f"{empty[0]}: none of its people has data.min_images={recipe.data.min_images} images or more, or "
+            f"{empty[0]}: none of its people has data.min_images={data.min_images} images or more, or "
             "data.exclude names them all, so nothing is left to train on: look at its folder, or lower data.min_images"
         )
     return by_domain(faces, names) if names else {}
@@ -95,8 +95,11 @@ def _split_further(parties: dict[str, FaceSet], split: int | None, rng: np.rando
     }
 
 
-def _domain_names(faces: FaceSet) -> tuple[str, ...]:
-    """What the domains of a data set of several are called: the first part of their identities' names."""
+def _domain_names(recipe: Recipe, faces: FaceSet) -> tuple[str, ...]:
+    """What domains are called; of a data set of several, as the first part of their identities' names."""
+    source = recipe.data.faces if isinstance(recipe.data, OfFaces) else Source()
+    if source.kind != "folder":
+        return tuple(source.parts) or source.domains
     if faces.domains is None:
         return ()
     firsts = np.unique(faces.domains, return_index=True)[1]

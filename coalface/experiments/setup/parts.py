@@ -20,7 +20,6 @@ from coalface.evaluation.membership import Members
 from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe.own_data import placed
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.pair_lists import judged, validator
 from coalface.experiments.setup.partition import POOLED
@@ -97,9 +96,14 @@ class Parts:
             return partition.without_target_labels(self.recipe, self.truth)
         train = self.split.train
         if self.method.pooled:
-            return {POOLED: partition.marked_by_silo(train, self.silos) if self.recipe.data.party_augment else train}
+            return {POOLED: partition.marked_by_silo(train, self.silos) if self.recipe.party_augment else train}
         partition.check_one_identity(self.recipe, self.silos)
         return self.silos
+
+    @property
+    def own_parties(self) -> tuple[str, ...]:
+        """The trainers that bring images of their own, be they here or not."""
+        return self.recipe.own.parties if self.recipe.own is not None else ()
 
     @cached_property
     def has_validators(self) -> bool:
@@ -165,8 +169,8 @@ class Parts:
             autocast=recipe.engine.autocast,
             channels_last=recipe.engine.channels_last,
         )
-        elsewhere = {name: self.split.train.only([]) for name in [*sorted(recipe.data.faces.parties), *asked]}
-        calibrates = domains.NAMED_SOURCE in parties and recipe.data.domains and recipe.data.domains.calibrate
+        elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *asked]}
+        calibrates = domains.NAMED_SOURCE in parties and recipe.domains and recipe.domains.calibrate
         return FederatedData(
             data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
             public=self.public,
@@ -182,10 +186,10 @@ class Parts:
         """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
         recipe = self.recipe
         usual = Augment(**recipe.data.augment.model_dump())
-        if not recipe.data.party_augment:
+        if not recipe.party_augment:
             return usual, {}, ()
         pools = POOLED in self.trainers
-        silos = list(self.silos) if pools else [*recipe.data.faces.parties, *self.trainers]
+        silos = list(self.silos) if pools else [*self.own_parties, *self.trainers]
         own = augments(recipe, silos)
         return usual, own, tuple(own.get(name, usual) for name in silos) if pools else ()
 
@@ -200,11 +204,11 @@ class Parts:
             return 0
         training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
         why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
-        if not why and recipe.data.faces.kind == OWN and not recipe.data.faces.parts:
+        if not why and recipe.own is not None and not recipe.own.party_data:
             why = "the parties' images are their own, each at a node of its own"
         if not why and recipe.faults != SimulatedFaults():
             why = "faults are simulated party by party"
-        if not why and recipe.data.party_augment:
+        if not why and recipe.party_augment:
             why = "data.party_augment changes the images of parties in different ways"
         if not why and any(size > 1 for size in recipe.engine.processes_per_party.values()):
             why = "engine.processes_per_party splits a party's work"
@@ -240,11 +244,11 @@ class Parts:
 
         They are those of all trainers together, also where each keeps a model of its own.
         """
-        if self.recipe.data.faces.kind == OWN:
+        if self.recipe.own is not None:
             return None
         trainers = self.truth if self.method.domains else self.trainers  # targets are told no identities
         public = [self.public] if self.public is not None else []
-        people = membership.of_faces([*trainers.values(), *public], self.recipe.data.faces.parts)
+        people = membership.of_faces([*trainers.values(), *public], self.recipe.data.parts)
         return people if before is None else people.beside(before)
 
     def plays(self, party: str) -> bool:
@@ -259,9 +263,9 @@ def make_data(recipe: Recipe, start: Tensors | None = None, played: Collection[s
 
 def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
     """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
-    for name in recipe.data.party_augment:
+    for name in recipe.party_augment:
         nearest(name, dict.fromkeys(parties), "data.party_augment")
-    return {name: Augment(**own.model_dump()) for name, own in recipe.data.party_augment.items()}
+    return {name: Augment(**own.model_dump()) for name, own in recipe.party_augment.items()}
 
 
 def first_backbone(recipe: Recipe) -> Backbone:

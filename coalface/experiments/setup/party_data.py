@@ -10,7 +10,6 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import own_data, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup.parts import VALIDATOR, Parts, first_backbone
 from coalface.experiments.setup.sources import Packing
 from coalface.training.compute import Compute
@@ -38,10 +37,10 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     if not bringing and (given.data is not None or given.pairs is not None):
         raise RecipeError(
             f"{file} names images of {name}'s own, and this recipe would have others used: take `data` and `pairs` out "
-            "of it to agree, or ask for a recipe with data.faces.kind own"
+            "of it to agree, or ask for a recipe with data.scenario own"
         )
-    ours = recipe.data.faces.kind == OWN
-    asked = [*recipe.data.faces.parties, *(recipe.validators if Parts(recipe).has_validators else ())]
+    ours = recipe.own is not None
+    asked = [*(recipe.own.parties if recipe.own else ()), *(recipe.validators if Parts(recipe).has_validators else ())]
     if ours and name not in asked:
         raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
     made = party_file.filled(recipe, {name: given}) if bringing else recipe
@@ -55,8 +54,8 @@ def role(recipe: Recipe, name: str) -> str:
 
 def lacking(recipe: Recipe) -> list[str]:
     """The parties that bring images of their own, of which the recipe does not say where they lie."""
-    source = recipe.data.faces
-    trainers = [name for name in source.parties if name not in source.parts]
+    own = recipe.own
+    trainers = [name for name in own.parties if name not in own.party_data] if own is not None else []
     validators = recipe.validators.items() if Parts(recipe).has_validators else ()
     return trainers + [name for name, one in validators if not own_data.placed(one)]
 
@@ -67,7 +66,7 @@ def check_here(recipe: Recipe) -> None:
         raise RecipeError(
             f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of "
             "their own and does not say where they lie. To play all of them on this machine: `coalface run … "
-            "--party-data FILE`, or for a sweep the same below data.faces.parts of the recipe; a YAML file with a "
+            "--party-data FILE`, or for a sweep the same below data.party_data of the recipe; a YAML file with a "
             f"line for each, such as `{missing[0]}: {party_file.EXAMPLE}`; over Flower each party's node says it "
             "(docs/flower.md)"
         )
@@ -77,10 +76,10 @@ def check_elsewhere(recipe: Recipe) -> None:
     """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them judged here."""
     if told := own_data.named(recipe):
         raise RecipeError(
-            f"{told[0]}: the recipe says where images lie that are the party's own: take data.faces.parts out of it, "
+            f"{told[0]}: the recipe says where images lie that are the party's own: take data.party_data out of it, "
             "and source, kind and path of validators with `own: true`; each party's node says it"
         )
-    if recipe.data.faces.kind == OWN and recipe.evaluation.personalised is not None:
+    if recipe.own is not None and recipe.evaluation.personalised is not None:
         raise RecipeError(
             "evaluation.personalised: it takes test images of all parties in one place, and these are the parties' "
             "own: leave it out, or play the parties on one machine (`coalface run … --party-data FILE`)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from coalface.data.readers.pack import Packed, cached_pack
 from coalface.data.source import Source
 from coalface.data.stores import Store, check_names, open_store
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.experiments.recipe import schema
+from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 
 Packing = Callable[[int, int], None]
@@ -26,11 +26,9 @@ def unseen(done: int, total: int) -> None:
     """Given as `packing`: images are listed and not decoded, for checks; every pixel is black and takes no memory."""
 
 
-def open_source(recipe: Recipe, source: schema.Source, packing: Packing | None = None) -> FaceSet:
+def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None = None) -> FaceSet:
     """The images of a source at the recipe's size and colour, from the cache of packs."""
     size, grey = recipe.data.size, recipe.data.grey
-    if source.kind == "own" and len(source.parts) < 2:
-        return _of_one(recipe, source, packing)
     if source.kind != "pack":
         made = listed(recipe, source)
         faces = pixels(recipe, made, packing)
@@ -49,9 +47,12 @@ def open_source(recipe: Recipe, source: schema.Source, packing: Packing | None =
     return faces
 
 
-def _of_one(recipe: Recipe, source: schema.Source, packing: Packing | None) -> FaceSet:
-    """The images of the only party that is played here, called as beside others (`Joined`); none where none is."""
-    for name, part in source.parts.items():
+def open_own(recipe: Recipe, parties: Mapping[str, sections.Source], packing: Packing | None = None) -> FaceSet:
+    """The images of parties that bring their own, joined; of one alone called as beside others; none where none is."""
+    if len(parties) > 1:
+        joined = Joined({name: listed(recipe, part) for name, part in parties.items()})
+        return replace(pixels(recipe, joined, packing), domains=joined.domain_numbers)
+    for name, part in parties.items():
         faces = open_source(recipe, part, packing)
         files = None if faces.files is None else tuple(f"{name}/{file}" for file in faces.files)
         names, domains = tuple(f"{name}/{known}" for known in faces.names), np.zeros(len(faces), dtype=np.int64)
@@ -69,11 +70,11 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
     return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)
 
 
-def listed(recipe: Recipe, source: schema.Source) -> Source:
+def listed(recipe: Recipe, source: sections.Source) -> Source:
     """A source of which no image has been read yet; a pack is one among the parties' own alone."""
     if source.kind == "pack":
         return _pack(recipe, source)
-    if source.kind in ("joined", "own"):
+    if source.kind == "joined":
         return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
     if source.kind in ("folder", "rec"):
         return open_store(folder(recipe, source), part=source.part or "")
@@ -88,7 +89,7 @@ def listed(recipe: Recipe, source: schema.Source) -> Source:
     )
 
 
-def _pack(recipe: Recipe, source: schema.Source, verify: bool | None = None) -> Packed:
+def _pack(recipe: Recipe, source: sections.Source, verify: bool | None = None) -> Packed:
     """A pack. Raises ValueError for names in it that no folder or file of a source could have; `read_pack` verifies."""
     pack = Packed(folder(recipe, source), verify)
     for names in (pack.names, pack.files):
@@ -96,12 +97,12 @@ def _pack(recipe: Recipe, source: schema.Source, verify: bool | None = None) -> 
     return pack
 
 
-def origin(recipe: Recipe, source: schema.Source) -> tuple[str, object]:
+def origin(recipe: Recipe, source: sections.Source) -> tuple[str, object]:
     """What two sources have in common that may show the same people, under the same names."""
     return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
 
 
-def folder(recipe: Recipe, source: schema.Source) -> Path:
+def folder(recipe: Recipe, source: sections.Source) -> Path:
     if source.path is None:
         raise RecipeError(f"data.faces.path: a source of kind {source.kind!r} needs the folder it lies in")
     return below_root(recipe, source.path)

@@ -14,16 +14,17 @@ from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.experiments.recipe.own_data import before
+from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces, Own, Private, Public
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN, Data, Private
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
-from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_source, origin
+from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_own, open_source, origin
 from coalface.methods import METHODS
 
 
 def fingerprint(recipe: Recipe) -> str:
     """What names the images of a recipe's source."""
+    assert isinstance(recipe.data, OfFaces)  # those of parties' own images are not looked up
     source = recipe.data.faces
     if source.kind == "pack":
         return hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
@@ -57,10 +58,10 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     data = recipe.data
     faces = minimum_images(without(_opened(recipe, packing), _excluded(recipe)), data.min_images)
     held = calibration = faces.only([])
-    if data.domains is not None:
-        faces, held, calibration = domains.apart(recipe, faces)
-    if data.hold_out:
-        faces, held = _held_out(faces, data.hold_out, tuple(data.faces.parts))
+    if isinstance(data, Domains):
+        faces, held, calibration = domains.apart(recipe, data, faces)
+    elif isinstance(data, Assigned) and data.hold_out:
+        faces, held = _held_out(faces, data.hold_out, tuple(data.parts))
     aside = {}
     for name, validator in recipe.validators.items():
         if validator.identities is not None:
@@ -69,8 +70,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
             except ValueError as error:
                 raise RecipeError(f"validators.{name}.identities: {error}") from None
-    train = own = _of_side(recipe, faces, data.side)
-    if data.side == "both" and data.private is not None:
+    train = own = _of_side(recipe, faces, recipe.side)
+    if recipe.side == "both":
         own = _of_side(recipe, faces, None)
     rest, test = _without_test_images(recipe, train, own)
     if own is not train:
@@ -80,37 +81,32 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
 
 def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     """The public people, the parties', or both; at most `max_identities`. Raises RecipeError where nobody is left."""
-    data = recipe.data
-    if data.private is not None:
-        drawn = _drawn(faces, data.private)
+    data, private = recipe.data, recipe.private
+    if private is not None:
+        drawn = _drawn(faces, private)
         chosen = np.ones(len(faces.names), dtype=bool)
         if side != "public":
             chosen[:] = False
-            chosen[drawn[: data.private.assigned]] = True
+            chosen[drawn[: private.assigned]] = True
         if side in ("public", "both"):
             public = np.ones(len(faces.names), dtype=bool)
             public[drawn] = False
             chosen = public if side == "public" else public | chosen
         faces = faces.only(np.flatnonzero(chosen))
-    if data.max_identities is not None and data.max_identities < len(faces.names):
+    if isinstance(data, Assigned) and data.max_identities is not None and data.max_identities < len(faces.names):
         drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(drawn))
-    if len(faces) == 0 and (data.faces.kind != OWN or data.faces.parts):
-        if data.public is not None:
-            raise RecipeError(
-                f"data.public: none of its people has data.min_images={data.min_images} images or more, or "
-                "data.exclude names them all: take others, or lower data.min_images"
-            )
+    if len(faces) == 0 and (recipe.own is None or recipe.own.party_data):
         raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
     return faces
 
 
 def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[FaceSet, FaceSet | None]:
     """(those to train on, those to test on): disjoint images of the same identities, who are among `own`."""
-    wanted, source = recipe.data.test, recipe.data.faces
+    wanted, brought = recipe.test, recipe.own
     if wanted is None:
         return faces, None
-    if source.kind == OWN and len(source.parts) < len(source.parties):  # what one party has says nothing of all
+    if brought is not None and len(brought.party_data) < len(brought.parties):  # what one party has says nothing of all
         return _held_back(faces, wanted.images) if (faces.counts() > wanted.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
@@ -137,23 +133,30 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
     """
     if not METHODS[recipe.method].shares_public:
         return None
-    if recipe.data.faces.kind == OWN:
-        apart = Data.model_validate(before(recipe.data.model_dump(mode="json"), {}))
-        return _of_nobody(recipe, own, split(recipe.model_copy(update={"data": apart}), packing).train)
-    if recipe.data.private is None:
+    if recipe.own is not None:
+        return _of_nobody(recipe, recipe.own, own, _public_alone(recipe, recipe.own, packing))
+    if recipe.private is None:
         raise RecipeError(
-            f"data.private: in {recipe.method} all parties hold the public images beside their own, so say how many "
-            "identities are the parties', as `private: {identities: 150}`; all others are public"
+            f"data.scenario: in {recipe.method} all parties hold the public images beside their own: write `scenario: "
+            "private-public`, and how many identities are the parties', as `private: {identities: 150}`"
         )
     return _of_side(recipe, own.trainable, "public")
 
 
-def _of_nobody(recipe: Recipe, own: Split, public: FaceSet) -> FaceSet:
+def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet:
+    """Public people beside parties with images of their own, as a pre-training takes them."""
+    alone = Public.model_validate(before(data, data.model_dump(mode="json"), {}))
+    try:
+        return split(recipe.model_copy(update={"data": alone, "validators": {}}), packing).train
+    except (ValueError, OSError) as error:
+        raise RecipeError(str(error) if str(error).startswith("data.exclude") else f"data.public: {error}") from None
+
+
+def _of_nobody(recipe: Recipe, data: Own, own: Split, public: FaceSet) -> FaceSet:
     """Public people. Raises RecipeError where a party that is played here has some of them, of the same folder."""
-    source = recipe.data.public
-    assert source is not None
-    for name, part in recipe.data.faces.parts.items():
-        if origin(recipe, part) != origin(recipe, source):
+    assert data.public is not None  # else the recipe is refused
+    for name, part in data.party_data.items():
+        if origin(recipe, part) != origin(recipe, data.public):
             continue
         mine = {known.removeprefix(f"{name}/") for known in own.train.names if known.startswith(f"{name}/")}
         if shared := sorted(mine & set(public.names)):
@@ -166,13 +169,10 @@ def _of_nobody(recipe: Recipe, own: Split, public: FaceSet) -> FaceSet:
 
 
 def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
-    """The images of `data.faces`. Raises RecipeError, which names `data.public`, where those are of public people."""
-    try:
+    """The images that are trained on, before anybody is left out."""
+    if isinstance(recipe.data, OfFaces):
         return open_source(recipe, recipe.data.faces, packing)
-    except (ValueError, OSError) as error:
-        if recipe.data.public is None or recipe.data.faces.kind == OWN:
-            raise
-        raise RecipeError(f"data.public: {error}") from None
+    return open_own(recipe, recipe.data.parts, packing)
 
 
 def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
@@ -206,9 +206,9 @@ def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[Face
 
 def _excluded(recipe: Recipe) -> set[str]:
     """The identities that `data.exclude` names, as the training source calls them."""
-    wanted, source = recipe.data.exclude, recipe.data.faces
-    if source.kind == OWN:  # the lists of the parties that are played here
-        wanted = {name: wanted.get(name, ()) if isinstance(wanted, dict) else wanted for name in source.parts}
+    wanted = recipe.data.exclude
+    if recipe.own is not None:  # the lists of the parties that are played here
+        wanted = {n: wanted.get(n, ()) if isinstance(wanted, dict) else wanted for n in recipe.own.party_data}
     by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
     try:
         return {
@@ -222,5 +222,5 @@ def _excluded(recipe: Recipe) -> set[str]:
 
 
 def deal_seed(recipe: Recipe) -> int:
-    own = recipe.data.partition.seed
-    return recipe.seed if own is None else own
+    own = recipe.partition
+    return recipe.seed if own is None or own.seed is None else own.seed

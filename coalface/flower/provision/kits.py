@@ -18,7 +18,6 @@ from coalface.core.disk import writing
 from coalface.data import partition
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe, RecipeError
-from coalface.experiments.recipe.sections import OWN
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.partition import POOLED
 from coalface.flower.app import project as flowerproject
@@ -70,7 +69,7 @@ def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
             f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
         )
     read = loader.load(recipe)
-    validators, trainers = set(read.validators), set(read.data.faces.parties)
+    validators, trainers = set(read.validators), set(read.own.parties if read.own is not None else ())
     for name, party in made.parties.items():
         if party.role == "validator" and name not in validators:
             raise RecipeError(f"{file}: parties.{name} is a validator, but the recipe's `validators` has no {name}")
@@ -81,10 +80,10 @@ def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
         if not bringing and (said := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(
                 f"{file}: parties.{name}.{said[0]}: by the recipe it brings no images of its own: leave it out (`data` "
-                "is the root of the recipe's), or take a recipe with data.faces.kind own"
+                "is the root of the recipe's), or take a recipe with data.scenario own"
             )
         if trainers and party.role == "trainer" and name not in trainers:
-            raise RecipeError(f"{file}: parties.{name} is a trainer, but the recipe's data.faces.parties has no {name}")
+            raise RecipeError(f"{file}: parties.{name} is a trainer, but the recipe's data.parties has no {name}")
     if missing := sorted(trainers - made.parties.keys()):
         raise RecipeError(f"{file}: the recipe's party {missing[0]} is none of the parties: add it, or take it out")
     if missing := sorted(validators - made.parties.keys()):
@@ -98,12 +97,12 @@ def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     `pooled` may be there, and the silos of a pooled method: one federation runs a recipe by several methods. Where the
     images tell who trains, nothing is known before a run.
     """
-    method, data = METHODS[recipe.method], recipe.data
+    method, assigned = METHODS[recipe.method], recipe.partition
     if method.domains:
         dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
-    elif data.faces.kind != OWN and data.partition.kind in ("equal", "dirichlet", "shares"):
-        shares = data.partition.kind == "shares"
-        dealt = sorted(data.partition.shares) if shares else partition.names("silo", data.partition.parties)
+    elif assigned is not None and assigned.kind in ("equal", "dirichlet", "shares"):
+        shares = assigned.kind == "shares"
+        dealt = sorted(assigned.shares) if shares else partition.names("silo", assigned.parties)
         needed = [POOLED] if method.pooled else dealt
     else:
         return

@@ -1,0 +1,214 @@
+"""Where training images come from, and who holds them: one of five scenarios, each with the keys that it has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from coalface.experiments.recipe.sections import PartyName, Section, Source
+
+
+class Augmentation(Section):
+    """Changes to training images."""
+
+    flip: bool = True
+    crop: int = 0
+    colour: float = 0.0
+    blur: float = 0.0
+
+
+class Partition(Section):
+    """How the training identities are dealt to the parties."""
+
+    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
+    """`by-domain`: a party for each part of joined faces, or for each of the synthetic domains, named as it is.
+    `one-identity`: a party for each, as in the scenario `devices`."""
+    parties: int = 8
+    alpha: float = 0.5
+    """`dirichlet`: the smaller, the more unequal."""
+    shares: dict[PartyName, float] = {}
+    """`shares`: party -> its share of the identities, in proportion."""
+    split: int | None = Field(None, ge=1)
+    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
+    seed: int | None = None
+    """Of the deal; None: the run's seed."""
+
+
+class Private(Section):
+    """Which of the trainable identities the parties hold; the others are public, and a pre-training's."""
+
+    identities: int = Field(ge=1)
+    """So many of them, drawn by a fixed seed."""
+    min_images: int = 1
+    """From those with so many images or more."""
+    assigned: int | None = Field(None, ge=1)
+    """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
+
+    @field_validator("assigned")
+    @classmethod
+    def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """One recipe, and one digest, for all."""
+        return None if value == info.data.get("identities") else value
+
+
+class Testing(Section):
+    """Which images of those who are trained on are kept out of training, to verify them by afterwards."""
+
+    images: int = Field(ge=1)
+    """So many of every identity that has more, drawn by a fixed seed. Those with fewer keep all, and have none."""
+
+
+class Data(Section):
+    """What every scenario has."""
+
+    root: str | None = None
+    """Where the data sets lie; None: the environment variable COALFACE_DATA."""
+    size: int = 64
+    """Side of the images in pixels."""
+    grey: bool = True
+    """Whether images have one channel in place of three."""
+    exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Pair lists whose identities are not trained on. Of joined faces: part -> lists, each holding for that part; of
+    parties that bring their own images: party, or `public`, -> lists."""
+    min_images: int = 2
+    """Identities with fewer images are left out."""
+    augment: Augmentation = Augmentation()
+    """Changes to training images."""
+
+    @property
+    def parts(self) -> dict[PartyName, Source]:
+        """The named sources that the images are joined of; {} where they are of one."""
+        return {}
+
+
+class Tested(Data):
+    """A scenario whose people may be verified by images of theirs that are kept out of training."""
+
+    test: Testing | None = None
+    """Images that no method trains on, of identities whose others are trained on: see
+    `coalface.evaluation.enrolled`."""
+    party_augment: dict[PartyName, Augmentation] = {}
+    """Party -> what takes the place of `augment` there; a pooled party changes each image as its silo would."""
+
+
+class OfFaces(Data):
+    """A scenario of one set of faces."""
+
+    faces: Source = Source()
+    """The images."""
+
+    @property
+    def parts(self) -> dict[PartyName, Source]:
+        """The named sources that the images are joined of; {} where they are of one."""
+        return self.faces.parts
+
+
+class Assigned(OfFaces, Tested):
+    """A scenario whose identities are assigned to parties by draws."""
+
+    max_identities: int | None = None
+    """Take only so many identities, drawn by the partition's seed."""
+    hold_out: int = 0
+    """Identities set aside for evaluation, drawn by a fixed seed; of joined faces, of each part in proportion."""
+
+
+class Partitioned(Assigned):
+    """A scenario whose parties a partition makes."""
+
+    partition: Partition = Partition()
+    """Who holds which identities; of private and public ones, which of the private."""
+
+
+class Silos(Partitioned):
+    """Parties of many identities each."""
+
+    scenario: Literal["silos"] = "silos"
+
+
+class Public(Partitioned):
+    """Silos of public people, as for a pre-training: a run on them leaves their class embeddings."""
+
+    scenario: Literal["public"] = "public"
+
+
+class Devices(Assigned):
+    """A party for each identity."""
+
+    scenario: Literal["devices"] = "devices"
+
+
+class PrivatePublic(Partitioned):
+    """The parties hold some of the identities, and all others are public."""
+
+    scenario: Literal["private-public"] = "private-public"
+    private: Private
+    """Whom the parties hold."""
+    side: Literal["private", "public", "both"] | None = None
+    """Whose images are trained on. None: the private ones, and in `pretrain` the public ones; for a pooled method, as
+    the upper bound, `both`."""
+
+
+class Domains(OfFaces):
+    """Two parts of joined faces as domains: one whose identities are known, one whose are not."""
+
+    scenario: Literal["domains"] = "domains"
+    source_domain: str
+    """The part that the source client holds, with its identities."""
+    target_domain: str
+    """The part that the target clients hold, without."""
+    clients: int = Field(1, ge=1)
+    """Target clients, to whom its identities are assigned equally."""
+    hold_out: int = Field(0, ge=0)
+    """Identities of the target that nobody trains on, to be judged."""
+    split: int | None = Field(None, ge=0)
+    """Which of them: splits judge other people as long as there are enough. None: the run's seed."""
+    calibrate: int = Field(0, ge=0)
+    """Identities of the source that nobody trains on, by which the source client chooses a threshold of clustering."""
+    side: Literal["source"] | None = None
+    """Train on the source's alone, as in `pretrain`."""
+
+
+class Own(Tested):
+    """Each party brings images of its own, which the recipe does not name."""
+
+    scenario: Literal["own"] = "own"
+    parties: tuple[PartyName, ...]
+    """The names of the trainers."""
+    party_data: dict[PartyName, Source] = {}
+    """Where the images of parties lie that are played on this machine, as `coalface run --party-data` fills it in."""
+    public: Source | None = None
+    """Images of public people. A pre-training is on them, and where the method shares them the server and every party
+    hold them. `exclude` calls them `public`."""
+
+    @property
+    def parts(self) -> dict[PartyName, Source]:
+        """Party -> its images, of those that are played here."""
+        return self.party_data
+
+
+SCENARIOS: dict[str, type[Data]] = {
+    "silos": Silos,
+    "devices": Devices,
+    "public": Public,
+    "private-public": PrivatePublic,
+    "domains": Domains,
+    "own": Own,
+}
+
+
+def _scenario(data: Any) -> str:
+    """The scenario that a mapping names, or that an object is of."""
+    return str(data.get("scenario", "silos") if isinstance(data, dict) else getattr(data, "scenario", ""))
+
+
+Scenario = Annotated[
+    Annotated[Silos, Tag("silos")]
+    | Annotated[Devices, Tag("devices")]
+    | Annotated[Public, Tag("public")]
+    | Annotated[PrivatePublic, Tag("private-public")]
+    | Annotated[Domains, Tag("domains")]
+    | Annotated[Own, Tag("own")],
+    Discriminator(_scenario),
+]
+"""The data of a recipe."""
