@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-slow check lock clean
+.PHONY: demo test test-slow check lock schema clean
 
 demo: $(STAMP)
 	$(BIN)/coalface demo --out demo
@@ -35,6 +35,10 @@ $(STAMP): pyproject.toml requirements.lock constraints.txt
 # After an upgrade in .venv. It does not install first: that would take the upgrade back.
 lock:
 	$(BIN)/python tools/lock.py
+
+# After a change of the recipe's keys or of what is said of them.
+schema: $(STAMP)
+	$(BIN)/python tools/recipe_schema.py
 
 clean:
 	rm -rf $(VENV) demo .demo.unfinished .demo.before build *.egg-info .mypy_cache .pytest_cache .ruff_cache

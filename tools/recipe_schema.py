@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coalface.experiments.recipe.schema import Recipe
 
-PLACE = Path(__file__).parents[1] / "recipes" / "recipe.schema.json"
+PLACE = Path(__file__).resolve().parents[1] / "recipes" / "recipe.schema.json"
 
 
 def text() -> str:

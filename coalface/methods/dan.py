@@ -55,7 +55,9 @@ class DAN(Method):
     local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
+    """Of the discrepancy, beside the loss of the source."""
     kernels: int = 5
+    """Gaussian kernels whose mean is taken."""
 
     def __post_init__(self) -> None:
         if not self.weight >= 0 or self.kernels < 1:

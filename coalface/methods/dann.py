@@ -54,6 +54,7 @@ class DANN(Method):
     local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
+    """Of the domain classifier's loss, beside that of the source."""
     hidden: int = 128
     """Units of the discriminator's hidden layer."""
 

@@ -107,6 +107,7 @@ class FedFace(Method):
     spreadout: bool = True
     """False: the server leaves the class embeddings as they come (Table 2)."""
     preset: Literal["paper", "official"] = "paper"
+    """The constants of the server's step: those of the text, or of the authors' code."""
     spreading: Spreading | None = None
     """The server's step; None: the preset's."""
 

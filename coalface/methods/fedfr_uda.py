@@ -144,7 +144,9 @@ class FedFRUDA(Method):
     head_init: Literal["mean", "random"] = "mean"
     """Where class embeddings start: at the mean features of their class, or at random."""
     momentum: MomentumState = "reset"
+    """What a round's local training starts from: see `MomentumState`."""
     head_momentum: MomentumState | None = None
+    """The same of the class embeddings; None: as the backbone's."""
 
     def __post_init__(self) -> None:
         if self.pretrain < 0 or self.relabel < 0 or not 0 <= self.constraint < math.inf:

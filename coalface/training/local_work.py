@@ -28,13 +28,15 @@ class LocalTraining:
     """One round's work at a party: whole epochs, or iterations that go on where the last round stopped."""
 
     epochs: int = 1
+    """Whole passes over a party's images in a round."""
     steps_per_round: int | None = None
     """K, steps a round; if given, it replaces `epochs`."""
     total_steps: int | None = None
     """All steps of a party over the stage: with K it says how many rounds there are."""
     batch_size: int = 32
+    """Images of a step."""
     party_batch_size: Mapping[str, int] = field(default_factory=dict)
-    """Party -> its images a step, where they are not `batch`; with `iterations`, so that all take as many steps."""
+    """Party -> its images a step, where they are not `batch_size`; with `steps_per_round`, so that all take as many steps."""
     lr: float = 0.1
     """η in the first round."""
     schedule: Literal["constant", "step", "cosine"] = "constant"
@@ -44,7 +46,9 @@ class LocalTraining:
     lr_milestones: tuple[int, ...] = ()
     """For `step`, in place of `milestones`: the steps after which η is divided by 10. K must divide each."""
     momentum: float = 0.9
+    """β of SGD."""
     weight_decay: float = 5e-4
+    """The weight of ‖θ‖²/2 in the loss."""
     sample_rate: float | None = None
     """Share of the class embeddings that a step trains: those of its images and others drawn at random; None: all."""
 

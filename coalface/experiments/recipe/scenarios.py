@@ -13,9 +13,13 @@ class Augmentation(Section):
     """Changes to training images."""
 
     flip: bool = True
+    """Mirror left and right with probability 1/2."""
     crop: int = 0
+    """Shift by a whole number of pixels, up to so many, down and across."""
     colour: float = 0.0
+    """Multiply brightness, contrast and saturation by factors from 1 − colour to 1 + colour."""
     blur: float = 0.0
+    """The probability of a blur."""
 
 
 class Partition(Section):
@@ -25,6 +29,7 @@ class Partition(Section):
     """`by-domain`: a party for each part of joined faces, or for each of the synthetic domains, named as it is.
     `one-identity`: a party for each, as in the scenario `devices`."""
     parties: int = 8
+    """`equal` and `dirichlet`: how many parties."""
     alpha: float = 0.5
     """`dirichlet`: the smaller, the more unequal."""
     shares: dict[PartyName, float] = {}
@@ -124,24 +129,28 @@ class Silos(Partitioned):
     """Parties of many identities each."""
 
     scenario: Literal["silos"] = "silos"
+    """The scenario that `data` is of."""
 
 
 class Public(Partitioned):
     """Silos of public people, as for a pre-training: a run on them leaves their class embeddings."""
 
     scenario: Literal["public"] = "public"
+    """The scenario that `data` is of."""
 
 
 class Devices(Assigned):
     """A party for each identity."""
 
     scenario: Literal["devices"] = "devices"
+    """The scenario that `data` is of."""
 
 
 class PrivatePublic(Partitioned):
     """The parties hold some of the identities, and all others are public."""
 
     scenario: Literal["private-public"] = "private-public"
+    """The scenario that `data` is of."""
     private: Private
     """Whom the parties hold."""
     side: Literal["private", "public", "both"] | None = None
@@ -153,6 +162,7 @@ class Domains(OfFaces):
     """Two parts of joined faces as domains: one whose identities are known, one whose are not."""
 
     scenario: Literal["domains"] = "domains"
+    """The scenario that `data` is of."""
     source_domain: str
     """The part that the source client holds, with its identities."""
     target_domain: str
@@ -173,6 +183,7 @@ class Own(Tested):
     """Each party brings images of its own, which the recipe does not name."""
 
     scenario: Literal["own"] = "own"
+    """The scenario that `data` is of."""
     parties: tuple[PartyName, ...]
     """The names of the trainers."""
     party_data: dict[PartyName, Source] = {}

@@ -66,24 +66,32 @@ class Recipe(Section):
     """One experiment."""
 
     name: Name = "run"
+    """The run's name in reports, requests and ledgers; that of the file, unless it is given."""
     seed: int = 0
+    """The seed of every random draw but those that judge runs of all seeds alike."""
     method: str = "fedavg"
+    """How the model is trained: one of those that `coalface methods` lists."""
     rounds: int = Field(20, ge=1)
+    """Rounds of training."""
     local: Annotated[LocalTraining, Settings("local", LocalTraining)] = LocalTraining()
     """The local work, the same for all methods."""
     loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
+    """The loss over embeddings and class embeddings."""
     methods: Annotated[Mapping[str, Tree], ByName("methods", Method, registry=METHODS, shared=SHARED)] = {}
     """Settings of single methods, by name; they hold when that method is chosen."""
     data: Scenario = Silos()
     """Training images, and who holds them."""
     model: Model = Model()
+    """The backbone."""
     evaluation: Evaluation = Evaluation()
+    """What is judged, and when."""
     validators: dict[PartyName, Validator] = {}
     """Party name -> its pairs. They take part where the method has a step for validators."""
     fold_split: Literal["first", "second"] | None = None
     """Which half of the folds the validators with `validates` hold. The list is then judged on the folds of the other
     half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
+    """How the run is carried out on this machine."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
     pretrain: Tree | None = None

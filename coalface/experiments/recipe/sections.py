@@ -48,6 +48,7 @@ class PairsFrom(Section):
     """A list of pairs to judge on."""
 
     kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
+    """Where the pairs come from; `balanced`: they are drawn among the identities held out."""
     path: str | None = None
     """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs.
     `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
@@ -94,7 +95,9 @@ class Personalised(Section):
     fpirs: tuple[Rate, ...] = (1e-5, 1e-4)
     """1:N."""
     one_to_one: Literal["paper", "official"] = "paper"
+    """How 1:1 is judged: as the paper says, or as its authors' code does."""
     one_to_many: Literal["standard", "legacy"] = "standard"
+    """How 1:N is judged: as the field does, or as the authors' code does."""
 
 
 class Evaluation(Section):
@@ -109,6 +112,7 @@ class Evaluation(Section):
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
     pairs: dict[Name, PairsFrom] = {}
+    """Name -> a list of pairs to verify."""
     personalised: Personalised | None = None
     """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
 
@@ -117,19 +121,24 @@ class Model(Section):
     """The backbone."""
 
     name: str = "cnn-small"
+    """The network: one of those that `coalface models` lists."""
     embedding_size: int | None = None
+    """Numbers of an embedding; None: as many as the network usually has."""
     batchnorm: Literal["average", "local", "parameters-only"] = "average"
+    """What becomes of BatchNorm: all is averaged, all stays at the party, or running statistics alone stay."""
 
 
 class Engine(Section):
     """How the run is carried out on this machine."""
 
     workers: int = Field(1, ge=1)
+    """Processes that play the parties; the result does not depend on it."""
     threads: int = Field(1, ge=1)
     """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
     max_in_flight: int | None = Field(None, ge=1)
     """Parties under way or waiting to be folded; None: four for each worker."""
     sum_block: int = Field(16, ge=1)
+    """Parties whose replies are summed before the next so many begin, in their order. Part of the numerics."""
     processes_per_party: dict[PartyName, Annotated[int, Field(ge=1)]] = {}
     """Party name -> processes that play it: each holds a block of its class embeddings, and embeds a part of a batch.
     Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
@@ -141,15 +150,23 @@ class Engine(Section):
     """The type in which float32 tensors of a reply are sent, as differences to what the party was sent where it is the
     same field: see `coalface.core.compression`. None: as they are. Part of the numerics."""
     device: str = "cpu"
+    """Where training runs: `cpu`, `cuda` or `cuda:N`."""
     autocast: Literal["bfloat16"] | None = None
+    """The type that matrix products and convolutions are computed in; None: float32. Part of the numerics."""
     channels_last: bool = False
+    """Keep images with the channels last in memory. Part of the numerics."""
     flush_denormals: bool = True
+    """Take numbers too small for float32's full precision for 0, which is faster. Part of the numerics."""
     save_replies: bool = True
+    """Keep each reply at the party, so that the same request again gets the same reply without training."""
     checkpoint_every: int = Field(1, ge=1)
+    """Rounds between two checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
+    """How many of the last checkpoints are kept."""
     min_reply_fraction: float = Field(0.5, ge=0, le=1)
     """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
     max_abandoned_rounds: int = Field(5, ge=0)
+    """The run ends where so many rounds in a row are abandoned."""
     retries: int | None = Field(None, ge=0)
     """How often a party is asked again that was not reached, or whose reply was lost, late or torn. None: once.
     One that is silent for `step-seconds` is waited for as long again."""
@@ -163,5 +180,6 @@ class Engine(Section):
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"
+    """What a step that fails does: it ends the run, or its party is left out."""
     tensorboard: bool = False
     """Also write what `metrics.jsonl` holds as events for TensorBoard, into `tensorboard/` in the run's folder."""

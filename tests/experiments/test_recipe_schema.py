@@ -1,0 +1,46 @@
+"""`recipes/recipe.schema.json`, by which editors complete and check recipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coalface.experiments.recipe.schema import Recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SCHEMA = RECIPES / "recipe.schema.json"
+
+
+def undescribed(schema: dict[str, Any], where: str) -> list[str]:
+    """Keys of which a schema says nothing, neither beside them nor where they are defined."""
+    keys = schema.get("properties", {})
+    return [f"{where}.{name}" for name, key in keys.items() if not {"description", "$ref", "const"} & key.keys()]
+
+
+def test_it_is_what_the_recipe_says_now() -> None:
+    schema = json.loads(json.dumps(Recipe.model_json_schema()))
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == schema, "write it anew: make schema"
+
+
+def test_it_describes_every_key_down_to_the_settings_of_losses_and_methods() -> None:
+    schema = Recipe.model_json_schema()
+    parts = {"recipe": schema, **schema["$defs"], "local": schema["properties"]["local"]}
+    parts |= {f"loss {number}": loss for number, loss in enumerate(schema["properties"]["loss"]["anyOf"])}
+    parts |= schema["properties"]["methods"]["properties"]
+    assert [key for name, part in parts.items() for key in undescribed(part, name)] == []
+
+
+def test_it_knows_every_scenario_by_its_name() -> None:
+    scenarios = [part for part in Recipe.model_json_schema()["$defs"].values() if "scenario" in part["properties"]]
+    assert len(scenarios) == 6
+    assert len({part["properties"]["scenario"]["const"] for part in scenarios}) == 6
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_names_it_for_editors(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# yaml-language-server: $schema=")
+    assert (path.parent / first.partition("=")[2]).resolve() == SCHEMA.resolve()
