@@ -82,7 +82,7 @@ def resume(
     begun = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
         _write_config(out, begun.recipe.resolved())
-    provenance.recipe_of(out, begun)
+    _complete_config(out, provenance.recipe_of(out, begun))
     if carrier is None and status.is_elsewhere(out):
         raise RecipeError(
             f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
@@ -139,6 +139,12 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
     provenance.note(out, event)
     _write_config(out, tree)
     provenance.keep(out, tree, begun.code)
+
+
+def _complete_config(out: Path, recipe: Recipe) -> None:
+    """Write `config.yaml` anew where it lacks keys, as one that was cut off does, and says the same all the same."""
+    if yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8")) != (whole := recipe.resolved()):
+        _write_config(out, whole)
 
 
 def _write_config(out: Path, resolved: dict[str, Any]) -> None:
