@@ -1,4 +1,4 @@
-"""Commands that judge a model: `coalface ijb` and `megaface`, and what `evaluate` says."""
+"""Commands that judge a model: `coalface evaluate`, `ijb` and `megaface`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,59 @@ Flip = Annotated[bool, typer.Option("--flip", help="Add the feature of the mirro
 Features = Annotated[
     Path | None, typer.Option(help="A folder that keeps what was embedded, so that a stopped run goes on.")
 ]
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
+    on: Annotated[
+        Path, typer.Option("--on", help="A pair list (with --images), a .bin, a pack, or folders of images.")
+    ],
+    images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
+    party: Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")] = None,
+    threshold_from: Annotated[
+        Path | None, typer.Option(help="A second list that the threshold is chosen on (View 1).")
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image.")] = False,
+    pairs: Annotated[
+        int | None,
+        typer.Option(help="Draw so many genuine pairs; 3000, or all, where --on is a pack or folders without a list."),
+    ] = None,
+    own: Annotated[
+        str | None, typer.Option("--list", help="One of the pair lists that --on, a layout such as RFW, brings along.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
+
+    Where people in them were trained on, the figures on the pairs of others stand beside.
+    """
+    import functools
+    import json
+
+    from coalface.data.stores import telling_passed_over
+    from coalface.data.tools.progress_bar import counting
+    from coalface.evaluation.finished_model import judge_model
+
+    show = functools.partial(counting, quiet=quiet or as_json)
+    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
+        figures = judge_model(
+            model,
+            on,
+            images=images,
+            party=party,
+            threshold_from=threshold_from,
+            flip=flip,
+            pairs=pairs,
+            own=own,
+            show=show,
+        )
+    for said in remarks(figures, asked=pairs):
+        typer.echo(said, err=True)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=1))
+        return
+    print_figures(figures)
 
 
 def ijb(

@@ -36,7 +36,7 @@ class LocalTraining:
     batch_size: int = 32
     """Images of a step."""
     party_batch_size: Mapping[str, int] = field(default_factory=dict)
-    """Party -> its images a step, where they are not `batch_size`; with `steps_per_round`, so that all take as many steps."""
+    """Party -> its images a step, where they are not `batch_size`; with `steps_per_round`, so all take as many."""
     lr: float = 0.1
     """η in the first round."""
     schedule: Literal["constant", "step", "cosine"] = "constant"

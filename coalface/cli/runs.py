@@ -1,0 +1,150 @@
+"""Commands about runs: `coalface run`, `resume`, `demo`, `export`, `identify` and `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from coalface.cli import federation
+from coalface.cli.console import print_table, print_wide
+from coalface.cli.data import AsJson, Quiet
+
+Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, for example recipes/lfw/silos.yaml.")],
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option(help="The run folder to make.")] = Path("runs/run"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, its bytes and memory, and stop.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; the bits do not depend on it.")] = None,
+    party_data: Annotated[
+        Path | None, typer.Option(help="Where the images of parties lie that bring their own: party -> its party.yaml.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one recipe."""
+    from coalface.experiments import preflight
+    from coalface.experiments import run as experiment
+    from coalface.experiments.callbacks.progress import Progress
+    from coalface.experiments.recipe import loader, party_file
+
+    every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    loaded = loader.load(recipe, every)
+    if party_data is not None:
+        loaded = party_file.filled(loaded, party_file.read_all(party_data))
+    if dry_run:
+        typer.echo(preflight.describe(loaded))
+        return
+    with Progress(quiet=quiet) as callback:
+        experiment.run(loaded, out, callback)
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+class ResumeCommand(TyperCommand):
+    """Reads which keys may change where its help is asked for: to read them for every command takes a second."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from coalface.experiments.recipe import schema as config
+
+        changes = next(each for each in self.params if each.name == "changes")
+        changes.help = f"What may change: {', '.join(config.FREE + config.ADJUSTABLE)}."  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+def resume(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    changes: Changes = None,
+    changed_code: Annotated[
+        bool, typer.Option("--changed-code", help="Go on although the code of the method was changed since it began.")
+    ] = False,
+    from_round: Annotated[
+        int | None, typer.Option(help="Go back to an earlier accepted checkpoint: that after so many rounds.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
+    from coalface.experiments import provenance, status
+    from coalface.experiments import run as experiment
+    from coalface.experiments.callbacks.progress import Progress
+
+    if changed_code and status.is_elsewhere(run_folder):
+        provenance.accept_code(run_folder)
+    if from_round is not None:
+        experiment.go_back(run_folder, from_round)
+        typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
+    if federation.goes_on(run_folder, tuple(changes or ()), quiet):
+        return
+    with Progress(quiet=quiet) as callback:
+        experiment.resume(run_folder, callback, tuple(changes or ()), changed_code=changed_code)
+    typer.echo(f"report: {run_folder / 'report.html'}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a finished demo lies.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
+    from coalface.experiments import demo as demonstration
+    from coalface.experiments.callbacks.progress import Progress
+
+    with Progress(quiet=quiet) as callback:
+        typer.echo(demonstration.run(out, callback, fresh=fresh))
+
+
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
+    party: Annotated[str, typer.Option(help="The client, for example silo-00.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("own-model"),
+) -> None:
+    """Write a client's own model by itself: backbone, branch, the gallery of its people, and thresholds."""
+    from coalface.experiments import export as exporting
+
+    typer.echo(f"wrote {exporting.export(run_folder, party, out)}; it is the client's own: keep it there")
+
+
+def identify(
+    model: Annotated[Path, typer.Argument(help="A folder that `coalface export` has made.")],
+    images: Annotated[Path, typer.Argument(help="Identity folders of images, or a pack.")],
+    fpir: Annotated[float, typer.Option(help="The share of strangers that may be taken for somebody.")] = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Tell who of a client's people is in images, or that it is a stranger."""
+    import dataclasses
+    import json
+
+    from coalface.data.stores import telling_passed_over
+    from coalface.experiments import export as exporting
+
+    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
+        found = [dataclasses.asdict(one) for one in exporting.identify(model, images, fpir)]
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    print_table(
+        [{**one, "cosine": f"{one['cosine']:.3f}", "accepted": "yes" if one["accepted"] else "no"} for one in found]
+    )
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are to the first.")],
+    page: Annotated[Path | None, typer.Option(help="Also write a report page of them all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities)."""
+    from coalface.experiments import compare as comparing
+    from coalface.experiments.report import page as pages
+    from coalface.experiments.report import table
+
+    intervals = comparing.intervals(runs)
+    compared = table.compare(runs, intervals, comparing.left_out(runs))
+    if page is not None:
+        pages.build(runs[0], *runs[1:], intervals=intervals, to=page)
+    if as_json:
+        typer.echo(table.as_json(compared))
+        return
+    print_wide(table.rendered(compared))

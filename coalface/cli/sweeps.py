@@ -1,0 +1,90 @@
+"""Commands about grids of settings: `coalface sweep` and `weighting-grid`; and recipes from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from coalface.cli.console import print_table
+from coalface.cli.data import AsJson, Quiet
+from coalface.core import disk
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file of several grids over one.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the cells, the table and the page.")] = Path("sweeps/sweep"),
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="What differences are to: key=value of one swept key. Repeated, each has a table."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(help="A swept key to draw the figures over. Without it: each that takes three numbers or more."),
+    ] = None,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what is left to run.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a grid of recipes, resumable, into one table with paired differences and a page with drawings."""
+    from coalface.experiments.callbacks.progress import Progress
+    from coalface.experiments.sweep import run as sweeping
+
+    if dry_run:
+        typer.echo(sweeping.describe(recipe, changes or (), out, baselines=baseline or ()))
+        return
+    with Progress(quiet=quiet) as callback:
+        text = sweeping.sweep(
+            recipe, changes or (), out, callback, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs
+        )
+        typer.echo(text)
+
+
+def import_config(
+    config: Annotated[Path, typer.Argument(help="An insightface configuration, such as ms1mv3_r50.py.")],
+    out: Annotated[Path | None, typer.Option(help="The recipe to write; without it, the recipe is printed.")] = None,
+) -> None:
+    """Turn an insightface configuration into a recipe, without running it."""
+    from coalface.experiments.recipe import import_insightface
+
+    text = import_insightface.as_recipe(config)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with disk.writing(out), open(out, "x", encoding="utf-8") as file:
+        file.write(text)
+    typer.echo(f"wrote {out}; `coalface run {quote(str(out))} --dry-run` shows what it would do")
+
+
+def weighting_grid(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
+    step: Annotated[float, typer.Option(help="Between two weights; it divides 1. 0.1 makes 66 weightings.")] = 0.1,
+    parties: Annotated[str | None, typer.Option(help="Three of more, as a,b,c; the others get weight 0.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score the average of three parties' backbones over a grid of weightings, as the run's validators do.
+
+    Writes weighting-grid.json, .csv and .html into RUN.
+    """
+    import json
+
+    from coalface.data.tools.progress_bar import counting
+    from coalface.experiments import weighting_grid as grids
+    from coalface.experiments.report import weightings
+
+    steps, names = grids.steps_of(step), tuple(parties.split(",")) if parties is not None else ()
+    with counting("scoring", grids.models(steps), quiet or as_json) as count:
+        found = grids.build(run_folder, steps=steps, parties=names, progress=count).as_dict()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    table = weightings.table(found)
+    typer.echo("\n".join([*weightings.said(found), ""]))
+    print_table([dict(zip(table.header, row, strict=True)) for row in table.rows], numbers=set(table.header[1:]))
+    typer.echo(f"\nwrote {run_folder / grids.NAME}.html, .json and .csv")
