@@ -327,7 +327,7 @@ if __name__ == "__main__":
 @pytest.mark.ci
 def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
     """Over workers and over shards: each process that the run starts runs the script once more."""
-    for engine, place in ({"workers": 2}, "workers"), ({"shards": {"silo-00": 2}}, "shards"):
+    for engine, place in ({"workers": 2}, "workers"), ({"processes_per_party": {"silo-00": 2}}, "shards"):
         script, out = tmp_path / f"{place}.py", tmp_path / place
         changes = {"rounds": 1, "engine": {"threads": 1, **engine}}
         begins = f"tinyruns.run(pathlib.Path({str(out)!r}), **{changes})"

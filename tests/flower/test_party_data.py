@@ -89,7 +89,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         said = yaml.safe_load((tmp_path / party / "party.yaml").read_text())
         (tmp_path / party / "party.yaml").write_text(yaml.safe_dump({**said, "role": "trainer"}))
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
-    path = written(tmp_path, method=method, data={"faces": {"parties": list(PEOPLE)}})
+    path = written(tmp_path, method=method, data={"parties": list(PEOPLE)})
     tree = yaml.safe_load(path.read_text())
     del tree["validators"]
     if METHODS[method].shares_public:
