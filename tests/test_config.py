@@ -9,7 +9,7 @@ import yaml
 from tinyruns import TINY, tiny
 
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import loader, schema
+from coalface.experiments.recipe import loader, scenarios, schema
 from coalface.experiments.recipe.schema import FREE, RecipeError
 
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
@@ -393,3 +393,25 @@ def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pyt
     monkeypatch.delenv("COALFACE_DATA")
     with pytest.raises(RecipeError, match="set the environment variable COALFACE_DATA .* or add data.root=FOLDER"):
         loader.parse({}).root()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.scenario=device"], "did you mean 'devices'"),
+        (["data.scenario=devices", "data.partition.parties=3"], "data.partition is not a key of data.scenario=devices"),
+        (["data.private={identities: 3}"], "private-public has it"),
+        (["data.parties=[a]"], "own has it"),
+        (["data.scenario=private-public"], "data.private is missing: data.scenario=private-public needs it"),
+        (["data.test={}"], "data.test.images is missing"),
+    ],
+)
+def test_a_scenario_has_keys_of_its_own(changes: list[str], said: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        loader.load(None, changes)
+    assert said in str(refused.value)
+
+
+def test_another_scenario_keeps_the_keys_that_it_has_too() -> None:
+    recipe = loader.load(None, ["data.size=32", "data.partition.parties=3", "data.scenario=devices"])
+    assert (recipe.data.size, recipe.partition) == (32, scenarios.Partition(kind="one-identity"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from coalface.core.checks import RecipeError, short, unknown_key
+from coalface.core.checks import RecipeError, nearest, short, unknown_key
 from coalface.core.declarations import without_none
 from coalface.core.names import made_plain
 from coalface.core.text import told
@@ -205,12 +205,13 @@ def _fault(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return _of_another(path, scenario) or unknown_key(where, _keys_at(path[:-1], scenario))
     if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
-        named = first["input"].get("scenario")
-        return f"data.scenario: {repr(named)[:100]} is not known; known: {', '.join(SCENARIOS)}"
+        nearest(str(first["input"].get("scenario")), SCENARIOS, "data.scenario")
     if first["type"] in ("model_type", "dict_type", "union_tag_invalid"):
         keys = _keys_at(path, scenario or "silos")
         known = f", such as {', '.join(keys[:3])}" if keys else ""
         return f"{where}: a section with keys below it is needed{known}; got {repr(first['input'])[:200]}"
+    if first["type"] == "missing":
+        return f"{where} is missing" + (f": data.scenario={scenario} needs it" if scenario and len(path) == 2 else "")
     if first["type"] == "value_error":  # of a key or a value, which it names itself
         return f"{where}: {first['msg'].removeprefix('Value error, ')}"
     return f"{where}: {first['msg']}; got {repr(first['input'])[:200]}"
