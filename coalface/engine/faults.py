@@ -1,4 +1,4 @@
-"""Simulated trouble, for tests and studies: parties that drop out, come late or send nonsense, drawn by name."""
+"""Simulated faults, for tests and studies: parties that drop out, come late or send nonsense, drawn by name."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _size(reply: Reply) -> int | None:
 
 
 def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
-    """The names by which trouble is drawn: of the first try those of a call, of others its number as well."""
+    """The names by which faults are drawn: of the first try those of a call, of others its number as well."""
     return (*when, "try", attempt + 1) if attempt else when
 
 
