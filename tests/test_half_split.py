@@ -48,6 +48,15 @@ def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
     return parts.validators["v"], chosen
 
 
+def test_a_validator_at_a_node_of_its_own_opens_no_other_list() -> None:
+    absent = {"elsewhere": {"kind": "lfw", "path": "absent.txt", "source": {"kind": "folder", "path": "/absent"}}}
+    made = recipe("first", evaluation={"pairs": absent})
+    here = Parts(made, played=("v",)).validators
+    assert list(here) == ["v"] and len(here["v"][1]) == len(parts(recipe("first"))[0][1])
+    with pytest.raises(FileNotFoundError):
+        _ = Parts(made).validators
+
+
 def weights(seed: int) -> Tensors:
     return {n: t.clone() for n, t in first_backbone(tiny(seed=seed)).shared().items()}
 

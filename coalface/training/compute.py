@@ -47,7 +47,9 @@ class Compute:
         draws = np.concatenate([rng.random((len(index), DRAWS)) for _, index, rng in parts])
         store = parts[0][0].pixels
         if self.by_domain or any(faces.pixels is not store for faces, _, _ in parts):
-            raise ValueError("the images of a cohort lie in one store and are changed alike; leave out engine.cohort")
+            raise ValueError(
+                "the images of a client batch lie in one store and are changed alike: set engine.client_batch=0"
+            )
         images = to_tensor(store[np.concatenate([faces.rows[index] for faces, index, _ in parts])])
         return self._ready(self.augment.by(draws, images))
 

@@ -29,6 +29,12 @@ RENAMED = {
     "engine.updates": "engine.update_dtype",
     "engine.cohorts": "engine.client_batch",
     "data.source": "data.faces",
+    "data.faces.parties": "data.parties",
+    "data.domains.source": "data.source_domain",
+    "data.domains.target": "data.target_domain",
+    "data.domains.clients": "data.clients",
+    "data.domains.hold_out": "data.hold_out",
+    "data.domains.calibrate": "data.calibrate",
     "data.private.dealt": "data.private.assigned",
     "loss.wanted": "loss.target_cosine",
     "methods.*.batch": "methods.*.batch_size",
@@ -48,7 +54,8 @@ def check_names(tree: Mapping[str, Any]) -> None:
     for old, new in RENAMED.items():
         for names in _found(tree, old.split(".")):
             was = ".".join(names)
-            now = ".".join(name if part == "*" else part for name, part in zip(names, new.split("."), strict=True))
+            starred = dict(zip(old.split("."), names, strict=True)).get("*", "*")
+            now = new.replace("*", starred)
             raise RecipeError(f"{was} is now called {now}")
 
 

@@ -23,7 +23,7 @@ class Augmentation(Section):
 
 
 class Partition(Section):
-    """How the training identities are dealt to the parties."""
+    """How the training identities are assigned to the parties."""
 
     kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
     """`by-domain`: a party for each part of joined faces, or for each of the synthetic domains, named as it is.
@@ -35,9 +35,9 @@ class Partition(Section):
     shares: dict[PartyName, float] = {}
     """`shares`: party -> its share of the identities, in proportion."""
     split: int | None = Field(None, ge=1)
-    """`by-domain`: each domain's identities are dealt equally over so many parties, named DOMAIN-a, DOMAIN-b, …."""
+    """`by-domain`: each domain's identities are assigned equally to so many parties, named DOMAIN-a, DOMAIN-b, …."""
     seed: int | None = None
-    """Of the deal; None: the run's seed."""
+    """Of the draws that assign them; None: the run's seed."""
 
 
 class Private(Section):

@@ -97,7 +97,7 @@ class Recipe(Section):
     pretrain: Tree | None = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
-    It takes from this recipe what both must share: `seed`, `data`, `model`, the lists of `judge` and the `validators`
+    It takes from this recipe what both must share: `seed`, `data`, `model`, the pairs of `evaluation`, the `validators`
     (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
     computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `faults`) is what `pretrain` says, or
     the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -19,6 +20,12 @@ class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values, which are not checked. Raises TypeError for a key that the section has not."""
+        if unknown := (update or {}).keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no key {min(unknown)}")
+        return super().model_copy(update=update, deep=deep)
 
 
 class Source(Section):
@@ -136,7 +143,7 @@ class Engine(Section):
     threads: int = Field(1, ge=1)
     """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
     max_in_flight: int | None = Field(None, ge=1)
-    """Parties under way or waiting to be folded; None: four for each worker."""
+    """Parties under way or waiting to be summed; None: four for each worker."""
     sum_block: int = Field(16, ge=1)
     """Parties whose replies are summed before the next so many begin, in their order. Part of the numerics."""
     processes_per_party: dict[PartyName, Annotated[int, Field(ge=1)]] = {}

@@ -139,9 +139,9 @@ class Parts:
     def _halved(self, names: Collection[str]) -> list[VerificationPairs]:
         """Of the judged lists those alone that some validators hold half of."""
         halves = {self.recipe.validators[name].validates for name in names}
-        lists = {name: one for name, one in self.recipe.evaluation.pairs.items() if name in halves}
-        judge = self.recipe.evaluation.model_copy(update={"lists": lists})
-        recipe = self.recipe.model_copy(update={"evaluation": judge})
+        pairs = {name: one for name, one in self.recipe.evaluation.pairs.items() if name in halves}
+        evaluation = self.recipe.evaluation.model_copy(update={"pairs": pairs})
+        recipe = self.recipe.model_copy(update={"evaluation": evaluation})
         return judged(recipe, self.split.train, self.split.held, self.packing)
 
     @cached_property
@@ -213,7 +213,7 @@ class Parts:
         if not why and any(size > 1 for size in recipe.engine.processes_per_party.values()):
             why = "engine.processes_per_party splits a party's work"
         if not why and recipe.engine.update_dtype is not None:
-            why = "engine.update_dtype narrows what each party sends, and of a cohort no single replies are made"
+            why = "engine.update_dtype narrows what each party sends, and a client batch makes no single replies"
         if wanted == "auto":
             return 0 if why else CLIENT_BATCH
         if why:
