@@ -28,7 +28,6 @@ from coalface.data.tools.convert import Pairs, convert
 from coalface.engine import checkpoint
 from coalface.engine.checkpoint import Checkpoint
 from coalface.engine.party import commits
-from coalface.evaluation import verification
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.report import page
@@ -97,7 +96,7 @@ WRITERS: list[tuple[Callable[[Path], object], str]] = [
     (lambda place: kits.make(place / "federation.yaml", place / "kits", NOW), "kits/ca/ca.crt"),
     (lambda place: preview(place / "preview.png", images=1), "preview.png"),
     (lambda place: write_bin(place / "a.bin", [b"1" * SMALL] * 2, [True]), "a.bin"),
-    (lambda place: verification.write_json(place / "a.json", "1" * SMALL), "a.json"),
+    (lambda place: disk.write_json(place / "a.json", "1" * SMALL), "a.json"),
 ]
 
 

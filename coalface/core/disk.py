@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from coalface.core.text import shown
 
@@ -139,3 +141,16 @@ def _mounts() -> set[str]:
 def _amount(count: int) -> str:
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.3g} {name}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside its place and rename it there."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text beside its place and rename it there, so that it is there whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    with writing(path):
+        fresh.write_text(text, encoding="utf-8")
+    fresh.rename(path)

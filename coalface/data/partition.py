@@ -7,7 +7,7 @@ set holds no image are dealt to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,15 +83,6 @@ def by_shares(faces: FaceSet, shares_of: Mapping[str, float], rng: np.random.Gen
         raise ValueError(f"{names[int(np.argmin(sizes))]} would get none of {len(present)} identities: raise its share")
     parts = np.split(rng.permutation(present), np.cumsum(sizes)[:-1])
     return {name: faces.only(part) for name, part in zip(names, parts, strict=True)}
-
-
-PARTITIONS: dict[str, Callable[..., dict[str, FaceSet]]] = {
-    "equal": equal,
-    "one-identity": one_identity,
-    "by-domain": by_domain,
-    "dirichlet": dirichlet,
-    "shares": by_shares,
-}
 
 
 def first_images(faces: FaceSet, most: int) -> FaceSet:

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from coalface.core.disk import writing
+from coalface.core.disk import write_json, writing
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
 from coalface.data.source import DECODER, in_order
 from coalface.data.tools.progress_bar import counting
-from coalface.evaluation.verification import write_json
 from coalface.models.embedding import raw_features, unit_features
 
 BATCH = 256

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core.disk import write_json, writing
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Backbone, Models, Tensors
 from coalface.data.faceset import FaceSet
@@ -218,16 +217,3 @@ def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
             optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
             left, right = kept["left"].astype(np.int64), kept["right"].astype(np.int64)
             yield path.stem, PairIdentities(left, right, str(kept["sha256"]), **optional)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON beside its place and rename it there."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text beside its place and rename it there, so that it is there whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    with writing(path):
-        fresh.write_text(text, encoding="utf-8")
-    fresh.rename(path)

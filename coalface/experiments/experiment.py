@@ -53,8 +53,8 @@ class Experiment:
     evaluators: tuple[Evaluator, ...]
     classifier: Tensor | None = None
     """(k, d) class embeddings of the public identities, where a pre-training left some."""
-    members: Members | None = None
-    """Who is trained on; None where only the parties know."""
+    find_members: Callable[[], Members | None] = lambda: None
+    """Who is trained on; None where only the parties know. It hashes every image, so it is asked at the end."""
     notes: tuple[str, ...] = field(default=())
     """What a person is told before the run begins."""
 
@@ -103,7 +103,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
         plan=preflight.planned(parts),
         evaluators=tuple(evaluators),
         classifier=classifier,
-        members=parts.members(before),
+        find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
     )
 

@@ -11,11 +11,11 @@ from typing import Any
 from safetensors.torch import save_file
 
 from coalface.core import disk
+from coalface.core.disk import write_json, write_text
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation import verification
-from coalface.evaluation.verification import write_json, write_text
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from coalface.core.checks import nearest
 from coalface.core.method import plays
+from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.experiments import plan as planning
@@ -43,7 +44,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     nobody = () if recipe.own is not None and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
-    assert isinstance(parts.pairs, list)  # they are checked as they are read
+    _ = parts.pairs  # they are checked as they are read
     training = [name for name, member in members.items() if plays(member.role, "trainer")]
     return {name: parts.data.data[name] for name in sorted(training)}, messages, parts.client_batch
 
@@ -209,15 +210,6 @@ def _traffic(planned: Plan) -> list[str]:
         lines.append(f"bytes a round{of}: {both(planned.bytes('down', stage), planned.bytes('up', stage))}")
     lines[-1] += f"; in all: {both(planned.in_all('down'), planned.in_all('up'))}"
     return lines
-
-
-def several(count: int, one: str, many: str | None = None) -> str:
-    """A number with its noun.
-
-    >>> several(1, "round"), several(2_000, "party", "parties")
-    ('1 round', '2,000 parties')
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, int]] = ()) -> str:

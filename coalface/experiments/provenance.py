@@ -20,10 +20,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from coalface.core.disk import writing
+from coalface.core.disk import write_json, writing
 from coalface.core.json_text import strict_json
 from coalface.core.method import Method
-from coalface.evaluation.verification import write_json
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.report import runs

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import torch
 import yaml
 
-from coalface.core.disk import writing
+from coalface.core.disk import write_text, writing
 from coalface.core.json_text import strict_json
 from coalface.core.method import plays
+from coalface.core.yaml_text import parse_yaml
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint, processes
 from coalface.engine.local import InProcess, Workers
@@ -24,7 +25,6 @@ from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.server import Server
 from coalface.engine.transport import RunFailed, Transport
 from coalface.evaluation import membership
-from coalface.evaluation.verification import write_text
 from coalface.experiments import experiment, model_folder, plan, provenance, status
 from coalface.experiments import summary as summing
 from coalface.experiments.callbacks import tensorboard
@@ -82,7 +82,7 @@ def resume(
     begun = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
         _write_config(out, begun.recipe.resolved())
-    _complete_config(out, provenance.recipe_of(out, begun))
+    kept = provenance.recipe_of(out, begun)
     if carrier is None and status.is_elsewhere(out):
         raise RecipeError(
             f"{out}: the parties of this run are at nodes of their own, whose kits are not on this machine: go on by "
@@ -105,6 +105,7 @@ def resume(
             "them back from a copy, or leave the run as it is"
         )
     provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
+    _complete_config(out, kept)
     return _build_and_execute(recipe, out, callback, adjusted=tuple(differ), carrier=carrier)
 
 
@@ -143,7 +144,7 @@ def _adjust(out: Path, recipe: Recipe, adjusted: tuple[str, ...]) -> None:
 
 def _complete_config(out: Path, recipe: Recipe) -> None:
     """Write `config.yaml` anew where it lacks keys, as one that was cut off does, and says the same all the same."""
-    if yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8")) != (whole := recipe.resolved()):
+    if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != (whole := recipe.resolved()):
         _write_config(out, whole)
 
 
@@ -194,7 +195,8 @@ def _execute(
             tell(*status.image_counts(transport.members, experiment.policy.max_share))
         if adjusted:
             _adjust(out, recipe, adjusted)
-        callback.doing("judging the model that the run starts from")
+        if recipe.evaluation.pairs:
+            callback.doing("judging the model that the run starts from")
         evaluated = {k: v for e in experiment.evaluators for k, v in e.evaluate_start(experiment.first_model).items()}
         server = Server(
             method,
@@ -223,8 +225,8 @@ def _execute(
             tell(*([evaluator.missing] if evaluator.missing and not added else []))
         faults = server.check_ledgers()
         model_folder.write(recipe, server, models, out, evaluated["figures"], readable)
-        if experiment.members is not None:
-            membership.write(out, experiment.members)
+        if (members := experiment.find_members()) is not None:
+            membership.write(out, members)
     for fault in faults.values():
         callback.warn(fault)
     evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed)) if lines}

@@ -21,13 +21,14 @@ import torch
 
 from coalface.core.checks import nearest
 from coalface.core.codec import copied, decode, hints
+from coalface.core.disk import write_json, write_text
 from coalface.core.method import Backbone, Method, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.evaluation.metrics.verification import score_pairs
-from coalface.evaluation.verification import Verification, write_json, write_text
+from coalface.evaluation.verification import Verification
 from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe.schema import Recipe, RecipeError

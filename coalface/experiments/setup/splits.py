@@ -84,14 +84,9 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     data, private = recipe.data, recipe.private
     if private is not None:
         drawn = _drawn(faces, private)
-        chosen = np.ones(len(faces.names), dtype=bool)
-        if side != "public":
-            chosen[:] = False
-            chosen[drawn[: private.assigned]] = True
-        if side in ("public", "both"):
-            public = np.ones(len(faces.names), dtype=bool)
-            public[drawn] = False
-            chosen = public if side == "public" else public | chosen
+        everyone = np.arange(len(faces.names))
+        public, own = np.isin(everyone, drawn, invert=True), np.isin(everyone, drawn[: private.assigned])
+        chosen = {"public": public, "both": public | own}.get(side or "", own)
         faces = faces.only(np.flatnonzero(chosen))
     if isinstance(data, Assigned) and data.max_identities is not None and data.max_identities < len(faces.names):
         drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]

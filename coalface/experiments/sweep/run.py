@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface.core.disk import explained, refusal
+from coalface.core.disk import explained, refusal, write_json, write_text
 from coalface.core.names import made_plain
+from coalface.core.text import several
 from coalface.engine.transport import RunFailed
-from coalface.evaluation.verification import read_lists, write_json, write_text
+from coalface.evaluation.verification import read_lists
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
@@ -118,8 +119,8 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
             raise RecipeError(f"{where}: {error}") from None
         begun = (out / "runs" / digest / "config.yaml").exists()
         state = f"failed before ({failed[digest]})" if digest in failed else "begun" if begun else "to run"
-        length = preflight.several(cell.recipe.rounds, "round")
-        lines.append(f"{where}: {state}; {length} over {preflight.several(parties, 'party', 'parties')}")
+        length = several(cell.recipe.rounds, "round")
+        lines.append(f"{where}: {state}; {length} over {several(parties, 'party', 'parties')}")
     ran = [cell["seconds"]["total"] for cell in (done.get(c.recipe.digest()) for c in cells) if cell is not None]
     left = len(cells) - len(ran)
     took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from coalface.core.disk import write_text
 from coalface.core.yaml_text import parse_yaml
-from coalface.evaluation.verification import write_text
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_data

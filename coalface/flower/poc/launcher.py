@@ -23,8 +23,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from coalface.core.disk import write_json, write_text
 from coalface.core.text import told
-from coalface.evaluation.verification import write_json, write_text
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config as runconfig
