@@ -170,3 +170,16 @@ def worked(method: type, folder: Path, monkeypatch: pytest.MonkeyPatch, **settin
     states = watched(method, monkeypatch)
     worlds.run(method(rounds=2, local=BY_HAND, loss=Square(), **settings), folder, line)
     return [{name: float(tensors["w"]) for name, tensors in vars(state).items()} for state in states]
+
+
+def naive_accuracy(scores: list[float], same: list[bool], fold: list[int]) -> float:
+    """Ten-fold accuracy by trying every score as the threshold; of equally good ones the lower middle."""
+    right = []
+    for f in sorted(set(fold)):
+        train = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
+        rightly = {cut: sum((s >= cut) == g for s, g in train) for cut in sorted({s for s, _ in train} | {2.0})}
+        equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
+        best = equal[(len(equal) - 1) // 2]
+        test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
+        right.append(sum(test) / len(test))
+    return 100 * sum(right) / len(right)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from torch import nn
 
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
@@ -88,6 +89,51 @@ def picture_folders(root: Path, names: list[str], images: int = 4, seed: int = 0
         for number in range(1, images + 1):
             cv2.imwrite(str(root / name / f"{name}_{number:04d}.png"), rng.integers(0, 256, (32, 32), dtype=np.uint8))
     return root
+
+
+PUBLIC: dict[str, Any] = {
+    "method": "fedfr-joint",
+    "methods": {"fedfr-joint": {"threshold": 0.5}},
+    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch_size": 16, "lr": 0.05}},
+    "rounds": 1,
+    "local": {"epochs": 1},
+    "data": {
+        "faces": {"images": 5},
+        "hold_out": 2,
+        "scenario": "private-public",
+        "private": {"identities": 6},
+        "partition": {"kind": "equal", "parties": 3},
+    },
+}
+
+
+def public_images(**changes: Any) -> Recipe:
+    """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
+    tree = loader.merged(loader.merged(TINY, {"data": {"faces": {"identities": 14}}}), PUBLIC)
+    return loader.parse(loader.merged(tree, changes))
+
+
+JUDGED: dict[str, Any] = {
+    "pretrain": None,
+    "data": {"test": {"images": 2}},
+    "local": {"lr": 0.05},
+    "evaluation": {"personalised": {"fars": [0.1, 0.5], "fpirs": [0.25]}},
+}
+"""Three clients of two people, of each two test images: 2 genuine pairs a client, 32 impostors, 8 not enrolled."""
+
+
+class Normed(nn.Module):
+    """A network with BatchNorm that is quick at 32×32."""
+
+    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self.conv = nn.Conv2d(channels, 4, 3, stride=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4 * 8 * 8, embedding_size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.norm(self.conv(images))).flatten(1))
 
 
 class Silent(Callback):

@@ -43,7 +43,14 @@ NUMERICS = Numerics(threads=1, block=2)
 LOSS = CosFace(scale=16.0, margin=0.1)
 WORK = LocalTraining(epochs=1, batch_size=4, lr=0.05)
 
-OWN: dict[str, dict[str, Any]] = {"fedfv": {"sample": 4, "equivalents": 5}, "feduv": {"sample": None, "length": 127}}
+STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
+"""For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""
+OWN: dict[str, dict[str, Any]] = {
+    "fedfv": {"sample": 4, "equivalents": 5},
+    "feduv": {"sample": None, "length": 127},
+    "mime": {"local": STILL},
+    "mimelite": {"local": STILL},
+}
 """What single methods need in tiny worlds, by name."""
 ONE_OF_A_KIND = ("fedavg", "scaffold", "pfm-fv", "fedface", "fedfr-joint", "fedfr-uda", "solo", "centralized")
 """Methods with state at the server alone and at the parties too, with validators, one identity a party, public images,

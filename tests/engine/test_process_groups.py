@@ -18,7 +18,6 @@ import pytest
 import torch
 import worlds
 from grouped_runs import EXACT, ONE, SHARDS, Tells, Trap
-from test_every_method import recipe
 from toys import Lagged, Moves
 from worlds import Ran, Stop, Tiny, run, stopping, workers
 
@@ -126,7 +125,7 @@ PLACES = [(name, -1) for name in SEVERAL] + [("fedfr-uda", 0)]
     ("name", "place"), [pytest.param(*one, marks=() if one[0] == "mime" else SLOW) for one in PLACES]
 )
 def test_every_method_over_several_processes_is_the_run_over_one(tmp_path: Path, name: str, place: int) -> None:
-    method, build = recipe(name, rounds=2)
+    method, build = worlds.recipe(name, rounds=2)
     exact = not build.validators  # who judge in float32
     build = dataclasses.replace(build, norm=True, double=exact)
     numerics = dataclasses.replace(SHARDS, shards={list(build.data())[place]: 2})

@@ -12,8 +12,8 @@ import torch
 from naive_clients import heard_run
 from naive_fedfr import EXACT, followed, joint
 from safetensors.torch import load_file
-from test_public_images import recipe
 from tinyruns import Silent
+from tinyruns import public_images as recipe
 from worlds import Stop, run, stopping
 
 from coalface.core import codec

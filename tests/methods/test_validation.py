@@ -14,6 +14,7 @@ import pytest
 import torch
 import worlds
 from cases import by_default
+from naive import naive_accuracy
 from torch import Tensor
 from worlds import LOSS, WORK, Ran, Tiny, run
 
@@ -239,19 +240,6 @@ class Even(Tiny):
 
 
 # --- Algorithm 2 from end to end --------------------------------------------------------------------------------------
-
-
-def naive_accuracy(cosines: list[float], same: list[bool], fold: list[int]) -> float:
-    """Percent: each fold by the threshold that is best on the others, the lower middle of equally good ones."""
-    rates = []
-    for f in sorted(set(fold)):
-        rest = [(c, g) for c, g, k in zip(cosines, same, fold, strict=True) if k != f]
-        rightly = {cut: sum((c >= cut) == g for c, g in rest) for cut in sorted({c for c, _ in rest} | {2.0})}
-        equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
-        threshold = equal[(len(equal) - 1) // 2]
-        mine = [(c >= threshold) == g for c, g, k in zip(cosines, same, fold, strict=True) if k == f]
-        rates.append(sum(mine) / len(mine))
-    return 100 * sum(rates) / len(rates)
 
 
 def naive_score(model: Tensors, faces: worlds.FaceSet, pairs: PairList, build: Tiny) -> float:

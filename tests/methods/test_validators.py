@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import worlds
 from cases import by_default
-from test_validation import FIVE, fv, ledger, metrics, naive_accuracy, naive_mean, traced
+from naive import naive_accuracy
+from test_validation import FIVE, fv, ledger, metrics, naive_mean, traced
 from worlds import Stop, Tiny, run, stopping
 
 from coalface.core import codec

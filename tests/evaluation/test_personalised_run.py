@@ -14,9 +14,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from test_experiment import Normed
-from test_public_images import recipe
-from tinyruns import Silent
+from tinyruns import JUDGED, Normed, Silent
+from tinyruns import public_images as recipe
 
 from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
@@ -33,13 +32,6 @@ from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.models import BACKBONES
 
 PAIRS = {"genuine": 2, "impostors": 32}
-JUDGED: dict[str, Any] = {
-    "pretrain": None,
-    "data": {"test": {"images": 2}},
-    "local": {"lr": 0.05},
-    "evaluation": {"personalised": {"fars": [0.1, 0.5], "fpirs": [0.25]}},
-}
-"""Three clients of two people, of each two test images: 2 genuine pairs a client, 32 impostors, 8 not enrolled."""
 
 
 def done(made: Recipe, out: Path) -> dict[str, Any]:

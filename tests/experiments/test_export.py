@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from PIL import Image
 from safetensors.torch import load_file
-from test_cli import said
-from test_experiment import Normed
-from tinyruns import Silent, tiny
+from tinyruns import Normed, Silent, tiny
 from torch.nn import functional as F
 from typer.testing import CliRunner
 

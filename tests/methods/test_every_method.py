@@ -1,6 +1,6 @@
 """The conformance table: what every registered method must do. A new method joins by being registered.
 
-Where the settings at the top of `worlds.recipe` do not fit a method, it has a line in `SETTINGS` or `GAINS`.
+Where the settings at the top of `worlds.recipe` do not fit a method, it has a line in `worlds.OWN` or in `GAINS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import worlds
 from cases import by_default
 from torch import Tensor
-from worlds import Ran, Stop, Tiny, run, stopping, workers
+from worlds import Ran, Stop, Tiny, recipe, run, stopping, workers
 
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Method, Party, Tensors, free, message, step
@@ -35,12 +35,6 @@ from coalface.methods.fedavg import FedAvg, Global, State
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
-
-STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
-"""For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""
-
-SETTINGS: dict[str, dict[str, Any]] = {"mime": {"local": STILL}, "mimelite": {"local": STILL}}
-"""Settings of a method for tiny worlds, by its name."""
 
 GAINS: dict[str, float] = {"fedfr-uda": 0.1, "finetune-pseudo": 0.1}
 """How much better than the untrained model it must get, where that is not `GAIN`."""
@@ -75,10 +69,6 @@ three_methods = pytest.mark.parametrize(
     "name", [name if name in THREE else pytest.param(name, marks=SLOW) for name in METHODS]
 )
 """For what costs several runs of each."""
-
-
-def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
-    return worlds.recipe(name, **SETTINGS.get(name, {}) | changes)
 
 
 def variants(name: str) -> tuple[Method, Tiny]:
@@ -563,7 +553,7 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     monkeypatch.setitem(feduv.SIZES, 7, 4)
     local = LocalTraining(epochs=5, batch_size=8, lr=0.05)
-    method, build = recipe(name, **{"rounds": 20, "local": local} | SETTINGS.get(name, {}) | LEARNING.get(name, {}))
+    method, build = recipe(name, **{"rounds": 20, "local": local} | worlds.OWN.get(name, {}) | LEARNING.get(name, {}))
     if name == "feduv":
         build = replace(build, parties=16)
     before = figure({}, build().backbone.shared(), build)

@@ -17,8 +17,8 @@ from coalface.experiments.setup.sources import unseen
 from coalface.experiments.sweep.grid import grid
 from coalface.methods import METHODS
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*/*.yaml"))
-SWEEPS = sorted((Path(__file__).parents[1] / "recipes").glob("*/sweeps/*.yaml"))
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.yaml"))
+SWEEPS = sorted((Path(__file__).parents[2] / "recipes").glob("*/sweeps/*.yaml"))
 
 
 def absent(recipe: Recipe) -> str:
@@ -50,7 +50,7 @@ def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> 
 
 
 def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     recipe = loader.load(root / "recipes" / "lfw" / "silos.yaml")
     if why := absent(recipe):
         pytest.skip(why)

@@ -140,5 +140,5 @@ def test_nothing_that_is_not_its_own_is_deleted(tmp_path: Path) -> None:
 
 def test_its_recipe_is_that_of_the_silos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RECIPE", WHOLE)
-    shipped = loader.load(Path(__file__).parents[1] / "recipes" / "synthetic" / "silos.yaml")
+    shipped = loader.load(Path(__file__).parents[2] / "recipes" / "synthetic" / "silos.yaml")
     assert shipped.digest() == demo.recipe("fedavg").digest()

@@ -1,4 +1,4 @@
-"""`engine.update_dtype` of a recipe; what it does to replies is in engine/test_narrowing.py."""
+"""`engine.update_dtype` of a recipe; what it does to replies is in core/test_compression.py."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ import tinyruns
 import torch
 import yaml
 from safetensors.torch import load_file
-from tinyruns import Silent, model_bytes, tiny
-from torch import nn
+from tinyruns import Normed, Silent, model_bytes, tiny
 
 from coalface import models
 from coalface.data.cache import default_cache
@@ -33,20 +32,6 @@ from coalface.models.groups import Backbone
 
 def summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "summary.json").read_text()))
-
-
-class Normed(nn.Module):
-    """A network with BatchNorm that is quick at 32×32."""
-
-    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
-        super().__init__()
-        self.embedding_size = embedding_size
-        self.conv = nn.Conv2d(channels, 4, 3, stride=4)
-        self.norm = nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4 * 8 * 8, embedding_size)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.fc(torch.relu(self.norm(self.conv(images))).flatten(1))
 
 
 def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
@@ -295,7 +280,7 @@ def test_of_two_processes_with_the_same_pretraining_one_trains_and_the_other_wai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     said, outs = tmp_path / "started", [tmp_path / "a", tmp_path / "b"]
     command = [sys.executable, "-c", STARTS_FROM_PRETRAINING, str(said)]
     started = [subprocess.Popen([*command, str(out)], stderr=subprocess.PIPE) for out in outs]

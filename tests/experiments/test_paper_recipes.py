@@ -22,7 +22,7 @@ from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import baseline_of
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = [
     "model.name=cnn-small", "model.embedding_size=16", "data.size=32", "loss.scale=16", "loss.margin=0.1",
     "engine.device=cpu", "engine.threads=1",

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_personal import JUDGED
-from test_public_images import recipe
-from tinyruns import Silent
+from tinyruns import JUDGED, Silent
+from tinyruns import public_images as recipe
 
 from coalface.core.method import generator
 from coalface.experiments.recipe import loader, schema

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_mistakes
+import written_method
 import yaml
 from tinyruns import Silent, model_bytes, tiny
 from typer.testing import CliRunner
@@ -239,7 +239,7 @@ def test_what_reads_a_run_beside_a_resume_refuses_a_changed_recipe_too(fedavg_ru
 @pytest.fixture
 def damped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a method of one's own, of which a run was stopped after a checkpoint."""
-    test_mistakes.method(tmp_path, monkeypatch)
+    written_method.method(tmp_path, monkeypatch)
     stopped(tmp_path / "run", method="damped")
     return tmp_path / "damped.py"
 
@@ -276,7 +276,7 @@ def test_a_method_whose_source_is_not_there_goes_on_unchecked(damped: Path, tmp_
 def test_another_class_under_the_methods_name_is_told(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = provenance.code_of(test_mistakes.method(tmp_path, monkeypatch).Damped())
+    now = provenance.code_of(written_method.method(tmp_path, monkeypatch).Damped())
     assert "coalface.methods.fedavg" in provenance.changed_code(provenance.begun_with(half).code, now)
 
 
@@ -295,7 +295,7 @@ def test_what_it_imports_from_beside_its_file_is_a_methods_own_code_too(
     }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    made = test_mistakes.method(
+    made = written_method.method(
         tmp_path,
         monkeypatch,
         "from typing import ClassVar\n",
@@ -351,7 +351,7 @@ class StopsIn(Silent):
 
 def test_a_pretraining_is_used_by_the_code_alone_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
-    test_mistakes.method(tmp_path, monkeypatch)
+    written_method.method(tmp_path, monkeypatch)
     source, start = tmp_path / "damped.py", {"pretrain": {"method": "damped", "rounds": 1}}
     stopped(tmp_path / "half", StopsIn("tiny"), **start)
     kept = Silent()

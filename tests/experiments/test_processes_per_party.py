@@ -1,4 +1,4 @@
-"""`engine.processes_per_party` of a recipe; what several processes do is in engine/test_sharding.py."""
+"""`engine.processes_per_party` of a recipe; what several processes do is in engine/test_process_groups.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import tinyruns
-from typer.testing import CliRunner
+from commands import refused, said
 
 from coalface.cli import main
 from coalface.data.readers.pack import read_pack
@@ -24,24 +24,6 @@ from coalface.experiments.recipe import loader, schema
 
 COMMANDS = ["run", "resume", "demo", "methods", "messages", "evaluate", "compare", "sweep", "data pack", "data preview"]
 COMMANDS += ["ijb", "megaface", "models", "import-config", "data convert", "data inspect", "data align"]
-
-
-def said(*arguments: object) -> str:
-    """What a command that comes to its end prints."""
-    result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
-    """What a command that cannot be carried out prints, as the shell would see it."""
-    monkeypatch.setattr(sys, "argv", ["coalface", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 1
-    text = capsys.readouterr().err
-    assert text.count("\n") == 1 and text.startswith("coalface: ") and "Traceback" not in text
-    return text
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -331,7 +313,8 @@ def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> 
         script, out = tmp_path / f"{place}.py", tmp_path / place
         changes = {"rounds": 1, "engine": {"threads": 1, **engine}}
         begins = f"tinyruns.run(pathlib.Path({str(out)!r}), **{changes})"
-        script.write_text(f"import pathlib, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport tinyruns\n")
+        tests = str(Path(tinyruns.__file__).parent)
+        script.write_text(f"import pathlib, sys\nsys.path.insert(0, {tests!r})\nimport tinyruns\n")
         with open(script, "a", encoding="utf-8") as file:
             file.write(begins)
         ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)

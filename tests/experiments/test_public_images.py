@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinyruns
 from safetensors.torch import load_file
 from tinyruns import Silent
+from tinyruns import public_images as recipe
 
 from coalface.core.method import Federation
 from coalface.data.cache import default_cache
@@ -21,27 +21,6 @@ from coalface.experiments.recipe.schema import Recipe, RecipeError
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import FedFRJoint, State
-
-SHARED: dict[str, Any] = {
-    "method": "fedfr-joint",
-    "methods": {"fedfr-joint": {"threshold": 0.5}},
-    "pretrain": {"method": "centralized", "rounds": 1, "local": {"batch_size": 16, "lr": 0.05}},
-    "rounds": 1,
-    "local": {"epochs": 1},
-    "data": {
-        "faces": {"images": 5},
-        "hold_out": 2,
-        "scenario": "private-public",
-        "private": {"identities": 6},
-        "partition": {"kind": "equal", "parties": 3},
-    },
-}
-
-
-def recipe(**changes: Any) -> Recipe:
-    """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
-    tree = loader.merged(loader.merged(tinyruns.TINY, {"data": {"faces": {"identities": 14}}}), SHARED)
-    return loader.parse(loader.merged(tree, changes))
 
 
 def rows(faces: FaceSet | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""`engine.client_batch` of a recipe; what cohorts do is in engine/test_cohorts.py."""
+"""`engine.client_batch` of a recipe; what client batches do is in engine/test_client_batch.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinyruns
-from test_judging import naive_accuracy
+from naive import naive_accuracy
 from tinyruns import Silent, tiny
 
 from coalface.core.method import Tensors

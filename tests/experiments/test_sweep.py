@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_mistakes
 import tinyruns
+import written_method
 from tinyruns import Silent
 
 from coalface.engine.transport import RunFailed
@@ -159,7 +159,7 @@ def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
 def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The differences are left out: their pair lists need LFW."""
     monkeypatch.setattr(tabulating, "_differences", lambda *_: [])
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
     done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
     text, _ = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), done)
@@ -271,7 +271,7 @@ def test_cells_that_start_from_another_pretrained_model_are_named_beneath_the_ta
 
 
 def test_cells_by_code_that_was_changed_since_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_mistakes.method(tmp_path, monkeypatch)
+    written_method.method(tmp_path, monkeypatch)
     path, out, source, view = recipe(tmp_path, method="damped"), tmp_path / "out", tmp_path / "damped.py", Silent()
     assert "Not by one code" not in sweep(path, ["seed=0,1"], out, view)
     sweep(path, ["seed=0,1"], out, view)

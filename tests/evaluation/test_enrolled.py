@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tinyruns
 import torch
+from commands import said
 from safetensors.torch import load_file
-from test_cli import said
 from torch import Tensor
 from worlds import Tiny
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from naive import naive_accuracy
 from tinyruns import picture_folders, tiny
 
 from coalface.core.disk import write_json
@@ -31,19 +32,6 @@ def judge(**changes: Any) -> Verification:
 
 def weights(seed: int) -> Tensors:
     return {n: t.clone() for n, t in first_backbone(tiny(seed=seed)).shared().items()}
-
-
-def naive_accuracy(scores: list[float], same: list[bool], fold: list[int]) -> float:
-    """Ten-fold accuracy by trying every score as the threshold; of equally good ones the lower middle."""
-    right = []
-    for f in sorted(set(fold)):
-        train = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
-        rightly = {cut: sum((s >= cut) == g for s, g in train) for cut in sorted({s for s, _ in train} | {2.0})}
-        equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
-        best = equal[(len(equal) - 1) // 2]
-        test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
-        right.append(sum(test) / len(test))
-    return 100 * sum(right) / len(right)
 
 
 def test_the_scores_are_cosines_of_embeddings_made_one_by_one() -> None:

@@ -5,45 +5,27 @@ The method is the one of `docs/writing-a-method.md`; a mistake is a change of it
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import worlds
 from tinyruns import Silent, tiny
+from written_method import PAGE, method
 
 from coalface.core.method import DeclarationError, Federation, Models
 from coalface.experiments import plan
 from coalface.experiments import run as experiment
-from coalface.methods import METHODS, fedface
+from coalface.methods import fedface
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedface import FedFace
 
-PAGE = Path(__file__).parents[1] / "docs" / "writing-a-method.md"
-SOURCE = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-
 Mistake = tuple[str, str, type[Exception], str]
 """What stands in the text, what is written instead, and the error: its class and, as a pattern, its words."""
-
-
-def method(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: str = "") -> ModuleType:
-    """The page's method with a mistake, imported from a file and registered."""
-    assert old in SOURCE
-    path = folder / "damped.py"
-    path.write_text(SOURCE.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("damped", path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "damped", made)
-    spec.loader.exec_module(made)
-    monkeypatch.setitem(METHODS, "damped", made.Damped)
-    return made
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

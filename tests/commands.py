@@ -1,0 +1,28 @@
+"""Commands, as a person at a shell would give them, in this process."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from coalface.cli import main
+
+
+def said(*arguments: object) -> str:
+    """What a command that comes to its end prints."""
+    result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    """What a command that cannot be carried out prints, as the shell would see it."""
+    monkeypatch.setattr(sys, "argv", ["coalface", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and text.startswith("coalface: ") and "Traceback" not in text
+    return text
