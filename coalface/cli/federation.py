@@ -78,7 +78,7 @@ def up(
 
 def _consent(is_open: str, others: list[str], yes: bool) -> None:
     """Ask whether to go on where others could reach the ports. Raises RecipeError where nobody is there to answer."""
-    from coalface.core.checks import RecipeError
+    from coalface.core.errors import RecipeError
 
     if not others:
         return

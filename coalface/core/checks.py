@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from coalface.core.errors import RecipeError
 from coalface.core.text import told
 
 T = TypeVar("T")
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be run; the message names the key and the remedy."""
 
 
 def short(key: str) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coalface import __version__
+from coalface.core.errors import RecipeError
 from coalface.experiments import compare
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page, table
 
 RECIPE = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Method, Tensors
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.rounds import RoundPolicy
@@ -24,7 +25,7 @@ from coalface.experiments import preflight, pretraining
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.pretraining import Make
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts, make_data
 
 POLICY = ("max_update_norm", "oversized", "max_share", "retries")

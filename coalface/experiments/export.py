@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coalface.core import disk
 from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
@@ -31,7 +32,7 @@ from coalface.evaluation.finished_model import read_faces, read_model
 from coalface.evaluation.metrics.personalised import gallery_of
 from coalface.evaluation.metrics.verification import allowed
 from coalface.experiments import model_folder, provenance
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed
 from coalface.models.folder import read_tensors

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.text import several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
@@ -14,7 +15,7 @@ from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.memory import footprint
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import size
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts

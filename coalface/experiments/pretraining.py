@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
 from coalface.evaluation import membership
@@ -19,7 +20,7 @@ from coalface.evaluation.membership import Members
 from coalface.experiments import model_folder, preflight, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts
 from coalface.models.folder import read_about, read_tensors
 

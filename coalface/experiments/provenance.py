@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import write_json, writing
+from coalface.core.errors import RecipeError
 from coalface.core.json_text import strict_json
 from coalface.core.method import Method
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import runs
 
 BEGUN = Path("checkpoints", "begun.json")

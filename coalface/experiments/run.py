@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from coalface.core.disk import write_text, writing
+from coalface.core.errors import RecipeError
 from coalface.core.json_text import strict_json
 from coalface.core.method import plays
 from coalface.core.yaml_text import parse_yaml
@@ -31,7 +32,7 @@ from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.experiment import Experiment
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import machine, party_data
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.names import KITS
 from coalface.engine.replies import FEW as BOUND_FROM
@@ -18,7 +19,6 @@ from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
 from coalface.experiments import provenance
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report.runs import mapping, number, whole_number
 

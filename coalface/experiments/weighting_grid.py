@@ -22,6 +22,7 @@ import torch
 from coalface.core.checks import nearest
 from coalface.core.codec import copied, decode, hints
 from coalface.core.disk import write_json, write_text
+from coalface.core.errors import RecipeError
 from coalface.core.method import Backbone, Method, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
@@ -31,7 +32,7 @@ from coalface.evaluation.metrics.verification import score_pairs
 from coalface.evaluation.verification import Verification
 from coalface.experiments import provenance
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import weightings
 from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed, images_needed

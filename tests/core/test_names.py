@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coalface.cli import main
+from coalface.core.errors import RecipeError
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
 from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import Member
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.sweep import run as sweeping
 
 HOSTILE = ["", ".", "..", "../..", "../../../x", "/x", "a/b", "a\\b", ".x", "a\0b", "a\nb", "\x1b[31m", "x" * 5_000]

@@ -18,7 +18,7 @@ from toys import Moves, Values
 from worlds import Stop, Tiny, run
 
 from coalface.core import codec
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.engine.party import commits, encryption
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
 from coalface.engine.party.encryption import Vault

@@ -17,6 +17,7 @@ from torch import Tensor
 from worlds import Tiny
 
 from coalface.core import codec
+from coalface.core.errors import RecipeError
 from coalface.core.local_results import OWN_MODEL, OWN_SCORES, Probes
 from coalface.core.method import DeclarationError, Federation, Models, Party, Tensors, step
 from coalface.data.augment import to_tensor
@@ -29,7 +30,7 @@ from coalface.evaluation.metrics.enrolled import verify
 from coalface.experiments import plan
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page, runs
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone

@@ -12,12 +12,12 @@ from naive import naive_accuracy
 from tinyruns import picture_folders, tiny
 
 from coalface.core.disk import write_json
+from coalface.core.errors import RecipeError
 from coalface.core.method import Models, Tensors
 from coalface.engine.server import Server
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import resample
 from coalface.evaluation.verification import Verification, VerificationPairs, keep_lists, read_lists
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup.parts import Parts, first_backbone
 
 

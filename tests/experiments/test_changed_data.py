@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tinyruns import Silent, picture_folders, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.export import export
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 
 NAMES = [f"person_{n:02d}" for n in range(10)]
 

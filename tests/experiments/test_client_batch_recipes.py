@@ -10,9 +10,10 @@ import pytest
 import tinyruns
 from safetensors.torch import load_file
 
+from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts
 
 CLIENTS = 8

@@ -10,9 +10,9 @@ import pytest
 import tinyruns
 from tinyruns import TINY, Silent
 
+from coalface.core.errors import RecipeError
 from coalface.experiments import demo
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 
 WHOLE = demo.RECIPE
 

@@ -10,11 +10,12 @@ import pytest
 import tinyruns
 from tinydomains import METHODS, TREE, domains, two_domains
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains as dealing
 from coalface.experiments.setup import machine, sources, splits
 from coalface.experiments.setup.parts import Parts

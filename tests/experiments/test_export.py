@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from coalface.cli.main import app
 from coalface.core.codec import unpack
+from coalface.core.errors import RecipeError
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
@@ -26,7 +27,7 @@ from coalface.evaluation.finished_model import read_model
 from coalface.experiments import run as experiment
 from coalface.experiments.export import export, identify
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import Own
 from coalface.models import BACKBONES

@@ -13,6 +13,7 @@ import tinyruns
 from naive import naive_accuracy
 from tinyruns import Silent, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors
 from coalface.data.pairs import all_pairs
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
@@ -22,7 +23,6 @@ from coalface.evaluation.metrics.verification import eer, judge, score_pairs, ta
 from coalface.evaluation.verification import Verification, VerificationPairs
 from coalface.experiments.compare import intervals, paired
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import pair_lists
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.experiments.sweep.run import grid, read_cells, sweep, table

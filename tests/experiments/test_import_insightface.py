@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import import_insightface, loader
 from coalface.models import BACKBONES
 

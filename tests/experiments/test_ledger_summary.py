@@ -15,8 +15,8 @@ from toys import Moves
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
-from coalface.core.checks import RecipeError
 from coalface.core.codec import Entry
+from coalface.core.errors import RecipeError
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import ledger_summary
 from coalface.privacy import ledger

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from tinyruns import TINY, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader, scenarios, schema
-from coalface.experiments.recipe.schema import FREE, RecipeError
+from coalface.experiments.recipe.schema import FREE
 
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
 

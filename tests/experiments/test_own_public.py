@@ -14,12 +14,13 @@ from ownparties import PEOPLE, TREE, over_flower, write_parties
 from safetensors.torch import load_file
 from tinyruns import Silent, picture_folders
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Federation
 from coalface.engine.transport import RunFailed
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, party_file
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data, splits
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.party import preflight as partychecking

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tinyruns import picture_folders, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.data.readers.folders import read_folder
 from coalface.data.readers.pack import write_pack
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import machine, splits
 from coalface.experiments.setup.parts import Parts, first_backbone
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tinyruns import Silent, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import schema
 
 FV: dict[str, Any] = {
     "method": "pfm-fv",
@@ -121,7 +121,7 @@ def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(
 
 def test_a_pre_training_that_cannot_begin_is_refused_with_where_it_stands() -> None:
     recipe = tiny(pretrain={"method": "pfm-fv", "rounds": 1})
-    with pytest.raises(schema.RecipeError, match="^pretrain: there is no validator: give the recipe `validators`"):
+    with pytest.raises(RecipeError, match="^pretrain: there is no validator: give the recipe `validators`"):
         preflight.check(recipe)
 
 

@@ -14,11 +14,11 @@ import torch
 import worlds
 from safetensors.torch import load_file
 
+from coalface.core.errors import RecipeError
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import machine
 from coalface.experiments.setup.parts import Parts
 from coalface.models import Backbone

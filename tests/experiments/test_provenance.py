@@ -20,9 +20,9 @@ from tinyruns import Silent, model_bytes, tiny
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.errors import RecipeError
 from coalface.experiments import export, provenance, weighting_grid
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods import METHODS
 
 

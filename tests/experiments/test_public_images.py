@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 from tinyruns import Silent
 from tinyruns import public_images as recipe
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Federation
 from coalface.data.cache import default_cache
 from coalface.data.faceset import FaceSet
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods.fedfr_joint import FedFRJoint, State

@@ -9,9 +9,9 @@ import pytest
 import tinyruns
 import yaml
 
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.renamed_keys import RENAMED
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.sweep.grid import grid
 
 NAMES = {"validators": "clinic", "methods": "fedface"}

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tinyruns import Normed, Silent, model_bytes, tiny
 
 from coalface import models
+from coalface.core.errors import RecipeError
 from coalface.data.cache import default_cache
 from coalface.engine.processes import wait_for_workers
 from coalface.engine.transport import RunFailed
@@ -25,7 +26,6 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.models.groups import Backbone
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tinyruns
 
+from coalface.core.errors import RecipeError
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.experiments import compare
 from coalface.experiments.compare import bootstrap_of, paired
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep import table as tabulating

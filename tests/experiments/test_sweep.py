@@ -12,8 +12,8 @@ import tinyruns
 import written_method
 from tinyruns import Silent
 
+from coalface.core.errors import RecipeError
 from coalface.engine.transport import RunFailed
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import grid as gridding
 from coalface.experiments.sweep import run as sweeping

@@ -9,7 +9,7 @@ import pytest
 import tinyruns
 from tinyruns import Silent
 
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.experiments.sweep import cells
 from coalface.experiments.sweep.run import describe, sweep
 

@@ -11,7 +11,7 @@ from tinyruns import Silent
 from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import grid
 

@@ -13,12 +13,12 @@ import pytest
 import tinyruns
 from tinyruns import Silent, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.engine import server
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tinyruns
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader

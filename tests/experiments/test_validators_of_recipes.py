@@ -13,6 +13,7 @@ import tinyruns
 import torch
 from tinyruns import Silent, tiny
 
+from coalface.core.errors import RecipeError
 from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.pairs import PairList
 from coalface.data.readers.bin import write_bin
@@ -20,7 +21,6 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts
 

@@ -17,9 +17,9 @@ from tinyruns import Silent
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.errors import RecipeError
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import project, records, server
 
 TREE: dict[str, Any] = {

@@ -23,8 +23,8 @@ from federations import DAY, FEDERATION, NOW, written
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import server
 from coalface.flower.provision import certificates, project, verify
 from coalface.flower.provision import kits as provisioning

@@ -24,9 +24,9 @@ from tinyruns import run
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.errors import RecipeError
 from coalface.core.names import KITS
 from coalface.experiments import status as following
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config
 from coalface.flower.poc import flwr_cli, launcher, monitor, network
 from coalface.flower.poc import processes as marked

@@ -18,12 +18,12 @@ from tinyruns import Silent, picture_folders
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
+from coalface.core.errors import RecipeError
 from coalface.engine.transport import Member, RunFailed
 from coalface.experiments import preflight, status
 from coalface.experiments import run as experiment
 from coalface.experiments.experiment import MAX_SHARE, MAX_UPDATE_NORM, round_policy
 from coalface.experiments.recipe import loader, party_file
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_data, sources, splits
 from coalface.flower.app import project
 from coalface.flower.party import preflight as partychecking

@@ -11,7 +11,7 @@ from federations import NOW, written
 from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.flower.app import server
 from coalface.flower.provision import certificates, rotate, verify
 from coalface.flower.provision import kits as provisioning

@@ -13,7 +13,7 @@ from federations import DAY, FEDERATION, NOW, written
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.flower.provision import certificates, verify
 from coalface.flower.provision import kits as provisioning
 

@@ -15,10 +15,10 @@ from tinyruns import tiny
 from torch import Tensor
 from worlds import LOSS, Stop, Tiny, recipe, run, stopping
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Party, Tensors
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.loader import parse
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM
 from coalface.training import local_training

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface.core.checks import RecipeError
 from coalface.core.disk import writing
+from coalface.core.errors import RecipeError
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import flat_figures, mapping

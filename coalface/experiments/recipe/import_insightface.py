@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.text import shown
 
 WORDS = ("margin_list", "embedding_size", "sample_rate", "val_targets")

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from coalface.core.checks import RecipeError, nearest, short, unknown_key
+from coalface.core.checks import nearest, short, unknown_key
 from coalface.core.declarations import without_none
+from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
 from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml

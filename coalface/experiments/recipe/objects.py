@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, JsonValue, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
-from coalface.core.checks import RecipeError, build, nearest, type_hints
+from coalface.core.checks import build, nearest, type_hints
+from coalface.core.errors import RecipeError
 
 Tree = dict[str, JsonValue]
 """Keys and what YAML can hold below them."""

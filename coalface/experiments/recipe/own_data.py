@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coalface.core.checks import RecipeError, nearest
+from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.scenarios import Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Validator

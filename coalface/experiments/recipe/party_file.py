@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from coalface.core.checks import RecipeError, nearest, short
+from coalface.core.checks import nearest, short
+from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader, own_data
 from coalface.experiments.recipe.schema import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 
 RENAMED = {
     "judge": "evaluation",

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from coalface.core.checks import RecipeError as RecipeError
 from coalface.core.checks import build, nearest
+from coalface.core.errors import RecipeError
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coalface.core.checks import RecipeError, nearest
+from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import own_data
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe

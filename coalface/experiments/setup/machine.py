@@ -7,7 +7,8 @@ from collections.abc import Collection
 import torch
 
 from coalface.core.checks import nearest
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.core.errors import RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.parts import Parts
 

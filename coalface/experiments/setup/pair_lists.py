@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, named_identities, read_pairs
@@ -20,7 +21,7 @@ from coalface.evaluation.metrics.verification import tenths
 from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.scenarios import OfFaces
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import PairsFrom
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
 from coalface.models.embedding import images_needed

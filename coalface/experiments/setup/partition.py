@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
 from coalface.experiments.recipe.scenarios import OfFaces, Own, Partition
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Source
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.splits import deal_seed

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.core.method import Method, Tensors, generator, plays
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
@@ -19,7 +20,7 @@ from coalface.evaluation import membership
 from coalface.evaluation.membership import Members
 from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe.own_data import placed
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.pair_lists import judged, validator
 from coalface.experiments.setup.partition import POOLED

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from coalface.core.errors import RecipeError
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import own_data, party_file
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import VALIDATOR, Parts, first_backbone
 from coalface.experiments.setup.sources import Packing
 from coalface.training.compute import Compute

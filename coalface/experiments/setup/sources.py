@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coalface.core.errors import RecipeError
 from coalface.core.text import shown
 from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
@@ -16,7 +17,7 @@ from coalface.data.source import Source
 from coalface.data.stores import Store, check_names, open_store
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import sections
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 
 Packing = Callable[[int, int], None]
 """Called with (images packed, images in all)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
@@ -15,7 +16,7 @@ from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.experiments.recipe.own_data import before
 from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces, Own, Private, Public
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_own, open_source, origin

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import writing
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 
 LARGE = 1 << 20
 """Bytes of cells above which `pack_cells` packs them."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.checks import unknown_key
+from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 
 AVERAGED = ("seed", "fold_split")
 """Keys over which a setting's cells are averaged."""

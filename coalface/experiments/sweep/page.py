@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coalface.core.errors import RecipeError
 from coalface.evaluation import personalised
 from coalface.evaluation.enrolled import by_kind
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import series, sweeps
 from coalface.experiments.report.runs import start_name
 from coalface.experiments.report.series import Point

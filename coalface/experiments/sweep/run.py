@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import explained, refusal, write_json, write_text
+from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
 from coalface.core.text import several
 from coalface.engine.transport import RunFailed
@@ -25,7 +26,7 @@ from coalface.evaluation.verification import read_lists
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import clean
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from coalface.core.errors import RecipeError
 from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.paired import PairedDifference, Resampled, compare, same_pairs
 from coalface.experiments.compare import bootstrap_of, resampled
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import clean, figure_name, size, start_name
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell

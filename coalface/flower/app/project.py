@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import write_text
+from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_data
 
 CLIENT = '''"""A party's side: what its SuperNode imports."""

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coalface.core.checks import RecipeError, nearest
+from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
 from coalface.flower.app import project as flowerproject
 
 _PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")

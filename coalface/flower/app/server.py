@@ -14,12 +14,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from coalface.core.errors import RecipeError
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app import transport
 
 OWN = ("out", "join-seconds", "step-seconds")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from coalface.core.errors import RecipeError
 from coalface.core.names import check_party
 from coalface.core.text import several, shown
 from coalface.data.readers.headers import check_header
 from coalface.data.stores import Store, open_store
 from coalface.experiments.recipe import party_file
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.sources import unseen
 

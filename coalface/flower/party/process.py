@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coalface.core.errors import RecipeError
 from coalface.data.stores import telling_passed_over
 from coalface.engine.party import permissions, service
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read

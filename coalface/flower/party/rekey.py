@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.engine.party.commits import Commit, LockedCommit, write_commit
 from coalface.engine.party.encryption import Vault
 from coalface.flower.party import daemon

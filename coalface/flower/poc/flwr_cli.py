@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -24,9 +24,9 @@ from shlex import quote
 from typing import Any
 
 from coalface.core.disk import write_json, write_text
+from coalface.core.errors import RecipeError
 from coalface.core.text import told
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.app import run_config as runconfig
 from coalface.flower.poc import flwr_cli, processes
 from coalface.flower.provision import project, templates

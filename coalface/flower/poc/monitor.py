@@ -15,9 +15,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from coalface.core.errors import RecipeError
 from coalface.experiments import status as following
 from coalface.experiments.callbacks.progress import Progress
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.report import runs
 from coalface.experiments.report import status as standing
 from coalface.flower.poc import launcher

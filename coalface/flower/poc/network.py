@@ -18,7 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.flower.poc import processes
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coalface.core.checks import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.names import KITS
 
 PART = "COALFACE_PART"

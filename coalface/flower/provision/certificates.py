@@ -11,7 +11,7 @@ import datetime
 import ipaddress
 from dataclasses import dataclass
 
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.flower.provision.project import is_address
 
 try:

@@ -15,9 +15,10 @@ import uuid
 from pathlib import Path
 
 from coalface.core.disk import writing
+from coalface.core.errors import RecipeError
 from coalface.data import partition
 from coalface.experiments.recipe import loader, party_file
-from coalface.experiments.recipe.schema import Recipe, RecipeError
+from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.partition import POOLED
 from coalface.flower.app import project as flowerproject

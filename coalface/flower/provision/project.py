@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.core.checks import short
+from coalface.core.errors import RecipeError
 from coalface.core.names import check_party
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe.party_file import Pairs
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.experiments.recipe.sections import Section, Source
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coalface.core.checks import nearest
 from coalface.core.disk import writing
-from coalface.experiments.recipe.schema import RecipeError
+from coalface.core.errors import RecipeError
 from coalface.flower.provision import certificates, project
 
 OLD = "node.key.old"

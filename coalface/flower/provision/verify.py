@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import party_file
-from coalface.experiments.recipe.schema import RecipeError
 from coalface.flower.provision import certificates, project, templates
 from coalface.flower.provision.project import ProvisionConfig
 

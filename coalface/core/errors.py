@@ -1,0 +1,31 @@
+"""The errors that a person can mend, by what is wrong: a recipe, or a file of images, pairs or weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CoalfaceError(ValueError):
+    """Something is wrong, and a person can mend it.
+
+    `where` names the key, file, option or party at fault; the text says what is wrong there and what to do. Programs
+    look at the type and at `where`: they are stable, the text is free to improve.
+
+    >>> try:
+    ...     raise RecipeError("it is below 1; use 1 or more", where="data.clients")
+    ... except CoalfaceError as error:
+    ...     print(error.where, "|", error)
+    data.clients | data.clients: it is below 1; use 1 or more
+    """
+
+    def __init__(self, text: str, *, where: str | Path = "") -> None:
+        super().__init__(f"{where}: {text}" if where else text)
+        self.where = str(where)
+
+
+class RecipeError(CoalfaceError):
+    """A recipe, a command or a folder that cannot be run as it is."""
+
+
+class DataError(CoalfaceError):
+    """A file of images, pairs or weights that cannot be read as what it should be."""
