@@ -15,9 +15,9 @@ by its rounds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
-import os
 import re
 import socket
 import statistics
@@ -29,6 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from coalface.experiments import run as experiment
@@ -120,12 +121,10 @@ class Spent:
         self._seen: dict[processes.Process, float] = {}
 
     def look(self, kits: Path) -> None:
-        for one in processes.found(kits):
-            try:
-                words = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
-                continue
-            self._seen[one] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        for one in processes.find_processes(kits):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                spent = one.process.cpu_times()
+                self._seen[one] = spent.user + spent.system
 
     def by_kind(self) -> dict[str, float]:
         found = dict.fromkeys(KINDS.values(), 0.0)

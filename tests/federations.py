@@ -52,6 +52,32 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "federation.yaml"
 
 
+STAND_IN = """#!{python}
+import json, os, sys
+kept = {{k: v for k, v in os.environ.items() if k.startswith(("FLWR_", "COALFACE_"))}}
+umask = os.umask(0)
+with open({log!r}, "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], kept, umask]) + "\\n")
+"""
+
+
+def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], dict[str, str], int]]:
+    """The commands of a script, by stand-ins: arguments, settings, umask; what it begins besides Flower comes last."""
+    log = tmp_path / "log.jsonl"
+    (tmp_path / "bin").mkdir(parents=True)
+    for name in ("flower-superlink", "flower-supernode", "flwr", "coalface"):
+        (tmp_path / "bin" / name).write_text(STAND_IN.format(python=sys.executable, log=str(log)))
+        (tmp_path / "bin" / name).chmod(0o700)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "COALFACE_"))}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    subprocess.run([script, *more], env={**clean, "PATH": path}, check=True, cwd="/", capture_output=True)  # to the end
+    lines = sorted([json.loads(line) for line in log.read_text().splitlines()], key=lambda line: line[0] == "coalface")
+    quiet = ["TELEMETRY_ENABLED=0", "DISABLE_UPDATE_CHECK=1", "DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"]
+    for _, _, settings, _ in lines:
+        assert set(quiet) <= {f"{key.removeprefix('FLWR_')}={value}" for key, value in settings.items()}
+    return [(arguments, settings, umask) for _, arguments, settings, umask in lines]
+
+
 FACES: dict[str, Any] = {
     "name": "faces",
     "method": "fedavg",
@@ -179,7 +205,7 @@ class Standing:
             os.kill(one.pid, what)
 
     def processes(self, part: str | None = None) -> list[marked.Process]:
-        return [one for one in marked.found(self.kits) if part in (None, one.part)]
+        return [one for one in marked.find_processes(self.kits) if part in (None, one.part)]
 
     def log(self, part: str) -> str:
         return (self.kits / "logs" / f"{part}.log").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,15 @@ def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) 
     return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
 
 
-def run_recipe(recipe: Path, home: Path, parties: list[str], **run_config: Any) -> InProcessGrid:
-    """The server's side to its end, over nodes that play the parties."""
+def run_recipe(
+    recipe: Path, home: Path, parties: Iterable[str], node_config: Mapping[str, object] = {}, **run_config: Any
+) -> InProcessGrid:
+    """The server's side to its end, over nodes that play the parties; a value of their configuration may hold
+    `{party}`."""
+    parties = list(parties)
     grid = InProcessGrid([played_here(recipe) for _ in parties])
-    for (node, _), party in zip(grid.apps.items(), parties, strict=True):
-        grid.contexts[node] = context(node, {"party": party, "home": str(home / party)}, run_config)
+    for node, party in zip(grid.apps, parties, strict=True):
+        more = {key: str(value).format(party=party) for key, value in node_config.items()}
+        grid.contexts[node] = context(node, {"party": party, "home": str(home / party), **more}, run_config)
     server.server(recipe)(grid, context(1, {}, run_config))
     return grid

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from grids import InProcessGrid, played_here
 from tinyruns import picture_folders
 
@@ -53,27 +53,15 @@ def write_parties(root: Path) -> Path:
     return root
 
 
-class Heard(InProcessGrid):
-    """Keeps all that the parties say."""
-
-    said: list[RecordDict]
-
-    def pull_messages(self, message_ids: Any) -> list[Message]:
-        found = super().pull_messages(message_ids)
-        self.said += [message.content for message in found]
-        return found
-
-
 def over_flower(
     path: Path, folders: Path, home: Path, out: Path, *, recipes: Mapping[str, Path] = {}, **named: Path
-) -> Heard:
+) -> InProcessGrid:
     """The server's side to its end, over a node for each party that is given its own file alone.
 
     `named` are files in place of those in `folders`, and `recipes` those of parties that have another.
     """
     files = {party: folders / party / "party.yaml" for party in PEOPLE} | named
-    grid = Heard([played_here(recipes.get(party, path)) for party in files])
-    grid.said = []
+    grid = InProcessGrid([played_here(recipes.get(party, path)) for party in files])
     for node, (party, file) in zip(grid.apps, files.items(), strict=True):
         told = {"party": party, "home": str(home / party), "data": str(file)}
         grid.contexts[node] = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})

@@ -11,9 +11,7 @@ Part = Annotated[str, typer.Option(help="Of a layout with parts: train or test o
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-data = typer.Typer(
-    no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.", rich_markup_mode=None
-)
+data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.")
 
 
 @data.command()

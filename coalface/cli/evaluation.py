@@ -1,35 +1,37 @@
-"""Commands that judge a model: `coalface evaluate`, `ijb` and `megaface`."""
+"""Commands that evaluate a model: `coalface evaluate`, `ijb` and `megaface`."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from coalface.cli.console import print_table
 from coalface.cli.data import AsJson, Quiet
 
 Model = Annotated[Path, typer.Argument(help="A run folder, or its model folder.")]
 Party = Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")]
-Flip = Annotated[bool, typer.Option("--flip", help="Add the feature of the mirrored image (F1).")]
+Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
 Features = Annotated[
     Path | None, typer.Option(help="A folder that keeps what was embedded, so that a stopped run goes on.")
 ]
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
+    model: Model,
     on: Annotated[
         Path, typer.Option("--on", help="A pair list (with --images), a .bin, a pack, or folders of images.")
     ],
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
-    party: Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")] = None,
+    party: Party = None,
     threshold_from: Annotated[
         Path | None, typer.Option(help="A second list that the threshold is chosen on (View 1).")
     ] = None,
-    flip: Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image.")] = False,
+    flip: Flip = False,
     pairs: Annotated[
         int | None,
         typer.Option(help="Draw so many genuine pairs; 3000, or all, where --on is a pack or folders without a list."),
@@ -40,13 +42,10 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
+    """Evaluate a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
 
     Where people in them were trained on, the figures on the pairs of others stand beside.
     """
-    import functools
-    import json
-
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.finished_model import judge_model
@@ -66,10 +65,7 @@ def evaluate(
         )
     for said in remarks(figures, asked=pairs):
         typer.echo(said, err=True)
-    if as_json:
-        typer.echo(json.dumps(figures, indent=1))
-        return
-    print_figures(figures)
+    typer.echo(json.dumps(figures, indent=1)) if as_json else print_figures(figures)
 
 
 def ijb(
@@ -92,12 +88,10 @@ def ijb(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a model on IJB-A, IJB-B or IJB-C: TAR at FARs over templates, rank-k and TPIR at FPIRs in both galleries.
+    """Evaluate a model on IJB-A, IJB-B or IJB-C: TAR at FARs over templates, rank-k and TPIR at FPIRs.
 
     Images of IJB-B and IJB-C are aligned by the landmarks in their list; those of IJB-A must be faces already.
     """
-    import json
-
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.ijb import judge_ijb
 
@@ -123,12 +117,10 @@ def megaface(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a model on MegaFace: rank-1 among distractors, and TAR at FAR 1e-6.
+    """Evaluate a model on MegaFace: rank-1 among distractors, and TAR at FAR 1e-6.
 
     Images must be faces already; noises are left out.
     """
-    import json
-
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.megaface import judge_megaface
 
@@ -163,19 +155,21 @@ def remarks(figures: dict[str, Any], asked: int | None) -> Iterator[str]:
     if any(each["trained_on"] is None for each in lists.values()):
         yield (
             "note: nothing says who the model was trained on (it lies outside of its run, is of an earlier version, or "
-            "its parties have images of their own), so nobody can tell whether judged people were"
+            "its parties have images of their own), so nobody can tell whether people in the pairs were"
         )
     for name, each in lists.items():
         where = f"{name}: " if name else ""
         if shared := each.get("people_in_both_lists"):
             yield (
-                f"warning: {where}{shared:,} people are in both lists, so the threshold has seen people that are judged"
+                f"warning: {where}{shared:,} people are in both lists, so the threshold has seen people of the pairs"
             )
-        for key, what in (("trained_on", "judged"), ("threshold_trained_on", "in the list of the threshold")):
+        for key, what in (("trained_on", "in the pairs"), ("threshold_trained_on", "in the list of the threshold")):
             found = each.get(key)
             if found and found["people"]:
                 alone = f" ({found['by_name_alone']:,} by name alone)" if found["by_name_alone"] else ""
-                left = "`others` is without them" if "eer" in each["others"] else "too few others are left to judge on"
+                left = (
+                    "`others` is without them" if "eer" in each["others"] else "too few others are left to evaluate on"
+                )
                 yield (
                     f"warning: {where}{found['people']:,} of the {found['of']:,} people {what} were trained on{alone}, "
                     f"and {found['pairs']:,} pairs show them: {left}"
@@ -208,8 +202,6 @@ def said(name: str, value: Any) -> str:
 
 
 def _print_ijb(found: dict[str, Any]) -> None:
-    from coalface.cli.console import print_table
-
     for name in ("model", "set", "options", "images", "templates", "pairs", "genuine", "splits"):
         if name in found:
             typer.echo(f"{name:24} {said(name, found[name])}")

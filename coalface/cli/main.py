@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 import typer
+import typer.core
 
 from coalface.cli import catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
@@ -17,7 +18,8 @@ from coalface.cli.provision import provision
 from coalface.core import disk
 from coalface.data import cache as caches
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+typer.core.HAS_RICH = False  # with rich, typer escapes the brackets of `[required]` in plain help too
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for name, group in {"data": data, "cache": cache, "flower": flower, "provision": provision, "party": party}.items():
     app.add_typer(group, name=name)
 app.add_typer(ledger.ledger, name="ledger")

@@ -23,10 +23,10 @@ def check(
     from coalface.experiments.recipe import loader
     from coalface.flower.party import preflight
 
-    found = preflight.check(file, None if recipe is None else loader.load(recipe), name)
-    for line in (*found.told, *found.faults):
+    report = preflight.check(file, None if recipe is None else loader.load(recipe), name)
+    for line in (*report.lines, *report.faults):
         typer.echo(line)
-    if found.faults:
+    if report.faults:
         raise typer.Exit(1)
     typer.echo(f"{file}: nothing is wrong")
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all; what a disk refuses, told with the file, the disk and what to do."""
+"""Files written whole or not at all, and locked; what a disk refuses, with the file, the disk and what to do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+from filelock import FileLock
+
 from coalface.core.text import shown
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _WRITING = (*_REFUSED, errno.EFBIG)
-_MOUNTS = Path("/proc/self/mountinfo")
 GOES_ON = "what was written before is whole, and a run goes on from its last checkpoint with `coalface resume RUN`"
 AGAIN = "then run the command again"
 
@@ -117,30 +119,29 @@ def explained(error: OSError, then: str = GOES_ON) -> str:
 
 def _disk(path: Path) -> tuple[str, str]:
     """Where the disk of a file is mounted, and the room on it."""
-    place, bound = Path(os.path.realpath(path)), _mounts()
+    place = Path(os.path.realpath(path))
+    mounts = {disk.mountpoint for disk in psutil.disk_partitions(all=True)}  # `ismount` knows of no bound folder
     while not os.path.lexists(place):
         place = place.parent
     about = os.statvfs(place)
-    while str(place) not in bound and not os.path.ismount(place):
+    while str(place) not in mounts and not os.path.ismount(place):
         place = place.parent
     free, whole = (blocks * about.f_frsize for blocks in (about.f_bavail, about.f_blocks))
     files = ", but none for another file" if about.f_files and not about.f_favail else ""
     return str(place), f"{_amount(free)} of {_amount(whole)} are free now{files}"
 
 
-def _mounts() -> set[str]:
-    """Where something is mounted, a folder of the same disk among them, of which `ismount` knows nothing."""
-    try:
-        lines = _MOUNTS.read_bytes().splitlines()
-    except OSError:  # not on Linux
-        return set()
-    places = [line.split(b" ")[4] for line in lines]
-    return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), place)) for place in places}
-
-
 def _amount(count: int) -> str:
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.3g} {name}"
+
+
+def lock(path: Path, timeout: float = -1, *, mode: int = -1) -> FileLock:
+    """An exclusive lock that ends with its process. Raises `filelock.Timeout` after `timeout` s; waits for ever if -1.
+
+    `mode` is that of a new file; by the umask if -1.
+    """
+    return FileLock(path, timeout, mode, fallback_to_soft=False)  # a soft lock would outlive a process that was killed
 
 
 def write_json(path: Path, value: Any) -> None:

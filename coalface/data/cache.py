@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from coalface.core import disk
+
 PRETRAINED = "pretrained"
 """The folder of pre-trained models, each of them the folder of a run."""
 LOCKS = "pretrained.locks"
@@ -154,8 +156,7 @@ def _unused(cache: Path, entry: Entry) -> Iterator[bool]:
                 (cache / LOCKS).mkdir(mode=0o700, exist_ok=True)
                 held.append(cache / LOCKS / entry.path.name)
             for path in held:
-                file = stack.enter_context(open(path, "a"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(disk.lock(path, timeout=0))
         except OSError:  # held by another, or there are no locks here
             yield False
             return

@@ -11,12 +11,14 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import Timeout
+
+from coalface.core import disk
 from coalface.engine.transport import RunFailed
 
 _AT_WORK = "workers.lock"
@@ -94,17 +96,10 @@ def join_run(folder: Path, told: Connection | None = None) -> None:
 def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
     """Wait until no process of a killed run is at the folder any more. Raises RunFailed where one stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + patience
-    with open(folder / _AT_WORK, "a") as file:
-        while True:
-            try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise RunFailed(
-                        f"{folder}: workers are still writing here; end the run that they belong to."
-                    ) from None
-                time.sleep(0.05)
+    try:
+        disk.lock(folder / _AT_WORK).acquire(timeout=patience).lock.release()
+    except Timeout:
+        raise RunFailed(f"{folder}: workers are still writing here; end the run that they belong to.") from None
 
 
 def _end_with_parent(told: Connection | None) -> None:

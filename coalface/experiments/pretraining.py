@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import Timeout
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
@@ -94,10 +95,11 @@ def _classifier(recipe: Recipe, inner: Recipe, place: Path, *, alike: bool) -> t
 def _turn(lock: Path, place: Path, view: Callback) -> Iterator[None]:
     """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
     lock.parent.mkdir(mode=0o700, exist_ok=True)
-    with open(lock, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            view.note(f"another process is pre-training in {place}; waiting for its model")
-            fcntl.flock(file, fcntl.LOCK_EX)  # a process that ends, or is killed, lets go of it
+    turn = disk.lock(lock)
+    try:
+        held = turn.acquire(blocking=False)
+    except Timeout:
+        view.note(f"another process is pre-training in {place}; waiting for its model")
+        held = turn.acquire()
+    with held:
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,9 @@ from typing import Any, Protocol
 
 import torch
 import yaml
+from filelock import Timeout
 
+from coalface.core import disk
 from coalface.core.disk import write_text, writing
 from coalface.core.errors import RecipeError
 from coalface.core.json_text import strict_json
@@ -276,11 +277,11 @@ def _make(recipe: Recipe, out: Path, callback: Callback) -> None:
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Hold the run folder. Raises RecipeError where another process is at it."""
-    with open(out / "run.lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecipeError(f"{out}: this run is going on in another process; wait for it, or end that one") from None
+    try:
+        held = disk.lock(out / "run.lock").acquire(timeout=1)  # `coalface status` holds it for an instant
+    except Timeout:
+        raise RecipeError("this run is going on in another process; wait for it, or end that one", where=out) from None
+    with held:
         yield
 
 

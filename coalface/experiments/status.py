@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -226,14 +227,15 @@ def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple
 
 
 def _held(lock: Path) -> bool:
-    """Whether a process holds the run's folder, by the system's list: a try to hold it could turn a start away."""
+    """Whether a process holds the run's folder. A start that meets this look waits for it."""
     try:
-        about = os.stat(lock)
-        listed = Path("/proc/locks").read_text(encoding="ascii")
+        with open(lock, "rb") as file:  # as other users may: a file lock would want to write
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
         return False
-    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-    return any(device in line.split() and "FLOCK" in line for line in listed.splitlines())
+    return False
 
 
 def _judged(run: runs.Run) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import json
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import tinyruns
 import torch
@@ -140,10 +142,8 @@ def test_the_error_of_a_folder_that_cannot_be_made_names_no_other(
 def test_a_folder_that_is_bound_from_the_same_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = tmp_path / "our faces"
     bound.mkdir()
-    mounts = ["27 1 254:0 / / rw - ext4 /dev/vda rw", f"61 27 254:0 /srv {bound} ro - ext4 /dev/vda rw"]
-    mounts[1] = mounts[1].replace("our faces", r"our\040faces")
-    (tmp_path / "mountinfo").write_text("\n".join(mounts) + "\n")
-    monkeypatch.setattr(disk, "_MOUNTS", tmp_path / "mountinfo")
+    mounts = [argparse.Namespace(mountpoint=place) for place in ("/", str(bound))]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     (tmp_path / "link").symlink_to(bound)
     for place in (bound, tmp_path / "link"):
         said = disk.explained(OSError(errno.EROFS, "Read-only file system", str(place / "deep" / "x")))

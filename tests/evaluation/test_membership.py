@@ -174,7 +174,7 @@ def test_the_command_warns_and_puts_the_figures_on_the_others_beside(
     lines = [line.split() for line in printed.splitlines()]
     assert ["eer", f"{found['eer']:.2f}", "%", f"{found['others']['eer']:.2f}", "%"] in lines
     assert ["trained_on", "2", "of", "8", "people,", str(found["trained_on"]["pairs"]), "pairs"] in lines
-    assert "2 of the 8 people judged were trained on" in warned
+    assert "2 of the 8 people in the pairs were trained on" in warned
     as_json, warned = evaluated(fedavg_run, "--on", path, "--images", mixed, "--json")
     assert json.loads(as_json)["others"] == found["others"] and "were trained on" in warned
     of_members = pair_list(tmp_path / "members.txt", list(trained(fedavg_run).names[:2]))

@@ -205,7 +205,7 @@ def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_pat
 
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
     found = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
-    assert not found.faults and "public people: 20 images of 5 identities" in found.told[-1]
+    assert not found.faults and "public people: 20 images of 5 identities" in found.lines[-1]
     assert Parts(recipe(), played=()).data.public is not None
 
 

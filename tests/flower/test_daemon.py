@@ -57,7 +57,7 @@ def gone(process: int) -> bool:
     """Whether a process has ended, within ten seconds."""
     ends = time.monotonic() + 10
     while time.monotonic() < ends:
-        if daemon._began(process) is None:
+        if daemon.find_process(process) is None:
             return True
         time.sleep(0.05)
     return False

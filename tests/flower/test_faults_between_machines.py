@@ -163,7 +163,7 @@ def test_a_request_that_is_delivered_twice_trains_once(standing: Standing, tmp_p
 def nodes(standing: Standing) -> list[dict[str, Any]]:
     """What the SuperLink says of all nodes that were ever registered."""
     words = standing.operators("flwr", "supernode", "list", "here", "--format", "json")
-    return list(flwr_cli.told(words, standing.kits, 60)["nodes"])
+    return list(flwr_cli.run_json(words, standing.kits, 60)["nodes"])
 
 
 def turned_away(standing: Standing, party: str = "silo-02") -> str:
@@ -210,15 +210,17 @@ def test_a_node_that_dials_without_tls_is_never_admitted(standing: Standing, wit
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
     assert own.count("Connection attempt failed, retrying") > 2  # it dials; neither end's log says what is amiss
     words = standing.operators("run.sh", "--format", "json", "--run-config")
-    number = flwr_cli.told([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
+    number = flwr_cli.run_json([*words, 'name="plain" join-seconds=5'], standing.kits, 60)["run-id"]
 
     def state() -> str:
-        runs = flwr_cli.told(standing.operators("flwr", "list", "here", "--format", "json"), standing.kits, 60)["runs"]
+        runs = flwr_cli.run_json(standing.operators("flwr", "list", "here", "--format", "json"), standing.kits, 60)[
+            "runs"
+        ]
         return next(str(run["status"]) for run in runs if int(run["run-id"]) == int(number))
 
     standing.wait(lambda: state().startswith("finished"), 120)
     assert state() == "finished:failed"
-    shown = flwr_cli.output(standing.operators("flwr", "log", number, "here", "--show"), standing.kits, 60)
+    shown = flwr_cli.run_command(standing.operators("flwr", "log", number, "here", "--show"), standing.kits, 60)
     assert "silo-02 did not join within 5 s" in shown
     assert any("flower-supernode" in one.command for one in standing.processes("silo-02"))  # all the while it dialled
     own = standing.log("silo-02").rpartition("Starting Flower SuperNode")[2]
@@ -246,7 +248,7 @@ def test_a_node_that_plays_anothers_name_or_role_is_left_alone(standing: Standin
 def test_a_withdrawn_key_is_refused(standing: Standing, without: Path) -> None:
     ours = re.findall(r"SuperNode ID: (\d+)", standing.log("silo-02"))[-1]
     assert ours in [node["node-id"] for node in nodes(standing)]
-    flwr_cli.output(standing.operators("flwr", "supernode", "unregister", ours, "here"), standing.kits, 60)
+    flwr_cli.run_command(standing.operators("flwr", "supernode", "unregister", ours, "here"), standing.kits, 60)
     said = turned_away(standing)
     assert "it was withdrawn by `flwr supernode unregister`" in said
     (status,) = [node["status"] for node in nodes(standing) if node["node-id"] == ours]

@@ -45,14 +45,14 @@ def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_pla
     running = one.up("--run-config", "rounds=14 step-seconds=30")
     one.wait(lambda: len(one.metrics("faces")) >= 2)
     (node,) = set(re.findall(r"SuperNode ID: (\d+)", one.log("silo-02")))
-    flwr_cli.output(one.operators("flwr", "supernode", "unregister", node, "here"), one.kits, 60)
+    flwr_cli.run_command(one.operators("flwr", "supernode", "unregister", node, "here"), one.kits, 60)
     one.wait(lambda: any("silo-02" in line["failed"] for line in one.metrics("faces")))
     refused = len(one.metrics("faces"))
     one.wait(lambda: len(one.metrics("faces")) >= refused + 2)
     lines = one.metrics("faces")[refused:]
     assert all(list(line["failed"]) == ["silo-02"] and not line["abandoned"] for line in lines)
-    (listed,) = flwr_cli.told(one.operators("flwr", "list", "here", "--format", "json"), one.kits, 60)["runs"]
-    flwr_cli.output(one.operators("flwr", "stop", str(listed["run-id"]), "here"), one.kits, 60)
+    (listed,) = flwr_cli.run_json(one.operators("flwr", "list", "here", "--format", "json"), one.kits, 60)["runs"]
+    flwr_cli.run_command(one.operators("flwr", "stop", str(listed["run-id"]), "here"), one.kits, 60)
     code, said = one.ended(running)
     assert code == 1 and "stopped" in said, said
 
@@ -62,7 +62,7 @@ def test_a_key_that_is_withdrawn_in_a_run_is_refused_and_a_new_one_takes_its_pla
     keys = ("--from", str(kit / "node.key.old"), "--to", str(kit / "node.key"))
     assert one.ended(one.coalface("party", "rekey", str(kit / "home"), *keys))[0] == 0
     (kit / "node.key.old").unlink()
-    said = flwr_cli.output(one.operators("register.sh"), one.kits, 60)
+    said = flwr_cli.run_command(one.operators("register.sh"), one.kits, 60)
     assert said.count("its key is known already") == 2, said
     stopped = len(one.metrics("faces"))
     code, said = one.ended(one.coalface("resume", str(one.run("faces"))), 600)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -13,10 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 from federations import Standing
 from flwr.common.config import parse_config_args
@@ -28,8 +26,10 @@ from coalface.core.errors import RecipeError
 from coalface.core.names import KITS
 from coalface.experiments import status as following
 from coalface.flower.app import run_config
+from coalface.flower.party import daemon
 from coalface.flower.poc import flwr_cli, launcher, monitor, network
 from coalface.flower.poc import processes as marked
+from coalface.flower.provision import project
 
 
 def said(*words: str | Path) -> tuple[int, str]:
@@ -71,13 +71,13 @@ def test_all_that_carries_the_mark_is_ended_wherever_it_has_gone_and_nothing_els
     processes = [started(mine, "superlink"), started(mine, "silo-00"), started(other, "silo-00")]
     try:
         ends = time.monotonic() + 30
-        while len(marked.found(mine)) < 4 or len(marked.found(other)) < 2:
+        while len(marked.find_processes(mine)) < 4 or len(marked.find_processes(other)) < 2:
             assert time.monotonic() < ends
         processes[1].kill()  # its child has lost its parent, and had left its session before
         assert {one.part for one in marked.end(mine, part="silo-00", grace=0.2)} == {"silo-00"}
-        assert {one.part for one in marked.found(mine)} == {"superlink"} and len(marked.found(mine)) == 2
+        assert [one.part for one in marked.find_processes(mine)] == ["superlink", "superlink"]
         assert len(marked.end(mine, grace=0.2)) == 2
-        assert marked.found(mine) == [] and len(marked.found(other)) == 2
+        assert marked.find_processes(mine) == [] and len(marked.find_processes(other)) == 2
     finally:
         for kits in (mine, other):
             marked.end(kits, grace=0)
@@ -90,7 +90,7 @@ def test_all_that_carries_the_mark_is_ended_wherever_it_has_gone_and_nothing_els
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(here: Standing) -> None:
-    with socket.create_server(("127.0.0.1", launcher.kept(here.kits).superlink.port)):
+    with socket.create_server(("127.0.0.1", project.read_kits(here.kits).superlink.port)):
         code, text = said("up", here.kits)
     assert code == 1 and "is taken by another process" in text and not here.processes()
 
@@ -100,7 +100,7 @@ def test_two_do_not_start_the_same_kits_at_once(here: Standing) -> None:
     with open(here.kits / "logs" / ".lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         code, text = said("up", here.kits)
-    assert code == 1 and "it is being started by another process" in text
+    assert code == 1 and "another process is starting it" in text
 
 
 def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
@@ -110,42 +110,27 @@ def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
     code, text = said("up", here.kits)
     assert code == 1 and "ann, bob" in text and "start code as you" in text and "--yes" in text
     assert "so the tests have it" in text and not here.processes()
-    with socket.create_server(("127.0.0.1", launcher.kept(here.kits).superlink.port)):
+    with socket.create_server(("127.0.0.1", project.read_kits(here.kits).superlink.port)):
         code, text = said("up", here.kits, "--yes")
     assert code == 1 and "ann, bob" in text and "is taken by another process" in text  # it went on
 
 
-@pytest.mark.parametrize("command", ["up", "down"])
-def test_what_is_no_folder_of_kits_is_refused(command: str, tmp_path: Path) -> None:
-    code, text = said(command, tmp_path)
-    assert code == 1 and "has no federation.yaml" in text
-
-
-def test_a_federation_that_does_not_run_is_told_so(here: Standing) -> None:
-    assert said("down", here.kits) == (0, f"{here.kits}: nothing runs\n")
-    assert "no run has begun\non this machine nothing of it runs" in said("status", here.kits)[1]
-    code, text = said("logs", here.kits, "--party", "silo-01")
-    assert code == 1 and "silo-01.log is not there: `coalface up" in text
-    code, text = said("logs", here.kits, "--party", "silo-9")
-    assert code == 1 and "silo-9 is none of its parties: silo-00, silo-01, silo-02" in text
+def test_a_federation_that_does_not_run_has_no_log(here: Standing) -> None:
+    with pytest.raises(RecipeError) as error:
+        monitor.logs(here.kits, "silo-01")
+    assert error.value.where == str(here.kits / "logs" / "silo-01.log")
 
 
 # --- what Flower is given, and answers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
-    [
-        ("rounds=40 local.lrr=0.1", "--run-config: 'local.lrr' is not known; did you mean 'local.lr'?"),
-        ("local.momentum=0.0", "A run-config changes what the recipe writes out, and nothing else"),
-        ("rounds = 3", "'rounds' is no KEY=VALUE"),
-        ("name=faces", "text needs quotes of its own: 'name=\"faces\"'"),
-        ("none.toml", "--run-config none.toml cannot be read"),
-    ],
+    "given", ["rounds=40 local.lrr=0.1", "local.momentum=0.0", "rounds = 3", "name=faces", "none.toml"]
 )
-def test_a_run_config_that_flower_would_not_take_is_refused_before(given: str, wrong: str, here: Standing) -> None:
-    with pytest.raises(RecipeError, match=re.escape(wrong)):
+def test_a_run_config_that_flower_would_not_take_is_refused_before(given: str, here: Standing) -> None:
+    with pytest.raises(RecipeError) as error:
         run_config.check(here.kits / "operator" / "project", given)
+    assert error.value.where == "--run-config"
 
 
 def test_a_run_config_is_read_as_flower_reads_it(here: Standing, tmp_path: Path) -> None:
@@ -159,26 +144,19 @@ def test_a_run_config_is_read_as_flower_reads_it(here: Standing, tmp_path: Path)
 def test_a_failure_that_flower_tells_with_exit_status_0_is_one(tmp_path: Path) -> None:
     said = json.dumps({"success": False, "error-message": "[code: 15] Invalid run configuration."})
     with pytest.raises(flwr_cli.Failed, match="code: 15. Invalid run configuration"):
-        flwr_cli.told(["echo", said], tmp_path, 20)
+        flwr_cli.run_json(["echo", said], tmp_path, 20)
     with pytest.raises(flwr_cli.Failed, match="failed:\nno JSON"):
-        flwr_cli.told(["echo", "no JSON"], tmp_path, 20)
-    assert flwr_cli.told(["echo", '{"success": true, "runs": []}'], tmp_path, 20)["runs"] == []
+        flwr_cli.run_json(["echo", "no JSON"], tmp_path, 20)
+    assert flwr_cli.run_json(["echo", '{"success": true, "runs": []}'], tmp_path, 20)["runs"] == []
 
 
 def test_a_command_that_hangs_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(flwr_cli.Failed, match="was not done within 0.5 s: the SuperLink may hang. `coalface down"):
-        flwr_cli.output(["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"], tmp_path, 0.5)
+        flwr_cli.run_command(["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"], tmp_path, 0.5)
     assert time.monotonic() - began < 20
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-
-    def ended() -> bool:
-        try:
-            return ") Z " in stat.read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-
-    while not ended():  # it has been killed, and the system takes a moment to end it
+    child = int((tmp_path / "pid").read_text())
+    while daemon.find_process(child) is not None:  # it has been killed, and the system takes a moment to end it
         assert time.monotonic() - began < 20
         time.sleep(0.01)
 
@@ -245,7 +223,7 @@ def test_a_run_whose_parties_are_elsewhere_is_not_resumed_here_and_says_where_lo
 ) -> None:
     far = Path(shutil.copytree(ran, tmp_path / "far"))
     code, text = said("logs", ran)
-    assert code == 1 and "were played by the run's own process" in text
+    assert code == 1 and "the run's own process played" in text
     following.began(far, {}, asked={"rounds": 2})
     code, text = said("resume", far, "--quiet")
     assert code == 1 and "go on by the operator's `run.sh`" in text
@@ -306,7 +284,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         if not network._tried():  # this system gives it a network of its own: from here its port is not there
             assert "it has a network of its own" in text
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(launcher.kept(made.kits).superlink.own, timeout=20)
+                socket.create_connection(project.read_kits(made.kits).superlink.own, timeout=20)
         assert "Sending: train.step" in "\n".join(monitor.tail(*monitor.logs(out, "silo-01"), 1000))
         for log in (made.kits / "logs").glob("*.log"):
             assert log.stat().st_mode & 0o077 == 0
@@ -315,17 +293,5 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
     finally:
         code, text = made.ended(made.coalface("down", str(made.kits)))
     assert code == 0 and text.startswith("ended "), text
-    assert not made.processes() and not anywhere(lambda line: str(made.kits) in line)
-
-
-def anywhere(wanted: Callable[[str], Any]) -> list[str]:
-    """The command lines of this machine's processes, but of this one, of which something is so."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if path.parent.name != str(os.getpid()) and wanted(line):
-            found.append(line)
-    return found
+    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]) if one.pid != os.getpid()]
+    assert not made.processes() and not [line for line in lines if str(made.kits) in line]

@@ -37,7 +37,7 @@ def test_a_run_that_has_ended_is_asked_for_at_once_and_its_end_is_not_silent(
     assert asked == [0, 3, 4]
     said = capsys.readouterr().out.splitlines()
     assert said[1:3] == [
-        "the server judges the model, and the parties check their ledgers",
+        "the server evaluates the model, and the parties check their ledgers",
         "the SuperLink ends the run",
     ]
     assert said[-1].startswith("tiny-fedavg  done")

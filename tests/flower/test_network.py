@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from federations import Standing
 
-from coalface.flower.poc import launcher, network, processes
+from coalface.flower.poc import network, processes
+from coalface.flower.provision import project
 
 LISTENS = """
 import pathlib, socket, sys
@@ -104,7 +105,7 @@ def test_others_are_the_people_who_can_log_in(monkeypatch: pytest.MonkeyPatch) -
     known += [account("out", 1002 + mine, "/usr/sbin/nologin"), account("nobody", 65534, "/bin/sh")]
     known += [account("bob", 1003 + mine, "")]
     monkeypatch.setattr(pwd, "getpwall", lambda: known)
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(()))
+    monkeypatch.setattr(network.psutil, "process_iter", lambda: iter(()))
     assert network.others() == ["ann", "bob"]
 
 
@@ -138,7 +139,7 @@ def test_who_reaches_the_ports_is_given_no_task_and_no_command_line_has_a_token(
                 kinds |= {kind: True for kind in kinds if kind in one.command and "--token-file" in one.command}
         (node,) = [one.command for one in made.processes("silo-01") if "flower-supernode" in one.command]
         near = f"http://127.0.0.1:{node.split('--port ')[-1].split()[0]}"
-        for url in (near, f"https://{launcher.kept(made.kits).superlink.own_address}"):
+        for url in (near, f"https://{project.read_kits(made.kits).superlink.own_address}"):
             words = [sys.executable, "-c", ASK, url, str(made.kits / "operator" / "ca.crt")]
             told = subprocess.run(made.inside(words), capture_output=True, text=True, check=True, timeout=60)
             assert told.stdout == "401\n", (url, told.stdout, told.stderr)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import NOW, written
-from flwr.app import Context, RecordDict
-from grids import InProcessGrid, played_here
+from federations import FACES, NOW, started, written
+from grids import run_recipe
 from tinyruns import Silent
 from typer.testing import CliRunner
 
@@ -21,24 +20,11 @@ from coalface.engine.party.commits import LINES, Commit
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.flower.app import server
 from coalface.flower.party import rekey
 from coalface.flower.provision import certificates, verify
 from coalface.flower.provision import kits as provisioning
 
-TREE: dict[str, Any] = {
-    "name": "faces",
-    "method": "fedavg",
-    "rounds": 2,
-    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
-    "data": {
-        "size": 32,
-        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
-        "partition": {"parties": 2},
-        "hold_out": 4,
-    },
-    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
-}
+TREE = loader.merged(FACES, {"data": {"faces": {"identities": 12}, "partition": {"parties": 2}}})
 PARTIES = ("silo-00", "silo-01")
 
 
@@ -57,13 +43,8 @@ def no_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def run(recipe: Path, home: Path, out: Path, **node_config: Any) -> None:
-    """A whole run; a value of the nodes' configuration may hold `{party}`."""
-    grid = InProcessGrid([played_here(recipe) for _ in PARTIES])
-    for node, party in zip(grid.apps, PARTIES, strict=True):
-        own = {key: str(value).format(party=party) for key, value in node_config.items()}
-        grid.contexts[node] = Context(1, node, {"party": party, "home": str(home / party), **own}, RecordDict(), {})
-    server.server(recipe)(grid, Context(1, 1, {}, RecordDict(), {"out": str(out), "join-seconds": 0.5}))
+def run(recipe: Path, home: Path, out: Path, **node_config: object) -> None:
+    run_recipe(recipe, home, PARTIES, node_config, out=str(out), **{"join-seconds": 0.5})
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -162,7 +143,6 @@ ROLES = {"silo-00": {"role": "trainer"}, "silo-01": {"role": "trainer"}, "clinic
 def test_kits_start_the_nodes_of_parties_that_encrypt_with_their_key(
     said: dict[str, Any], own: dict[str, bool], encrypting: set[str], tmp_path: Path
 ) -> None:
-    from test_kits import started
 
     parties = {name: {**role, **({"encrypt": own[name]} if name in own else {})} for name, role in ROLES.items()}
     kits = provisioning.make(written(tmp_path, parties=parties, **said), tmp_path / "kits", NOW)

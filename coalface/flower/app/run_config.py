@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import tomllib
@@ -9,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
+from coalface.core.text import told
 from coalface.flower.app import project as flowerproject
 
+OPTION = "--run-config"
 _PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")
 """As Flower takes it: `KEY=VALUE`, values without spaces, or in quotes."""
 
@@ -31,23 +33,22 @@ def read(text: str | None) -> dict[str, Any]:
         try:
             return dict(flowerproject.leaves(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
-            raise RecipeError(f"--run-config {text} cannot be read: {error}") from None
+            raise RecipeError(f"{text} cannot be read: {error}", where=OPTION) from None
     if left := _PAIR.sub("", text).split():
-        raise RecipeError(f"--run-config: {left[0]!r} is no KEY=VALUE; write 'rounds=3 local.lr=0.01'")
+        raise RecipeError(f"{left[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
     return {key: _value(key, value) for key, value in _PAIR.findall(text)}
 
 
 def check(project: Path, text: str | None) -> None:
     """Raise RecipeError, with the nearest key, for one that the project has not."""
     values = usual(project)
-    for key in read(text):
-        try:
-            nearest(key, values, "--run-config")
-        except RecipeError as error:
-            raise RecipeError(
-                f"{error}. A run-config changes what the recipe writes out, and nothing else: for another key, write "
-                f"it into {project / 'recipe.yaml'}"
-            ) from None
+    for key in read(text).keys() - values.keys():
+        near = difflib.get_close_matches(key, values, n=1, cutoff=0.0)[0]
+        raise RecipeError(
+            f"{told(key)!r} is not known; did you mean {near!r}? A run-config changes what the recipe writes out, and "
+            f"nothing else: write another key into {project / 'recipe.yaml'}",
+            where=OPTION,
+        )
 
 
 def changed(project: Path, run_config: Mapping[str, Any]) -> str | None:
@@ -62,6 +63,6 @@ def _value(key: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         raise RecipeError(
-            f"--run-config: {key}={text} is no number, true or false, and text needs quotes of its own: "
-            f"'{key}=\"{text}\"'"
+            f"{key}={text} is neither a number, true nor false, and text needs quotes of its own: '{key}=\"{text}\"'",
+            where=OPTION,
         ) from None

@@ -31,27 +31,29 @@ def server(recipe: Path) -> Any:
     """The ServerApp: runs the recipe over the grid, or goes on with it where its folder has begun."""
 
     def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
-        made = read(recipe, run_config)
-        out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / made.name))
-        if made.pretrain is not None and made.model.batchnorm != "average":
+        loaded = read(recipe, run_config)
+        out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / loaded.name))
+        if loaded.pretrain is not None and loaded.model.batchnorm != "average":
             raise RecipeError(
-                f"model.batchnorm={made.model.batchnorm}: parties would keep BatchNorm's tensors of the pre-training, "
-                "which over Flower they do not have: set model.batchnorm=average"
+                f"with {loaded.model.batchnorm!r} parties keep BatchNorm's tensors of the pre-training, which over "
+                "Flower they do not have; use average",
+                where="model.batchnorm",
             )
-        if made.pretrain is not None and not preflight.plan(made).leaves_shared:
+        if loaded.pretrain is not None and not preflight.plan(loaded).leaves_shared:
             raise RecipeError(
-                f"pretrain: the parties of {made.method} are sent no model to begin from, and over Flower they have "
-                "none of the pre-training: leave pretrain out, or take a method that sends one, such as fedavg"
+                f"the server sends the parties of {loaded.method} no model to begin from, and over Flower they have "
+                "none of the pre-training: leave pretrain out, or use a method that sends one, such as fedavg",
+                where="pretrain",
             )
         patience = transport.Patience(
             join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
         )
         carrier = Nodes(grid, patience, run_config)
         if (out / "config.yaml").exists():
-            check_begun(out, made)
+            check_begun(out, loaded)
             experiment.resume(out, Progress(), carrier=carrier)
         else:
-            experiment.run(made, out, Progress(), carrier=carrier)
+            experiment.run(loaded, out, Progress(), carrier=carrier)
 
     return transport.server_app(serve)
 
@@ -70,11 +72,11 @@ class Nodes:
         counts = {name: (one.images, one.identities) for name, one in members.items() if one.images}
         public = None if here.public is None else here.public.who()
         return transport.FlowerTransport(
-            self.grid, roles, self.patience, keys=keys(list(roles)), public=public, counts=counts
+            self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, counts=counts
         )
 
 
-def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
+def read_keys(parties: Sequence[str]) -> dict[str, bytes] | None:
     """The parties' public keys as nodes show them, by the file that `COALFACE_KEYS` names; without one, None.
 
     Raises RecipeError where the file cannot be read or lacks one of `parties`: then nobody could play it.
@@ -82,22 +84,21 @@ def keys(parties: Sequence[str]) -> dict[str, bytes] | None:
     if not (file := os.environ.get("COALFACE_KEYS")):
         return None
     try:
-        found = {name: bytes.fromhex(key) for name, key in json.loads(Path(file).read_bytes()).items()}
+        keys = {name: bytes.fromhex(key) for name, key in json.loads(Path(file).read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RecipeError(f"COALFACE_KEYS names {file}, whose keys cannot be read: {error}") from None
-    if lacking := sorted(set(parties) - found.keys()):
-        raise RecipeError(
-            f"{file} has no key of {', '.join(lacking[:8])}: provision a kit for each party of the recipe"
-        )
-    return found
+        raise RecipeError(f"the keys in {file} cannot be read: {error}", where="COALFACE_KEYS") from None
+    if lacking := sorted(set(parties) - keys.keys()):
+        raise RecipeError(f"no key of {', '.join(lacking[:8])}; provision a kit for each party", where=file)
+    return keys
 
 
-def check_begun(out: Path, made: Recipe) -> None:
+def check_begun(out: Path, recipe: Recipe) -> None:
     """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
-    if differ := provenance.unlike(provenance.recipe_of(out), made):
+    if differ := provenance.unlike(provenance.recipe_of(out), recipe):
         raise RecipeError(
-            f"{out} has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume "
-            f"{quote(str(out))}` or the same run-config, or start another run by giving it another name"
+            f"this run has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume "
+            f"{quote(str(out))}` or the same run-config, or start another run under another name",
+            where=out,
         )
 
 

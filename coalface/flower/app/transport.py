@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRIES = 10
-"""How often a call of the SuperLink is tried, before the run ends."""
+"""Tries of a call of the SuperLink before the run ends."""
 MOST_IMAGES = 1 << 40
 """More than any party has."""
 AGAIN = 30.0
 """Seconds after which a node is asked again that could not say who it is."""
-Answered = tuple[dict[str, Any], dict[str, bytes]]
+Answer = tuple[dict[str, Any], dict[str, bytes]]
 """What a node says: plain values, and bytes by name."""
-_NO_ANSWER: Answered = {"failed": "no reply will come"}, {}
-"""What is said for a node that will not answer."""
+_NO_ANSWER: Answer = {"failed": "no reply will come"}, {}
+"""For a node that will not answer."""
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
-"""What Flower raises for a message that came and is none; where it does not reach the SuperLink it raises others."""
+"""What Flower raises for a message that it cannot read; where it does not reach the SuperLink it raises others."""
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in ("common", "each"))
 
 
@@ -118,7 +118,7 @@ class FlowerTransport:
         self._look()
         ahead: list[tuple[Request, str | StepFailed, float]] = []
         for request in requests:
-            ahead.append(self._sent(STEP, request))
+            ahead.append(self._send(STEP, request))
             if len(ahead) >= self._window:
                 yield self._reply(*ahead.pop(0))
         while ahead:
@@ -131,16 +131,16 @@ class FlowerTransport:
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Send the work; it runs beside the coming rounds."""
         self._look()
-        self._posted[ticket] = [self._sent(STEP, request) for request in requests]
+        self._posted[ticket] = [self._send(STEP, request) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
         """Wait for what was posted."""
-        for sent in self._posted.pop(ticket, None) or [self._sent(STEP, request) for request in requests]:
+        for sent in self._posted.pop(ticket, None) or [self._send(STEP, request) for request in requests]:
             yield self._reply(*sent)
 
     def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
         """Have every party make its local result, such as its own model, and keep it; nothing of it comes here."""
-        for sent in [self._sent(KEEP, request) for request in requests]:
+        for sent in [self._send(KEEP, request) for request in requests]:
             _, reply = self._reply(*sent)
             if isinstance(reply, StepFailed):
                 log.warning("%s", reply)
@@ -148,8 +148,7 @@ class FlowerTransport:
 
     def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
         """Tell every party which commit was accepted last; one that does not hear it keeps more files than it needs."""
-        told = {party: {"accepted": commit, "ordinal": ordinal} for party, commit in accepted.items()}
-        self._tell(SETTLE, told)
+        self._tell(SETTLE, {party: {"accepted": commit, "ordinal": ordinal} for party, commit in accepted.items()})
 
     def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
         """What is wrong with parties' ledgers, as they say by themselves; those away are looked at when they return."""
@@ -158,8 +157,8 @@ class FlowerTransport:
             for place, (party, commit) in enumerate(accepted.items())
         }
         faults = {party: said["fault"] for party, said in self._tell(CHECK, asked).items() if "fault" in said}
-        said = "does not hold, its ledger or its private state"
-        return {p: f"what {p} keeps {said} ({told(kind)}); its own log says why" for p, kind in faults.items()}
+        what = "does not hold, its ledger or its private state"
+        return {p: f"what {p} keeps {what} ({told(kind)}); its own log says why" for p, kind in faults.items()}
 
     def close(self) -> None:
         """Nothing of it outlives the run."""
@@ -168,7 +167,7 @@ class FlowerTransport:
 
     def _look(self) -> None:
         """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
-        keys = {node.node_id: node.public_key for node in self._tried(self._grid.get_nodes)}
+        keys = {node.node_id: node.public_key for node in self._retry(self._grid.get_nodes)}
         now = time.monotonic()
         self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
         self._joining = {message: node for message, node in self._joining.items() if node in keys}
@@ -177,24 +176,21 @@ class FlowerTransport:
         known = self._asked.keys() | set(self._joining.values())
         for node in sorted(keys.keys() - known):
             if self._keys is not None and keys[node] not in self._keys.values():
-                self._pass_over(node)
+                if node not in self._strangers:
+                    self._strangers.add(node)
+                    self._refused[""] = f"node {node} has the key of no party of this run"
+                    log.warning("%s: it is left alone", self._refused[""])
             elif self._again.get(node, now) <= now:
                 self._joining[self._push(JOIN, node, write({}))] = node
         for message, (said, _) in self._pull(list(self._joining)).items():
             node = self._joining.pop(message)
-            if why := self._joined(node, said, keys[node]):
+            if why := self._admit(node, said, keys[node]):
                 log.warning("%s: it is left alone", why)
                 if (name := said.get("name")) in list(self._roles):
                     self._refused[name] = why
                 self._again[node] = time.monotonic() + AGAIN
 
-    def _pass_over(self, node: int) -> None:
-        if node not in self._strangers:
-            self._strangers.add(node)
-            self._refused[""] = f"node {node} has the key of no party of this run"
-            log.warning("%s: it is left alone", self._refused[""])
-
-    def _joined(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
+    def _admit(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
         """Take in what a node says of itself; why not, where it cannot be."""
         if "failed" in said:
             return f"node {node} does not say which party it plays ({told(said['failed'])}), its own log says why"
@@ -203,29 +199,27 @@ class FlowerTransport:
             member = Member(told(said["role"]), _count(said["images"]), _count(said["identities"]))
         except (KeyError, ValueError) as error:
             return f"node {node} does not say what a party says when it joins ({type(error).__name__})"
+        claim = f"node {node} says that it is {name}"
         if self._keys is not None and self._keys.get(name) != key:
-            return f"node {node} says that it is {name} and has not its key"
+            return f"{claim} and has not its key"
         if (role := self._roles.get(name)) != member.role:
-            wanted = f"is a {role} by the recipe" if role else "is none of this run's parties"
-            return f"node {node} says that it is {name}, a {member.role}, who {wanted}"
-        found = (member.images, member.identities)
-        if (known := self._counts.get(name, found)) != found:
-            here, there = (f"{images} images of {identities} identities" for images, identities in (found, known))
-            return f"node {node} says that it is {name}, with {here}, and by the recipe these are {there}"
+            rule = f"is a {role} by the recipe" if role else "is not a party of this run"
+            return f"{claim}, a {member.role}, who {rule}"
+        counts = (member.images, member.identities)
+        claimed = f"{claim}, with {member.images} images of {member.identities} identities"
+        if (known := self._counts.get(name, counts)) != counts:
+            return f"{claimed}, and by the recipe these are {known[0]} images of {known[1]} identities"
         if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
-            return (
-                f"node {node} says that it is {name}, with {member.images} images of {member.identities} identities; a "
-                f"party has 1 to {MOST_IMAGES} images, and no more identities than images"
-            )
+            return f"{claimed}; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
         if said.get("public") != self._public:
-            return f"node {node} says that it is {name} and has not the server's public images, of the same people"
+            return f"{claim} and has not the server's public images, of the same people"
         self._asked[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
         self.members.setdefault(name, member)
         return ""
 
-    def _sent(self, about: str, request: Request) -> tuple[Request, str | StepFailed, float]:
+    def _send(self, about: str, request: Request) -> tuple[Request, str | StepFailed, float]:
         ends = time.monotonic() + self._patience.step
         node = self._nodes.get(request.party)
         if node is None:
@@ -239,13 +233,13 @@ class FlowerTransport:
         where = f"{request.party}, step {request.step}, {request.stage} round {request.round}"
         if isinstance(sent, StepFailed):
             return request, sent
-        found = self._wait([sent], ends).get(sent)
-        if found is None:
+        answer = self._wait([sent], ends).get(sent)
+        if answer is None:
             self._late[sent] = request.party
             return request, Unanswered(f"{where}: no reply within {self._patience.step:g} s")
-        if found is _NO_ANSWER:
-            return request, Unanswered(f"{where}: {found[0]['failed']}")
-        said, data = found
+        said, data = answer
+        if answer is _NO_ANSWER:
+            return request, Unanswered(f"{where}: {said['failed']}")
         if "failed" in said:
             return request, StepFailed(f"{where}: {told(said['failed'])}; the party's own log says why")
         reply = data.get("reply", b"")
@@ -262,27 +256,30 @@ class FlowerTransport:
 
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         self._look()
-        there = {party: said for party, said in words.items() if party in self._nodes}
-        sent = {self._push(about, self._nodes[party], write(said)): party for party, said in there.items()}
-        found = self._wait(list(sent), time.monotonic() + self._patience.step)
-        return {sent[message]: said for message, (said, _) in found.items()}
+        sent = {
+            self._push(about, self._nodes[party], write(said)): party
+            for party, said in words.items()
+            if party in self._nodes
+        }
+        answers = self._wait(list(sent), time.monotonic() + self._patience.step)
+        return {sent[message]: said for message, (said, _) in answers.items()}
 
     def _push(self, about: str, node: int, content: RecordDict) -> str:
         message = Message(content, node, about, ttl=4 * self._patience.step)
-        return next(iter(self._tried(lambda: self._grid.push_messages([message]))))
+        return next(iter(self._retry(lambda: self._grid.push_messages([message]))))
 
-    def _tried(self, call: Callable[[], T]) -> T:
+    def _retry(self, call: Callable[[], T]) -> T:
         """What the SuperLink says; where it fails it is asked again, as one that is busy does better in a moment.
 
         A message that is sent twice by this trains once. Raises RunFailed after `TRIES`.
         """
-        tried = 0
+        tries = 0
         while True:
             try:
                 return call()
             except Exception as error:  # of whatever Flower speaks by
-                tried += 1
-                if tried == TRIES:
+                tries += 1
+                if tries == TRIES:
                     raise RunFailed(
                         f"the SuperLink failed {TRIES} times ({type(error).__name__}: {error}); its log says why. The "
                         "run goes on from its last checkpoint when it is started again"
@@ -290,24 +287,24 @@ class FlowerTransport:
                 log.warning("the SuperLink failed (%s: %s): it is asked again", type(error).__name__, error)
                 time.sleep(5 * self._patience.poll)
 
-    def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answered]:
+    def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answer]:
         """The replies that come before `ends`."""
-        found: dict[str, Answered] = {}
+        answers: dict[str, Answer] = {}
         while True:
-            found |= self._pull([message for message in messages if message not in found])
-            if len(found) == len(messages) or time.monotonic() > ends:
-                return found
+            answers |= self._pull([message for message in messages if message not in answers])
+            if len(answers) == len(messages) or time.monotonic() > ends:
+                return answers
             time.sleep(self._patience.poll)
 
-    def _pull(self, messages: Sequence[str]) -> dict[str, Answered]:
+    def _pull(self, messages: Sequence[str]) -> dict[str, Answer]:
         """The replies that are there; those to what was given up are counted and thrown away.
 
         A node of somebody else's may say anything: what is no answer of ours is taken as a failure. Each is pulled by
         itself, since Flower reads a message as it pulls it, and one that it cannot read would take others along.
         """
-        found: dict[str, Answered] = {}
+        answers: dict[str, Answer] = {}
         for message in [*messages, *self._late]:
-            for reply in self._tried(functools.partial(self._pulled, message)):
+            for reply in self._retry(functools.partial(self._pull_one, message)):
                 if message in self._late:
                     party = self._late.pop(message)
                     self.late[party] = self.late.get(party, 0) + 1
@@ -316,22 +313,22 @@ class FlowerTransport:
                 try:
                     if isinstance(reply, Exception):
                         raise reply
-                    found[message] = read(reply.content) if reply.has_content() else _NO_ANSWER
+                    answers[message] = read(reply.content) if reply.has_content() else _NO_ANSWER
                 except Exception as error:  # whatever it is, it is the party's
-                    found[message] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
-        return found
+                    answers[message] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
+        return answers
 
-    def _pulled(self, message: str) -> Sequence[Message | Exception]:
+    def _pull_one(self, message: str) -> Sequence[Message | Exception]:
         try:
             return list(self._grid.pull_messages([message]))
         except _UNREADABLE as error:
             return [error]
 
 
-def _count(said: Any) -> int:
-    if type(said) is not int or not 0 <= said <= LARGEST:
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST:
         raise ValueError("a count is a whole number")
-    return said
+    return value
 
 
 def server_app(serve: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:

@@ -8,7 +8,6 @@ has not committed by then is asked for again. Imports nothing heavy.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -16,12 +15,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
+from coalface.core.disk import lock
 from coalface.engine.party import permissions
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
     if connection := _connected(place):
         return connection
     permissions.make_folder(place.parent)
-    with _turn(place.with_suffix(".lock")):  # of several that come at once, one starts it
+    with lock(place.with_suffix(".lock"), mode=0o600):  # of several that come at once, one starts it
         if connection := _connected(place):
             return connection
         place.unlink(missing_ok=True)
@@ -83,7 +85,7 @@ def serving(folder: Path) -> list[int]:
     for place in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):  # it ends just now
             found.append(int(json.loads(place.read_text())["process"]))
-    return [process for process in found if _began(process) is not None]
+    return [process for process in found if find_process(process) is not None]
 
 
 def _connected(place: Path) -> Connection[Any, Any] | None:
@@ -91,13 +93,6 @@ def _connected(place: Path) -> Connection[Any, Any] | None:
         return Client(json.loads(place.read_text())["socket"], "AF_UNIX")
     except (OSError, ValueError, KeyError):
         return None
-
-
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    with open(path, "a", opener=permissions.opener) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- who answers ------------------------------------------------------------------------------------------------------
@@ -149,8 +144,8 @@ class _Last:
 
 def _watch(place: Path, socket: Path, watched: int, idle: float, last: _Last) -> None:
     """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there."""
-    began = _began(watched)
-    while began is not None and _began(watched) == began and (last.at is None or time.monotonic() - last.at < idle):
+    process = find_process(watched)
+    while process is not None and is_alive(process) and (last.at is None or time.monotonic() - last.at < idle):
         time.sleep(min(1.0, idle / 4))
     _leave(place, socket)
 
@@ -166,27 +161,23 @@ def _leave(place: Path, socket: Path) -> NoReturn:
     os._exit(0)
 
 
-def _began(process: int) -> str | None:
-    """When a process began, by which it is told from a later one of its number; None where it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if Path("/proc/self").exists():
-            return None
-        try:  # a system without /proc
-            os.kill(process, 0)
-        except OSError:
-            return None
-        return ""
-    return None if fields[0] in "ZX" and _threads(process) <= 1 else fields[19]
+def find_process(number: int) -> psutil.Process | None:
+    """The process of a number; None where it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(number)
+        return process if is_alive(process) else None
+    return None
 
 
-def _threads(process: int) -> int:
-    """Threads of a process: of one that was killed the first may be dead alone, and its socket still be open."""
-    try:
-        return len(os.listdir(f"/proc/{process}/task"))
-    except OSError:
-        return 0
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs: it has not ended, and its number is not another's by now.
+
+    Of one that was killed the first thread may be dead alone, and its socket still be open.
+    """
+    with suppress(psutil.NoSuchProcess):
+        ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and process.num_threads() <= 1
+        return process.is_running() and not ended
+    return False
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------

@@ -41,25 +41,24 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     Raises ValueError where it names none, RecipeError where the recipe has no such party or the key cannot be used,
     PermissionError where others can get at what is the party's.
     """
-    own, name = home(node_config), str(node_config["party"])
-    made = read(recipe, run_config)
+    root, name = home(node_config), str(node_config["party"])
+    loaded = read(recipe, run_config)
     file = node_config.get("data")
     with telling_passed_over(logging.getLogger(__name__).warning):
-        here = party_data.party_data(made, name, Path(str(file)) if file else None)
-    if name not in here.data:
-        raise RecipeError(f"party {name!r} is none of this run: {', '.join(sorted(here.data)[:8])}")
-    folder = own / made.name
+        data = party_data.party_data(loaded, name, Path(str(file)) if file else None)
+    if name not in data.data:
+        raise RecipeError(f"unknown party {name!r}; this run has {', '.join(sorted(data.data)[:8])}")
+    folder = root / loaded.name
     permissions.make_folder(folder)
-    permissions.check(own, (folder, own / "processes"))
+    permissions.check(root, (folder, root / "processes"))
     key = node_config.get("key")
-    vault = rekey.vault(Path(str(key)), made.name, name) if key else None
-    parts = Parts(made)
-    setup = Setup(parts.method, lambda: here, parts.numerics(), made.seed, folder)
+    vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
+    parts = Parts(loaded)
+    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder)
     setup.prepare()
-    public = None if here.public is None else here.public.who()
-    return PartyService(
-        name, here.members()[name], replace(setup.context(here), flush=True, vault=vault), public=public
-    )
+    public = None if data.public is None else data.public.who()
+    context = replace(setup.context(data), flush=True, vault=vault)
+    return PartyService(name, data.members()[name], context, public=public)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ Importing this file raises RecipeError where cryptography, which Flower brings, 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from coalface.core.errors import RecipeError
@@ -17,12 +18,12 @@ from coalface.flower.provision import certificates
 def vault(key: Path, run: str, party: str) -> Vault:
     """What a party's private state of a run is encrypted with; `key` is the private key of the party's node.
 
-    Raises RecipeError where it cannot be read, or is none.
+    Raises RecipeError where it cannot be read.
     """
     try:
         return Vault.of(certificates.secret(key.read_bytes()), run, party)
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{key}: this is no private key of a node, or it cannot be read: {error}") from None
+        raise RecipeError(f"it cannot be read as the private key of a node: {error}", where=key) from None
 
 
 def rekey(home: Path, old: Path | None, new: Path | None) -> int:
@@ -35,38 +36,37 @@ def rekey(home: Path, old: Path | None, new: Path | None) -> int:
     neither key; then nothing was changed.
     """
     if at_work := daemon.serving(home / "processes"):
-        raise RecipeError(f"{home}: the party is at work (process {at_work[0]}): end its node first")
+        raise RecipeError(f"the party is at work (process {at_work[0]}); end its node first", where=home)
     files = sorted(path for kind in ("commit", "shard") for path in home.glob(f"*/parties/*/*.{kind}"))
     if not files:
-        raise RecipeError(f"{home} holds no private state: name the home of a party's node, as in its configuration")
-    left = [(path, _vaults(path, old, new)) for path in files]
-    for path, (before, after) in left:
-        for name in (found := _read(path, before, after)[0]).spans:
-            found.read(name)
+        raise RecipeError("no private state here; name the home of a party's node, as in its configuration", where=home)
+
+    def vaults(path: Path) -> list[Vault | None]:
+        run, party = path.parts[-4], path.parts[-2]
+        return [None if key is None else vault(key, run, party) for key in (old, new)]
+
+    for path in files:
+        commit, _ = _open(path, *vaults(path))
+        for name in commit.spans:
+            commit.read(name)
     written = 0
-    for path, (before, after) in left:
-        found, done = _read(path, before, after)
+    for path in files:
+        before, after = vaults(path)
+        commit, done = _open(path, before, after)
         if not done:
-            parts = {name: data for name in found.spans if (data := found.read(name)) is not None}
-            shards = found.shards
-            write_commit(path, found.base, found.head, parts, over=None, flush=True, shards=shards, vault=after)
+            parts = {name: data for name in commit.spans if (data := commit.read(name)) is not None}
+            write_commit(
+                path, commit.base, commit.head, parts, over=None, flush=True, shards=commit.shards, vault=after
+            )
             written += 1
     return written
 
 
-def _vaults(path: Path, *keys: Path | None) -> tuple[Vault | None, ...]:
-    """Of the run and the party whose a file is by where it lies."""
-    run, party = path.parts[-4], path.parts[-2]
-    return tuple(None if key is None else vault(key, run, party) for key in keys)
-
-
-def _read(path: Path, before: Vault | None, after: Vault | None) -> tuple[Commit, bool]:
+def _open(path: Path, before: Vault | None, after: Vault | None) -> tuple[Commit, bool]:
     """A file, and whether it is written with the new key already."""
     try:
         return Commit.open(path, before), before == after
     except LockedCommit:
-        try:
+        with contextlib.suppress(LockedCommit):
             return Commit.open(path, after), True
-        except LockedCommit:
-            pass
         raise

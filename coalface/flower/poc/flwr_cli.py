@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,47 +28,45 @@ class Failed(RecipeError):
 
 
 def program(name: str) -> str:
-    """Where a command lies that was installed beside this one."""
+    """The path of a command that was installed beside this one."""
     path = Path(sysconfig.get_path("scripts")) / name
     return str(path if path.exists() else Path(sys.executable).with_name(name))
 
 
 def environment(kits: Path) -> dict[str, str]:
-    """What a command of the operator of `kits` finds around it."""
+    """The environment of a command of the operator of `kits`."""
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     home = str(kits / "operator" / "flower")
     return os.environ | QUIET | {"PATH": path, "FLWR_HOME": home, "PYTHONUNBUFFERED": "1"}
 
 
-def output(words: Sequence[str], kits: Path, timeout: float) -> str:
-    """What a command prints. Raises Failed; after `timeout` seconds it, and all that it began, is ended."""
-    pipe = subprocess.PIPE
-    begun = subprocess.Popen(words, env=environment(kits), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    with begun:
+def run_command(words: Sequence[str], kits: Path, timeout: float) -> str:
+    """The output of a command. Raises Failed; after `timeout` seconds it ends the command and all that it began."""
+    command, pipe, env = " ".join(words), subprocess.PIPE, environment(kits)
+    with subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
-            said, besides = begun.communicate(timeout=timeout)
+            output, errors = process.communicate(timeout=timeout)
         except BaseException as error:
-            os.killpg(begun.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Failed(
-                    f"{' '.join(words)} was not done within {timeout:g} s: the SuperLink may hang. "
-                    f"`coalface down {quote(str(kits))}` ends it, `coalface up {quote(str(kits))}` starts it again and "
-                    "goes on with the run"
+                    f"{command} was not done within {timeout:g} s: the SuperLink may hang. `coalface down "
+                    f"{quote(str(kits))}` ends it, `coalface up {quote(str(kits))}` starts it again and goes on with "
+                    "the run"
                 ) from None
             raise
-    if begun.returncode:
-        raise Failed(f"{' '.join(words)} failed:\n{(said + besides).strip()}")
-    return said
+    if process.returncode:
+        raise Failed(f"{command} failed:\n{(output + errors).strip()}")
+    return output
 
 
-def told(words: Sequence[str], kits: Path, timeout: float) -> dict[str, Any]:
-    """What a command of Flower's answers as JSON. Raises Failed, as `success` says it: its exit status is 0 anyway."""
-    said = output(words, kits, timeout)
-    try:
-        found = json.loads(said)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("success") is not True:
-        reason = found.get("error-message", said) if isinstance(found, dict) else said
+def run_json(words: Sequence[str], kits: Path, timeout: float) -> dict[str, Any]:
+    """The JSON that a command of Flower's prints. Raises Failed where `success` is not true: its exit status is 0."""
+    output = run_command(words, kits, timeout)
+    answer: Any = None
+    with contextlib.suppress(ValueError):
+        answer = json.loads(output)
+    if not isinstance(answer, dict) or answer.get("success") is not True:
+        reason = answer.get("error-message", output) if isinstance(answer, dict) else output
         raise Failed(f"{' '.join(words)} failed:\n{str(reason).strip()}")
-    return found
+    return answer

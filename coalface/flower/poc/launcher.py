@@ -1,14 +1,13 @@
-"""A whole federation on this machine: its parts are started from their kits, in order, and what they say is kept.
+"""A whole federation on this machine: its parts are started from their kits, in order, and their output is kept.
 
 Each part is a process of its own, over TLS on the loopback, with its log in `KITS/logs`;
-`coalface.flower.poc.processes` finds and ends them. What is already there is left as it is, so that a second start
-brings back what has gone.
+`coalface.flower.poc.processes` finds and ends them. What runs already is left as it is, so that a second start brings
+back what has gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import json
 import os
@@ -23,44 +22,48 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from coalface.core.disk import write_json, write_text
+from filelock import Timeout
+
+from coalface.core.disk import lock, write_json, write_text
 from coalface.core.errors import RecipeError
 from coalface.core.text import told
 from coalface.experiments.recipe import loader
 from coalface.flower.app import run_config as runconfig
 from coalface.flower.poc import flwr_cli, processes
-from coalface.flower.provision import project, templates
+from coalface.flower.provision import project
+from coalface.flower.provision.kit_texts import render_flower_config
 from coalface.flower.provision.project import PARTS, ProvisionConfig
 
 SUPERLINK, RUN = PARTS
+_LINK, _NODE = "flower-superlink", "flower-supernode"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ONLINE = "SuperNode ID:"
-"""What a SuperNode says once the SuperLink has taken its key; the SuperLink itself takes a minute to miss a node."""
+"""In a SuperNode's log once the SuperLink has taken its key; the SuperLink itself takes a minute to miss a node."""
 _REFUSED = "Failed to activate SuperNode"
 _PLAINTEXT = "Option `--insecure` was set"
 _ACTIVE = ("pending", "starting", "running")
 
 
 class Down(RecipeError):
-    """Something of the federation did not come up, or has ended; it says why, by which log, and what to do."""
+    """A part of the federation did not come up, or has ended; says why, by which log, and what to do."""
 
 
 @dataclass
 class Loopback:
-    """The federation of a folder of kits, on this machine. Raises RecipeError for what is no such folder."""
+    """The federation of a folder of kits, on this machine. Raises RecipeError for what is not such a folder."""
 
     kits: Path
     tell: Callable[[str], None] = lambda text: None
-    """Says to a person what is being done."""
+    """Shows a person what is being done."""
     timeout: float = 300.0
-    """Seconds that the SuperLink has to answer, and the nodes to be there."""
-    made: ProvisionConfig = field(init=False)
+    """Seconds that the SuperLink has to answer, and the nodes to be online."""
+    config: ProvisionConfig = field(init=False)
     _from: dict[str, int] = field(default_factory=dict)
-    """Part -> length of its log before it was started here."""
+    """Part -> length of its log before this started it."""
 
     def __post_init__(self) -> None:
         self.kits = self.kits.resolve()
-        self.made = kept(self.kits)
+        self.config = project.read_kits(self.kits)
 
     @property
     def typed(self) -> str:
@@ -70,97 +73,39 @@ class Loopback:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def start(self, runs: Path | None) -> None:
-        """Start what is not there yet: the SuperLink, the parties' keys, the SuperNodes; until all nodes are online.
+        """Start what does not run yet: the SuperLink, the parties' keys, the SuperNodes; until all nodes are online.
 
         `runs` is the folder of the server's runs; None: where it was before, else in the SuperLink's kit.
         """
-        self._check_here()
+        self._check_kits()
         (self.kits / "logs").mkdir(mode=0o700, exist_ok=True)
-        with _alone(self.kits):
-            before = self._runs_folder()
-            runs = runs.resolve() if runs is not None else before
+        try:
+            held = lock(self.kits / "logs" / ".lock", timeout=0).acquire()
+        except Timeout:
+            raise RecipeError("another process is starting it; wait for it", where=self.kits) from None
+        with held:
             self._check_proxy()
-            trusted = templates.config(self.made, str(self.kits / "operator" / "ca.crt"))  # the kits may have moved
-            write_text(self.kits / "operator" / "flower" / "config.toml", trusted)
-            self._superlink(runs, before)
-            if not state(self.kits).get("registered"):
+            operator = self.kits / "operator"  # the kits may have moved
+            write_text(operator / "flower" / "config.toml", render_flower_config(self.config, str(operator / "ca.crt")))
+            self._start_superlink(runs)
+            if not read_state(self.kits)[1]:
                 self._register()
-            self._nodes()
+            self._start_nodes()
 
-    def _check_here(self) -> None:
-        host = self.made.superlink.hosts[0]
+    def _check_kits(self) -> None:
+        host = self.config.superlink.hosts[0]
         if host != "localhost" and not (project.is_address(host) and ipaddress.ip_address(host).is_loopback):
             raise RecipeError(
-                f"{self.kits}: the SuperLink is at {host}, and this starts a federation on one machine alone: "
-                "provision kits with `superlink: {hosts: 127.0.0.1}` to try it here, or start each kit on its machine"
+                f"the SuperLink is at {host}, and this starts a federation on one machine alone: provision kits with "
+                "`superlink: {hosts: 127.0.0.1}` to try it here, or start each kit on its machine",
+                where=self.kits,
             )
-        for place in (SUPERLINK, "operator", *(f"parties/{name}" for name in self.made.parties)):
+        for place in (SUPERLINK, "operator", *(f"parties/{name}" for name in self.config.parties)):
             if not (self.kits / place / ("run.sh" if place == "operator" else "start.sh")).is_file():
-                raise RecipeError(f"{self.kits}/{place} is not there whole: all kits are needed here, make them anew")
-
-    def _runs_folder(self) -> Path:
-        return Path(state(self.kits).get("runs", self.kits / SUPERLINK / "runs"))
-
-    def _register(self) -> None:
-        """Make the parties' keys known; Flower takes none again that was withdrawn."""
-        self.tell("registering the parties' keys")
-        with self._reasons():
-            flwr_cli.output([str(self.kits / "operator" / "register.sh")], self.kits, self.timeout)
-        write_json(self.kits / "up.json", _kept(self.kits) | {"registered": True})
-
-    def _superlink(self, runs: Path, before: Path) -> None:
-        mine = [one for one in processes.found(self.kits) if one.part == SUPERLINK]
-        if any("flower-superlink" in one.command for one in mine):
-            if runs != before:
-                raise RecipeError(
-                    f"{self.kits}: its SuperLink runs and keeps runs in {before}: end it with "
-                    f"`coalface down {self.typed}` to give another --out"
-                )
-            self._until(
-                self._answers,
-                f"the SuperLink is there and does not answer within {self.timeout:g} s: `coalface down {self.typed}` "
-                f"ends it, `coalface up {self.typed}` starts it again and goes on with the run",
-                (),
-            )
-            self.tell(f"the SuperLink is there already, at {self.made.superlink.own_address}")
-            return
-        for part in (SUPERLINK, RUN):  # what a SuperLink that was killed has left
-            processes.end(self.kits, part=part)
-        with contextlib.suppress(OSError), self._dialled():
-            raise Down(
-                f"port {self.made.superlink.own[1]} is taken by another process: end that, or provision with another"
-            )
-        self.tell(f"starting the SuperLink at {self.made.superlink.own_address}")
-        below = runs.relative_to(self.kits) if runs.is_relative_to(self.kits) else runs  # for a copy of the kits
-        known = _kept(self.kits).get("registered", False) and (self.kits / SUPERLINK / "state.db").exists()
-        write_json(self.kits / "up.json", {"runs": str(below), "registered": known})
-        process = self._begin(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
-
-        def up() -> bool:
-            self._alive(SUPERLINK, process, "the SuperLink has ended")
-            return self._answers()
-
-        self._until(up, f"the SuperLink does not answer within {self.timeout:g} s", [SUPERLINK])
-
-    def _answers(self) -> bool:
-        """Whether the SuperLink takes connections over TLS that the parties would trust."""
-        trust = ssl.create_default_context(cafile=str(self.kits / "operator" / "ca.crt"))
-        try:
-            with self._dialled() as plain, trust.wrap_socket(plain, server_hostname=self.made.superlink.own[0]):
-                return True
-        except ssl.SSLCertVerificationError as error:
-            raise Down(
-                f"the SuperLink's certificate is refused: {error.verify_message}. `coalface provision check "
-                f"{self.typed}` says what is wrong with the kits; make new ones"
-            ) from None
-        except OSError:
-            return False
-
-    def _dialled(self) -> socket.socket:
-        return socket.create_connection(self.made.superlink.own, timeout=5)
+                raise RecipeError("it is not whole, and all kits are needed; make them again", where=self.kits / place)
 
     def _check_proxy(self) -> None:
-        link = self.made.superlink
+        link = self.config.superlink
         if link.loopback_port is not None:
             try:
                 socket.create_connection((link.hosts[0], link.port), timeout=5).close()
@@ -170,80 +115,142 @@ class Loopback:
                     f"does. Start {quote(str(self.kits / SUPERLINK / 'proxy.sh'))}, and then this again"
                 ) from None
 
-    def _nodes(self) -> None:
-        there = {one.part for one in processes.found(self.kits) if "flower-supernode" in one.command}
-        started, away, again = dict[str, subprocess.Popen[bytes]](), list[str](), set[str]()
-        asked = False
-        for name in self.made.parties:
-            if name in there:
+    def _start_superlink(self, runs: Path | None) -> None:
+        before, registered = read_state(self.kits)
+        runs = runs.resolve() if runs is not None else before
+        address = self.config.superlink.own_address
+        if self._running(_LINK):
+            if runs != before:
+                raise RecipeError(
+                    f"its SuperLink runs and keeps runs in {before}; end it with `coalface down {self.typed}` to give "
+                    "another --out",
+                    where=self.kits,
+                )
+            self._wait(
+                self._answers,
+                f"the SuperLink runs and does not answer within {self.timeout:g} s: `coalface down {self.typed}` "
+                f"ends it, `coalface up {self.typed}` starts it again and goes on with the run",
+                (),
+            )
+            self.tell(f"the SuperLink is there already, at {address}")
+            return
+        for part in (SUPERLINK, RUN):  # what a SuperLink that was killed has left
+            processes.end(self.kits, part=part)
+        with contextlib.suppress(OSError), self._dial():
+            port = self.config.superlink.own[1]
+            raise Down(f"port {port} is taken by another process: end that, or provision with another port")
+        self.tell(f"starting the SuperLink at {address}")
+        self._write_state(runs, registered and (self.kits / SUPERLINK / "state.db").exists())
+        process = self._spawn(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
+
+        def is_up() -> bool:
+            self._check_alive(SUPERLINK, process)
+            return self._answers()
+
+        self._wait(is_up, f"the SuperLink does not answer within {self.timeout:g} s", [SUPERLINK])
+
+    def _register(self) -> None:
+        """Make the parties' keys known; Flower takes none again that was withdrawn."""
+        self.tell("registering the parties' keys")
+        with self._reasons():
+            flwr_cli.run_command([str(self.kits / "operator" / "register.sh")], self.kits, self.timeout)
+        self._write_state(read_state(self.kits)[0], True)
+
+    def _write_state(self, runs: Path, registered: bool) -> None:
+        below = runs.relative_to(self.kits) if runs.is_relative_to(self.kits) else runs  # for a copy of the kits
+        write_json(self.kits / "up.json", {"runs": str(below), "registered": registered})
+
+    def _answers(self) -> bool:
+        """Whether the SuperLink takes connections over TLS that the parties would trust."""
+        trust = ssl.create_default_context(cafile=str(self.kits / "operator" / "ca.crt"))
+        try:
+            with self._dial() as plain, trust.wrap_socket(plain, server_hostname=self.config.superlink.own[0]):
+                return True
+        except ssl.SSLCertVerificationError as error:
+            raise Down(
+                f"the SuperLink's certificate is refused: {error.verify_message}. `coalface provision check "
+                f"{self.typed}` says what is wrong with the kits; make new ones"
+            ) from None
+        except OSError:
+            return False
+
+    def _dial(self) -> socket.socket:
+        return socket.create_connection(self.config.superlink.own, timeout=5)
+
+    def _start_nodes(self) -> None:
+        running = {one.part for one in self._running(_NODE)}
+        started, offline, retried = dict[str, subprocess.Popen[bytes]](), list[str](), set[str]()
+        registered = False
+        for name in self.config.parties:
+            if name in running:
                 self.tell(f"{name} is there already")
                 continue
             self.tell(f"starting {name}")
             processes.end(self.kits, part=name)  # what a node that was killed has left
-            started[name] = self._node(name)
+            started[name] = self._start_node(name)
 
-        def online() -> bool:
-            nonlocal asked
+        def are_online() -> bool:
+            nonlocal registered
             for name, process in started.items():
-                if process.poll() is not None and _REFUSED in self._new(name):
-                    if self._misses_none():
-                        if name not in again:
-                            self.tell(f"{name}: it was killed, and the SuperLink takes it back within a minute")
-                        again.add(name)
-                        time.sleep(5)
-                    elif name in again:  # it was missed in between: once more
-                        again.remove(name)
-                    elif not asked:  # a SuperLink whose state is not that in which the keys were registered
-                        self._register()
-                        asked = True
-                        again.update(started.keys() - {name})
-                    else:
-                        self._alive(name, process, f"the SuperNode of {name} has ended")
-                    started[name] = self._node(name)
+                if process.poll() is None or _REFUSED not in self._output(name):
+                    self._check_alive(name, process)
+                    continue
+                if self._misses_none():
+                    if name not in retried:
+                        self.tell(f"{name}: it was killed, and the SuperLink takes it back within a minute")
+                    retried.add(name)
+                    time.sleep(5)
+                elif name in retried:  # it was missed in between: once more
+                    retried.remove(name)
+                elif not registered:  # a SuperLink whose state is not that in which the keys were registered
+                    self._register()
+                    registered = True
+                    retried.update(started.keys() - {name})
                 else:
-                    self._alive(name, process, f"the SuperNode of {name} has ended")
-            away[:] = [name for name in started if _ONLINE not in self._new(name)]
-            return not away
+                    self._check_alive(name, process)
+                started[name] = self._start_node(name)
+            offline[:] = [name for name in started if _ONLINE not in self._output(name)]
+            return not offline
 
-        self._until(online, f"not all nodes are online within {self.timeout:g} s", away)
-        self.tell(f"all {len(self.made.parties)} nodes are online")
+        self._wait(are_online, f"not all nodes are online within {self.timeout:g} s", offline)
+        self.tell(f"all {len(self.config.parties)} nodes are online")
 
-    def _node(self, name: str) -> subprocess.Popen[bytes]:
-        return self._begin(name, self.kits / "parties" / name / "start.sh", "--port", str(_free_port()))
+    def _start_node(self, name: str) -> subprocess.Popen[bytes]:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+        return self._spawn(name, self.kits / "parties" / name / "start.sh", "--port", str(port))
 
     def _misses_none(self) -> bool:
         """Whether the SuperLink has yet to miss a node that was killed: until then it takes no other with its key."""
-        words = ("supernode", "list", self.made.name, "--format", "json")
-        found = self._told(flwr_cli.program("flwr"), *words).get("nodes", ())
-        there = sum("flower-supernode" in one.command for one in processes.found(self.kits))
-        return sum(node.get("status") == "online" for node in found) > there
+        words = ("supernode", "list", self.config.name, "--format", "json")
+        nodes = self._ask(flwr_cli.program("flwr"), *words).get("nodes", ())
+        return sum(node.get("status") == "online" for node in nodes) > len(self._running(_NODE))
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def run(self, run_config: str | None) -> int:
         """Start a run, or find the one that is going on; returns its number at the SuperLink."""
-        going = [one for one in self._runs() if one.get("status", "").partition(":")[0] in _ACTIVE]
-        server = any("flwr-serverapp" in one.command for one in processes.found(self.kits))
-        if going and server:
+        active = [one for one in self._runs() if one.get("status", "").partition(":")[0] in _ACTIVE]
+        if active and self._running("flwr-serverapp"):
             if run_config is not None:
-                raise RecipeError(f"{self.kits}: a run is going on: wait for it, or `coalface down {self.typed}`")
+                raise RecipeError(f"a run is going on: wait for it, or `coalface down {self.typed}`", where=self.kits)
             self.tell("a run is going on already")
-            number = int(going[0]["run-id"])
+            number = int(active[0]["run-id"])
         else:
             self.tell("starting the run")
-            script, given = str(self.kits / "operator" / "run.sh"), ["--run-config", run_config] if run_config else []
-            number = int(self._told(script, "--format", "json", *given)["run-id"])
+            script, options = str(self.kits / "operator" / "run.sh"), ["--run-config", run_config] if run_config else []
+            number = int(self._ask(script, "--format", "json", *options)["run-id"])
             processes.end(self.kits, part=RUN)  # the log of an earlier run
-        if not any(one.part == RUN for one in processes.found(self.kits)):
-            self._begin(RUN, flwr_cli.program("flwr"), "log", str(number), self.made.name, "--stream")
+        if not any(one.part == RUN for one in processes.find_processes(self.kits)):
+            self._spawn(RUN, flwr_cli.program("flwr"), "log", str(number), self.config.name, "--stream")
         return number
 
     def state_of(self, number: int) -> tuple[str, str]:
         """What the SuperLink says of a run: `running`, `finished:completed` and the like; and why, where it failed."""
-        if not any("flower-superlink" in one.command for one in processes.found(self.kits)):
+        if not self._running(_LINK):
             raise Down(
-                f"the SuperLink has ended{self._said(SUPERLINK)}\n`coalface up {self.typed}` starts it again, and goes "
-                "on with the run from its last checkpoint"
+                f"the SuperLink has ended{self._reason(SUPERLINK)}\n`coalface up {self.typed}` starts it again, and "
+                "goes on with the run from its last checkpoint"
             )
         for one in self._runs():
             if int(one["run-id"]) == number:
@@ -253,16 +260,20 @@ class Loopback:
     def folder(self, run_config: str | None) -> Path:
         """Where the server keeps the run that a run-config starts."""
         recipe = loader.load(self.kits / "operator" / "project" / "recipe.yaml")
-        given = runconfig.read(run_config)
-        return Path(given.get("out") or self._runs_folder() / given.get("name", recipe.name))
+        changes = runconfig.read(run_config)
+        return Path(changes.get("out") or read_state(self.kits)[0] / changes.get("name", recipe.name))
 
     def _runs(self) -> list[dict[str, Any]]:
-        return list(self._told(flwr_cli.program("flwr"), "list", self.made.name, "--format", "json").get("runs", ()))
+        words = ("list", self.config.name, "--format", "json")
+        return list(self._ask(flwr_cli.program("flwr"), *words).get("runs", ()))
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, part: str, program: Path | str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
-        """A process that outlives this one and its terminal."""
+    def _running(self, program: str) -> list[processes.Process]:
+        return [one for one in processes.find_processes(self.kits) if program in one.command]
+
+    def _spawn(self, part: str, program: Path | str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Start a process that outlives this one and its terminal."""
         path = log(self.kits, part)
         self._from[part] = path.stat().st_size if path.exists() else 0
         environment = flwr_cli.environment(self.kits) | processes.environment(self.kits, part) | variables
@@ -276,30 +287,36 @@ class Loopback:
                 env=environment,
             )
 
-    def _told(self, *words: str) -> dict[str, Any]:
-        """What a command of Flower's answers. Raises Down where it fails, with its reason."""
+    def _ask(self, *words: str) -> dict[str, Any]:
+        """The answer of one of Flower's commands. Raises Down where it fails, with its reason."""
         with self._reasons():
-            return flwr_cli.told(words, self.kits, self.timeout)
+            return flwr_cli.run_json(words, self.kits, self.timeout)
 
     @contextlib.contextmanager
     def _reasons(self) -> Iterator[None]:
         try:
             yield
         except flwr_cli.Failed as error:
-            raise Down(f"{plain(str(error))}{self._said(SUPERLINK)}") from None
+            raise Down(f"{plain(str(error))}{self._reason(SUPERLINK)}") from None
 
-    def _alive(self, part: str, process: subprocess.Popen[bytes], gone: str) -> None:
+    def _check_alive(self, part: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
-            raise Down(f"{gone}{self._said(part)}{self._advice(part)}")
+            what = "the SuperLink" if part == SUPERLINK else f"the SuperNode of {part}"
+            raise Down(f"{what} has ended{self._reason(part)}{self._advice(part)}")
+
+    def _wait(self, condition: Callable[[], bool], late: str, parts: Sequence[str]) -> None:
+        ends = time.monotonic() + self.timeout
+        while not condition():
+            if time.monotonic() > ends:
+                raise Down(late + "".join(self._reason(part) + self._advice(part) for part in parts))
+            time.sleep(0.3)
 
     def _advice(self, part: str) -> str:
-        if part == SUPERLINK:
-            return ""
-        if _PLAINTEXT in self._new(part):
+        if _PLAINTEXT in self._output(part):
             return (
                 f"\n{part} dials without TLS (`--insecure`), and the SuperLink answers none but TLS: see its start.sh"
             )
-        if _REFUSED in self._new(part):
+        if _REFUSED in self._output(part):
             return (
                 f"\nThe SuperLink does not take the key of {part}: it was withdrawn by `flwr supernode unregister`, or "
                 "is not the one that was registered. `coalface provision check` compares the keys; for a new one, make "
@@ -307,14 +324,8 @@ class Loopback:
             )
         return ""
 
-    def _until(self, there: Callable[[], bool], late: str, parts: Sequence[str]) -> None:
-        ends = time.monotonic() + self.timeout
-        while not there():
-            if time.monotonic() > ends:
-                raise Down(late + "".join(self._said(part) + self._advice(part) for part in parts))
-            time.sleep(0.3)
-
-    def _new(self, part: str) -> str:
+    def _output(self, part: str) -> str:
+        """What a part's log has had since it was started."""
         path = log(self.kits, part)
         if not path.exists():
             return ""
@@ -322,61 +333,33 @@ class Loopback:
             file.seek(self._from.get(part, 0))
             return plain(file.read().decode(errors="replace"))
 
-    def _said(self, part: str) -> str:
+    def _reason(self, part: str) -> str:
         """The reason in a part's log: from its last error on, else its last lines."""
-        lines = [line for line in self._new(part).splitlines() if line.strip()]
+        lines = [line for line in self._output(part).splitlines() if line.strip()]
         errors = [place for place, line in enumerate(lines) if "ERROR" in line or "Error" in line]
         reason = lines[errors[-1] :][:6] if errors else lines[-4:]
         return "".join([f"\n{log(self.kits, part)} says:", *(f"\n    {line.strip()}" for line in reason)])
 
 
-def kept(kits: Path) -> ProvisionConfig:
-    """The federation of a folder of kits. Raises RecipeError for what is none."""
-    if not (kits / "federation.yaml").is_file():
-        raise RecipeError(f"{kits} has no federation.yaml: name the folder that `coalface provision` made")
-    return project.read(kits / "federation.yaml")
-
-
 def check_party(kits: Path, party: str | None) -> None:
-    """Raise RecipeError where `kits` are none, or have no such party."""
-    parties = kept(kits).parties
+    """Raise RecipeError where `kits` are not kits, or have no such party."""
+    parties = project.read_kits(kits).parties
     if party is not None and party not in parties:
-        raise RecipeError(f"{kits}: {told(party, 80)} is none of its parties: {', '.join(parties)}")
+        raise RecipeError(f"unknown party {told(party, 80)!r}; this federation has {', '.join(parties)}", where=kits)
 
 
-def state(kits: Path) -> dict[str, Any]:
-    """What a start has left for the next: where runs lie, and whether the keys were registered."""
-    found = _kept(kits)
-    return found | ({"runs": str(kits.resolve() / found["runs"])} if "runs" in found else {})
-
-
-def _kept(kits: Path) -> dict[str, Any]:
-    """The same as it is written: runs within the kits by their place in them."""
+def read_state(kits: Path) -> tuple[Path, bool]:
+    """What a start leaves for the next: the folder of the server's runs, and whether the keys were registered."""
     path = kits / "up.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return kits.resolve() / state.get("runs", f"{SUPERLINK}/runs"), bool(state.get("registered"))
 
 
 def log(kits: Path, part: str) -> Path:
-    """Where what a part says is kept."""
+    """Where the output of a part is kept."""
     return kits / "logs" / f"{part}.log"
 
 
 def plain(text: str) -> str:
     """Without colours."""
     return _COLOUR.sub("", text)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
-@contextlib.contextmanager
-def _alone(kits: Path) -> Iterator[None]:
-    with open(kits / "logs" / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecipeError(f"{kits}: it is being started by another process; wait for it") from None
-        yield

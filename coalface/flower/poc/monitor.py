@@ -23,6 +23,7 @@ from coalface.experiments.report import status as standing
 from coalface.flower.poc import launcher
 from coalface.flower.poc import processes as marked
 from coalface.flower.poc.launcher import RUN, SUPERLINK, Down, Loopback, plain
+from coalface.flower.provision import project
 
 LOOKS = 1.0
 """Seconds between two looks at a run's folder."""
@@ -61,7 +62,7 @@ def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) ->
             if ended:
                 view.doing("the SuperLink ends the run")
             elif held and at is not None and shown == at.rounds:
-                view.doing("the server judges the model, and the parties check their ledgers")
+                view.doing("the server evaluates the model, and the parties check their ledgers")
             if state == "finished:completed":
                 found = runs.read(folder)
                 view.finish(found.summary.get("figures") or {}, folder)
@@ -117,19 +118,19 @@ def told(place: Path) -> dict[str, Any]:
 
 def _latest(kits: Path) -> Path | None:
     """The run that was written last below the folder where a start put them."""
-    parent = Path(launcher.state(kits).get("runs", kits / SUPERLINK / "runs"))
-    begun = [path.parent for path in parent.glob("*/config.yaml")]
-    return max(
-        begun,
-        key=lambda path: (path / "events.jsonl").stat().st_mtime if (path / "events.jsonl").exists() else 0.0,
-        default=None,
-    )
+    begun = [path.parent for path in launcher.read_state(kits)[0].glob("*/config.yaml")]
+
+    def last_written(folder: Path) -> float:
+        events = folder / "events.jsonl"
+        return events.stat().st_mtime if events.exists() else 0.0
+
+    return max(begun, key=last_written, default=None)
 
 
 def _processes(kits: Path) -> dict[str, int]:
     """Part -> how many processes of it there are on this machine, also of those that have none."""
-    counts = collections.Counter(one.part for one in marked.found(kits) if one.part != RUN)
-    return {part: counts[part] for part in (SUPERLINK, *launcher.kept(kits).parties)}
+    counts = collections.Counter(one.part for one in marked.find_processes(kits) if one.part != RUN)
+    return {part: counts[part] for part in (SUPERLINK, *project.read_kits(kits).parties)}
 
 
 def shown(status: dict[str, Any], at: float, *, live: bool = False) -> RenderableType:
@@ -176,23 +177,22 @@ def logs(place: Path, party: str | None) -> list[Path]:
     if not (place / "federation.yaml").is_file():
         status = following.status(place)
         if not status.elsewhere:
-            raise RecipeError(
-                f"{place}: its parties were played by the run's own process, and have no logs of their own"
-            )
+            raise RecipeError("the run's own process played its parties, and they have no logs", where=place)
         if not status.kits or not Path(status.kits).is_dir():
             whose = (
                 f"{party}'s log is what its start.sh prints, on its machine" if party else "`flwr log` has the server's"
             )
-            raise RecipeError(f"{place}: the federation was not started by `coalface up` on this machine: {whose}")
+            raise RecipeError(f"`coalface up` did not start the federation on this machine: {whose}", where=place)
         kits = Path(status.kits)
     launcher.check_party(kits, party)
-    found = [launcher.log(kits, part) for part in ((party,) if party else (SUPERLINK, RUN))]
-    if not (there := [path for path in found if path.exists()]):
+    paths = [launcher.log(kits, part) for part in ((party,) if party else (SUPERLINK, RUN))]
+    if not (existing := [path for path in paths if path.exists()]):
         raise RecipeError(
-            f"{found[0]} is not there: `coalface up {quote(str(kits))}` has not started it on this machine; "
-            "elsewhere the log is what start.sh prints"
+            f"it does not exist: `coalface up {quote(str(kits))}` has not started this part on this machine; "
+            "elsewhere the log is what start.sh prints",
+            where=paths[0],
         )
-    return there
+    return existing
 
 
 def tail(path: Path, count: int) -> list[str]:

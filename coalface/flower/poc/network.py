@@ -14,9 +14,12 @@ import os
 import pwd
 import socket
 import struct
+import sys
 from pathlib import Path
 from shlex import quote
 from typing import Any
+
+import psutil
 
 from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
@@ -35,14 +38,17 @@ def enter(kits: Path) -> str:
 
     Where something of the federation runs, that is where it runs. Raises RecipeError where this cannot be joined.
     """
-    running = processes.found(kits)
+    if sys.platform != "linux":
+        return "networks of their own are Linux's"
+    running = processes.find_processes(kits)
     if apart := [one.pid for one in running if _name(one.pid, "net") != _name("self", "net")]:
         try:
             _join(apart[0])
         except OSError as error:
             raise RecipeError(
-                f"{kits}: its network cannot be joined ({error.strerror}): end it with `coalface down "
-                f"{quote(str(kits))}`, as the user who started it, and start it again"
+                f"its network cannot be joined ({error.strerror}): end it with `coalface down {quote(str(kits))}`, as "
+                "the user who started it, and start it again",
+                where=kits,
             ) from None
         return ""
     if running:
@@ -58,15 +64,16 @@ def enter(kits: Path) -> str:
 def entering(kits: Path) -> list[str]:
     """What is put before a command that is to reach the federation of `kits`, which has a network of its own."""
     own = ["--user", "--preserve-credentials"] if os.geteuid() != 0 else []
-    return [word for one in processes.found(kits)[:1] for word in ("nsenter", "--target", str(one.pid), *own, "--net")]
+    running = processes.find_processes(kits)
+    return ["nsenter", "--target", str(running[0].pid), *own, "--net"] if running else []
 
 
 def others() -> list[str]:
     """The names of other people who can log in to this machine, or have processes on it; root is none of them."""
     found = {one.pw_uid: one for one in pwd.getpwall()}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, KeyError):  # it has ended; or is of a container's user
-            if (owner := path.stat().st_uid) not in found:  # one whom a directory service knows
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, KeyError):  # it has ended; or is of a container's user
+            if (owner := process.uids().effective) not in found:  # one whom a directory service knows
                 found[owner] = pwd.getpwuid(owner)
     return sorted(
         one.pw_name

@@ -22,7 +22,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.partition import POOLED
 from coalface.flower.app import project as flowerproject
-from coalface.flower.provision import certificates, project, templates
+from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
 from coalface.methods import METHODS
 
@@ -32,27 +32,28 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
 
     `ca_key` is a new file for the CA's key, outside the kits; None: it is not kept.
 
-    Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` or `ca_key` is there.
+    Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` or `ca_key` exists.
     """
-    made = project.read(file)
-    recipe = file.parent / made.recipe
-    _check(made, recipe, file)
+    config = project.read(file)
+    recipe = file.parent / config.recipe
+    _check(config, recipe, file)
     out = Path(os.path.abspath(out))
     _check_free(out)
     if ca_key is not None:
         ca_key = Path(os.path.abspath(ca_key))
         if os.path.lexists(ca_key) or ca_key.is_relative_to(out):
-            why = "lies in the kits, which are handed out" if ca_key.is_relative_to(out) else "is there"
-            raise RecipeError(f"{ca_key} {why}: name a new file elsewhere for the CA's key")
+            fault = "lies in the kits, which are handed out" if ca_key.is_relative_to(out) else "exists"
+            raise RecipeError(f"{ca_key} {fault}; name a new file elsewhere for the CA's key", where="--ca-key")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     try:
-        ca = certificates.authority(made.name, now, made.days)
+        ca = certificates.authority(config.name, now, config.days)
         with writing(out, fresh):
             fresh.mkdir(mode=0o700)  # for the owner alone from the first byte
-            _fill(fresh, made, recipe, now, out, ca)
+            _fill(fresh, config, recipe, now, out, ca)
             (fresh / "federation.yaml").write_bytes(file.read_bytes())
-            _close(fresh)
+            for path in [fresh, *fresh.rglob("*")]:  # whatever the umask was
+                path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)
             _check_free(out)
             if ca_key is not None:
                 _write_key(ca_key, ca.key)
@@ -63,33 +64,31 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
     return out
 
 
-def _check(made: ProvisionConfig, recipe: Path, file: Path) -> None:
+def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
     """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
     if not recipe.is_file():
-        raise RecipeError(
-            f"{file}: recipe: {recipe} is not there; it is looked for from where the federation's file lies"
-        )
-    read = loader.load(recipe)
-    validators, trainers = set(read.validators), set(read.own.parties if read.own is not None else ())
-    for name, party in made.parties.items():
+        raise RecipeError(f"{recipe} does not exist; a path is from where this file lies", where=f"{file}, recipe")
+    loaded = loader.load(recipe)
+    validators, trainers = set(loaded.validators), set(loaded.own.parties if loaded.own is not None else ())
+    for name, party in config.parties.items():
+        where = f"{file}, parties.{name}"
         if party.role == "validator" and name not in validators:
-            raise RecipeError(f"{file}: parties.{name} is a validator, but the recipe's `validators` has no {name}")
+            raise RecipeError("a validator, but the recipe's `validators` does not name it", where=where)
         if party.role == "trainer" and name in validators:
-            raise RecipeError(f"{file}: parties.{name}.role is trainer, but the recipe's `validators` names {name}")
+            raise RecipeError("a trainer, but the recipe's `validators` names it", where=f"{where}.role")
         party_file.made(party.file(name), f"{file}: parties.{name}", file.parent)
-        bringing = name in trainers or (name in validators and read.validators[name].own)
-        if not bringing and (said := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
+        brings = name in trainers or (name in validators and loaded.validators[name].own)
+        if not brings and (given := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(
-                f"{file}: parties.{name}.{said[0]}: by the recipe it brings no images of its own: leave it out (`data` "
-                "is the root of the recipe's), or take a recipe with data.scenario own"
+                "by the recipe this party brings no images: leave it out (`data` is the root of the recipe's), or use "
+                "a recipe with data.scenario own",
+                where=f"{where}.{given[0]}",
             )
         if trainers and party.role == "trainer" and name not in trainers:
-            raise RecipeError(f"{file}: parties.{name} is a trainer, but the recipe's data.parties has no {name}")
-    if missing := sorted(trainers - made.parties.keys()):
-        raise RecipeError(f"{file}: the recipe's party {missing[0]} is none of the parties: add it, or take it out")
-    if missing := sorted(validators - made.parties.keys()):
-        raise RecipeError(f"{file}: the recipe's validator {missing[0]} is none of the parties: add it, or take it out")
-    _check_dealt(made, read, file)
+            raise RecipeError("a trainer, but the recipe's data.parties does not name it", where=where)
+    if missing := sorted((trainers | validators) - config.parties.keys()):
+        raise RecipeError(f"the recipe's party {missing[0]} is missing; add it", where=f"{file}, parties")
+    _check_dealt(config, loaded, file)
 
 
 def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
@@ -122,7 +121,7 @@ def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
 
 def _check_free(out: Path) -> None:
     if os.path.lexists(out):
-        raise RecipeError(f"{out} is there: kits are not written over anything, name a new folder")
+        raise RecipeError("it exists, and kits are not written over anything; name a new folder", where=out)
 
 
 def _write_key(path: Path, key: bytes) -> None:
@@ -134,46 +133,24 @@ def _write_key(path: Path, key: bytes) -> None:
 
 
 def _fill(
-    folder: Path, made: ProvisionConfig, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
+    folder: Path, config: ProvisionConfig, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
 ) -> None:
     """Write all of it; `out` is where it will lie."""
-    link = certificates.server(ca, made.name, made.superlink.names, now, made.days)
-    keys = {name: certificates.node() for name in made.parties}
+    link = certificates.server(ca, config.name, config.superlink.names, now, config.days)
+    keys = {name: certificates.node() for name in config.parties}
     names = json.dumps({name: key.seen.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
     root = ca.certificate
-    files: dict[str, bytes] = {
-        "ca/ca.crt": root,
-        "superlink/ca.crt": root,
-        "superlink/superlink.crt": link.certificate,
-        "superlink/superlink.key": link.key,
-        "superlink/names.json": names,
-        "superlink/start.sh": templates.superlink(made).encode(),
-        "operator/ca.crt": root,
-        "operator/names.json": names,
-        "operator/register.sh": templates.register(made).encode(),
-        "operator/run.sh": templates.run(made).encode(),
-        "operator/flower/config.toml": templates.config(made, str(out / "operator" / "ca.crt")).encode(),
-    }
-    files |= {f"superlink/{name}": text.encode() for name, text in templates.proxy(made).items()}
+    files = {f"{place}/ca.crt": root for place in ("ca", "superlink", "operator")}
+    files |= {"superlink/superlink.crt": link.certificate, "superlink/superlink.key": link.key}
+    files |= {"superlink/names.json": names, "operator/names.json": names}
     for name, key in keys.items():
-        files |= {
-            f"operator/keys/{name}.pub": key.public,
-            f"parties/{name}/ca.crt": root,
-            f"parties/{name}/node.key": key.private,
-            f"parties/{name}/node.pub": key.public,
-            f"parties/{name}/start.sh": templates.party(made, name).encode(),
-            f"parties/{name}/party.yaml": templates.party_file(made, name).encode(),
-        }
-    fingerprint = hashlib.sha256(root).hexdigest()
-    files |= {path: text.encode() for path, text in templates.papers(made, now, fingerprint).items()}
+        files |= {f"operator/keys/{name}.pub": key.public, f"parties/{name}/ca.crt": root}
+        files |= {f"parties/{name}/node.key": key.private, f"parties/{name}/node.pub": key.public}
+    texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest())
+    texts["operator/flower/config.toml"] = kit_texts.render_flower_config(config, str(out / "operator" / "ca.crt"))
+    files |= {path: text.encode() for path, text in texts.items()}
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with writing(folder / path):
             (folder / path).write_bytes(data)
     flowerproject.new(folder / "operator" / "project", recipe)
-
-
-def _close(folder: Path) -> None:
-    """Take every right from all but the owner, whatever the umask was."""
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.core.checks import short
 from coalface.core.errors import RecipeError
-from coalface.core.names import check_party
+from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe.party_file import Pairs
-from coalface.experiments.recipe.sections import Section, Source
+from coalface.experiments.recipe.sections import PartyName, Section, Source
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -53,17 +53,15 @@ class SuperLink(Section):
     @classmethod
     def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for host in value:
-            numeric = host.rpartition(".")[
-                2
-            ].isdigit()  # an address with a slip, which no resolver would take for a name
+            numeric = host.rpartition(".")[2].isdigit()  # an address with a slip: no resolver takes it for a name
             if not is_address(host) and (numeric or not HOST.fullmatch(host)):
-                raise ValueError(f"{host!r} is no host: give a name such as fl.example.org or an address, no port")
+                raise ValueError(f"{host!r} is not a host: give a name such as fl.example.org or an address, no port")
         return tuple(str(ipaddress.ip_address(host)) if is_address(host) else host for host in value)
 
     @property
     def address(self) -> str:
         """What the parties dial: `HOST:PORT`."""
-        return _address(self.hosts[0], self.port)
+        return f"{bracketed(self.hosts[0])}:{self.port}"
 
     @property
     def own(self) -> tuple[str, int]:
@@ -73,7 +71,8 @@ class SuperLink(Section):
     @property
     def own_address(self) -> str:
         """What the operator dials: `HOST:PORT`."""
-        return _address(*self.own)
+        host, port = self.own
+        return f"{bracketed(host)}:{port}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,10 +83,6 @@ class SuperLink(Section):
     def over_6(self) -> bool:
         """Whether the parties dial an IPv6 address."""
         return ":" in self.hosts[0]
-
-
-def _address(host: str, port: int) -> str:
-    return f"{bracketed(host)}:{port}"
 
 
 class PartyConfig(Section):
@@ -122,7 +117,7 @@ class PartyConfig(Section):
 class ProvisionConfig(Section):
     """Who takes part, and over which SuperLink."""
 
-    name: str
+    name: PartyName
     superlink: SuperLink
     days: int = Field(365, ge=1, le=3650)
     """How long the certificates hold."""
@@ -130,7 +125,16 @@ class ProvisionConfig(Section):
     """The recipe that is run, from where this file lies."""
     encrypt: bool = False
     """Whether parties encrypt their private state, where they do not say it themselves."""
-    parties: dict[str, PartyConfig] = Field(min_length=1)
+    parties: dict[PartyName, PartyConfig] = Field(min_length=1)
+
+    @field_validator("parties")
+    @classmethod
+    def _have_folders_of_their_own(cls, value: dict[str, PartyConfig]) -> dict[str, PartyConfig]:
+        if taken := [name for name in value if name.lower() in PARTS]:
+            raise ValueError(f"{taken[0]!r} is a part of every federation; give the party another name")
+        if len({name.lower() for name in value}) < len(value):
+            raise ValueError("names that differ by capitals alone share a folder on some disks; rename one")
+        return value
 
     def encrypts(self, party: str) -> bool:
         """Whether a party's private state is encrypted on its disk."""
@@ -141,28 +145,19 @@ class ProvisionConfig(Section):
 def read(path: Path) -> ProvisionConfig:
     """The federation of a file. Raises RecipeError for what is wrong, for an unknown key with the nearest known one."""
     try:
-        tree = parse_yaml(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecipeError(f"{path}: {error}") from None
-    if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: name, superlink, recipe and parties are needed")
-    try:
-        made = ProvisionConfig.model_validate(tree)
+        return ProvisionConfig.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise RecipeError(f"{path}: {_fault(error)}") from None
-    for name in (made.name, *made.parties):
-        try:
-            check_party(name)
-        except ValueError as error:
-            raise RecipeError(f"{path}: {error}") from None
-    if taken := [name for name in made.parties if name.lower() in PARTS]:
-        raise RecipeError(
-            f"{path}: parties.{taken[0]}: a part of every federation that is no party is called so, by which its log "
-            "and its processes are found; give the party another name"
-        )
-    if len({name.lower() for name in made.parties}) < len(made.parties):
-        raise RecipeError(f"{path}: parties whose names differ by capitals only share a folder on some disks")
-    return made
+        key, text = _explain(error)
+        raise RecipeError(text, where=f"{path}, {key}" if key else path) from None
+    except ValueError as error:
+        raise RecipeError(str(error), where=path) from None
+
+
+def read_kits(kits: Path) -> ProvisionConfig:
+    """The federation of a folder of kits. Raises RecipeError for what is not one."""
+    if not (kits / "federation.yaml").is_file():
+        raise RecipeError("no federation.yaml here; name the folder that `coalface provision` made", where=kits)
+    return read(kits / "federation.yaml")
 
 
 def bracketed(host: str) -> str:
@@ -181,30 +176,25 @@ def is_address(host: str) -> bool:
 
 def _section(path: Sequence[str]) -> type[Section]:
     """The section of the file that lies at a path of keys."""
-    below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
     if path[:1] == ["parties"] and len(path) > 1:
-        return below.get(path[2], PartyConfig) if len(path) > 2 else PartyConfig
+        below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
+        return below.get("".join(path[2:3]), PartyConfig)
     return SuperLink if path[:1] == ["superlink"] else ProvisionConfig
 
 
-def _fault(error: ValidationError) -> str:
-    # a key that is none comes before what is missing: it is most often that, misspelt
+def _explain(error: ValidationError) -> tuple[str, str]:
+    """The key that is at fault, and what is wrong with it."""
+    # an unknown key comes before what is missing: it is most often that, misspelt
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"]]
-    where = short(".".join(path))
+    path = [str(part) for part in first["loc"] if part != "[key]"]
+    text = f"{first['msg'].removeprefix('Value error, ')}; got {told(repr(first['input']))}"
     if first["type"] == "extra_forbidden":
         known = list(_section(path[:-1]).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
-        meant = ".".join([*path[:-1], near])
-        return f"{where} is not a key of a federation; did you mean {meant}? Known here: {', '.join(known)}"
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    if first["type"] == "model_type":
-        lacks = ", ".join(name for name, field in _section(path).model_fields.items() if field.is_required())
-        return f"{where} needs keys of its own, at least {lacks}; got {first['input']!r}"
-    if first["type"] == "literal_error":
-        known = re.findall("'([^']*)'", first["ctx"]["expected"])
-        nearest = difflib.get_close_matches(str(first["input"]), known, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        return f"{where} is {' or '.join(known)}, and not {first['input']!r}{hint}"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}; got {first['input']!r}"
+        text = f"it is not a key of a federation; did you mean {near}? Known here: {', '.join(known)}"
+    elif first["type"] == "missing":
+        text = "it is missing"
+    elif first["type"] == "model_type":
+        needed = ", ".join(name for name, field in _section(path).model_fields.items() if field.is_required())
+        text = f"it needs keys of its own, at least {needed}; got {told(repr(first['input']))}"
+    return short(".".join(path)), text

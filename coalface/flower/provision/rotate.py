@@ -21,25 +21,26 @@ def rotate(kits: Path, party: str) -> list[Path]:
     A key that is still in the kits is kept as `node.key.old`. Files are replaced one by one, each whole; the server is
     told last, so that a call that was broken off can be repeated once the old key has been put back.
 
-    Raises RecipeError for a party that there is none of, and where an old key of it has not been taken away yet.
+    Raises RecipeError for an unknown party, and where an old key of it has not been taken away yet.
     """
-    made = project.read(kits / "federation.yaml")
-    nearest(party, made.parties, f"{kits}: the party")
-    mine, told = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
-    if (mine / OLD).exists():
+    config = project.read_kits(kits)
+    nearest(party, config.parties, f"{kits}: the party")
+    kit, lists = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
+    if (kit / OLD).exists():
         raise RecipeError(
-            f"{mine / OLD} is there, from a rotation before: private state may be encrypted with it. Once `coalface "
-            "party rekey` is through, or where nothing is encrypted, delete it, and then rotate again"
+            "it is there from a rotation before, and private state may be encrypted with it. Delete it once `coalface "
+            "party rekey` is through, or where nothing is encrypted, and rotate again",
+            where=kit / OLD,
         )
-    names = [json.loads(path.read_bytes()) for path in told]
+    names = {path: json.loads(path.read_bytes()) for path in lists}
     key = certificates.node()
-    mine.mkdir(mode=0o700, exist_ok=True)
-    if (mine / "node.key").exists():
-        os.link(mine / "node.key", mine / OLD)
-    files = {mine / "node.key": key.private, mine / "node.pub": key.public}
-    files |= {kits / "operator" / "keys" / f"{party}.pub": key.public}
-    for path, each in zip(told, names, strict=True):
-        files[path] = json.dumps({**each, party: key.seen.hex()}, indent=1).encode() + b"\n"
+    kit.mkdir(mode=0o700, exist_ok=True)
+    if (kit / "node.key").exists():
+        os.link(kit / "node.key", kit / OLD)
+    files = {kit / "node.key": key.private, kit / "node.pub": key.public}
+    files[kits / "operator" / "keys" / f"{party}.pub"] = key.public
+    for path, known in names.items():
+        files[path] = json.dumps({**known, party: key.seen.hex()}, indent=1).encode() + b"\n"
     for path, data in files.items():
         _replace(path, data)
     return [path.relative_to(kits) for path in files]

@@ -1,0 +1,74 @@
+"""The scripts and papers of the kits: how a SuperLink, a SuperNode and the operator's commands are started."""
+
+from __future__ import annotations
+
+import datetime
+
+import yaml
+
+from coalface.flower.app.templates import TEMPLATES, render
+from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, ProvisionConfig, bracketed
+
+ANY, ANY_6 = "0.0.0.0", "::"
+"""All addresses of a machine."""
+KEY = r" key=\"$here/node.key\""
+"""What else a node's configuration says where the party encrypts its private state."""
+TEMPLATES.filters["bracketed"] = bracketed
+
+
+def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
+    """Path in the kits -> text, of all scripts and papers but Flower's configuration."""
+    link, outside = config.superlink, _outside(config)
+    bind = outside if link.loopback_port is None else "127.0.0.1"
+    values = {
+        "name": config.name,
+        "link": link,
+        "parties": config.parties,
+        "made": f"{now:%Y-%m-%d}",
+        "until": f"{now + datetime.timedelta(days=config.days):%Y-%m-%d}",
+        "fingerprint": fingerprint,
+        "bind": bind,
+        "near": bracketed(LOOPBACK_6 if ":" in bind else "127.0.0.1"),
+        "listen": str(link.port) if outside == ANY else f"{bracketed(outside)}:{link.port}",
+    }
+    paths = ["README.md", "superlink/start.sh", "superlink/README.md"]
+    paths += ["operator/register.sh", "operator/run.sh", "operator/README.md"]
+    if link.loopback_port is not None:
+        paths += ["superlink/nginx.conf", "superlink/proxy.sh"]
+    texts = {path: render(f"kits/{path}", **values) for path in paths}
+    for number, (name, party) in enumerate(config.parties.items()):
+        file = party.file(name)
+        values |= {
+            "party": name,
+            "role": party.role,
+            "data": party.data,
+            "place": f"`{party.data}`" if party.data is not None else "what COALFACE_DATA names",
+            "port": _port(config, number),
+            "key": KEY if config.encrypts(name) else "",
+            "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
+            "brings": "data" in file,
+        }
+        for path in ("start.sh", "party.yaml", "README.md"):
+            texts[f"parties/{name}/{path}"] = render(f"kits/party/{path}", **values)
+    return texts
+
+
+def render_flower_config(config: ProvisionConfig, root: str) -> str:
+    """Flower's configuration; `root` is the path of the CA's certificate."""
+    return render("kits/operator/flower/config.toml", name=config.name, link=config.superlink, root=root)
+
+
+def _outside(config: ProvisionConfig) -> str:
+    """Where parties are answered: at all addresses, unless only this machine can dial it; of the kind that they dial,
+    as a socket for all of IPv6 takes no IPv4 in Flower's server.
+    """
+    link = config.superlink
+    if set(link.hosts) <= {*LOOPBACK, LOOPBACK_6}:
+        return LOOPBACK_6 if link.over_6 else "127.0.0.1"
+    return ANY_6 if link.over_6 else ANY
+
+
+def _port(config: ProvisionConfig, number: int) -> int:
+    """Where a SuperNode speaks with its own processes: one of its own, so that several can run on a machine."""
+    port = 9100 + number % 50000
+    return port + 50000 if port in (config.superlink.port, config.superlink.loopback_port) else port
