@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coalface.core.text import shown
+
 
 class CoalfaceError(ValueError):
     """Something is wrong, and a person can mend it.
@@ -28,4 +30,11 @@ class RecipeError(CoalfaceError):
 
 
 class DataError(CoalfaceError):
-    """A file of images, pairs or weights that cannot be read as what it should be."""
+    r"""A file of images, pairs or weights that cannot be read as what it should be; what cannot be printed is escaped.
+
+    >>> print(DataError("it is empty; fetch it again", where=Path("new\nline.txt")))
+    new\nline.txt: it is empty; fetch it again
+    """
+
+    def __init__(self, text: str, *, where: str | Path = "") -> None:
+        super().__init__(shown(text), where=shown(where))

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import beside, check_free, put_in_place, writing
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.readers.headers import check_header
 from coalface.data.readers.landmarks import ENDING, Landmarks
-from coalface.data.source import in_order, pixels
+from coalface.data.source import decode_pixels, in_order
 from coalface.data.stores import Store, check_written
 
 SIDE = 112
@@ -67,13 +68,13 @@ def aligned_face(
     is damaged and for landmarks that are not several places.
     """
     check_header(encoded, where)
-    image = pixels(encoded, where, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    image = decode_pixels(encoded, where, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
     height, width = image.shape[:2]
     x, y = points.mean(axis=0)
     try:
         face = align(image, points, size=size)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise DataError(f"{error}", where=where) from None
     return face[:, :, None] if grey else face[:, :, ::-1], bool(0 <= x < width and 0 <= y < height)
 
 
@@ -96,12 +97,12 @@ def align_folder(
     """
     out = Path(out)
     if store.kind != "folder":
-        raise ValueError(f"{shown(store.path)} is a {store.kind}, whose images are aligned already: give a folder")
+        raise DataError(f"it is a {store.kind}, whose images are aligned already: give a folder", where=store.path)
     if size < 1:
         raise ValueError(f"{size} pixels make no image: give a size of 1 or more")
     check_free(out)
     if out.resolve().is_relative_to(store.path.resolve()):
-        raise ValueError(f"{shown(out)} lies in what is aligned: choose a place outside {shown(store.path)}")
+        raise DataError(f"it lies in what is aligned: choose a place outside {store.path}", where=out)
     known = np.flatnonzero(landmarks.known)
     names = [os.path.relpath(place, store.path) for place in store.places]
     with beside(out) as partial:
@@ -127,9 +128,10 @@ def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> by
     face, inside = aligned_face(encoded, where, points, size=size, grey=grey)
     if not inside:
         x, y = points.mean(axis=0)
-        raise ValueError(
-            f"{where} has {header.width} × {header.height} pixels, and its landmarks lie about ({x:.0f}, {y:.0f}): "
-            "they belong to other images, or to these at another size"
+        raise DataError(
+            f"it has {header.width} × {header.height} pixels, and its landmarks lie about ({x:.0f}, {y:.0f}): "
+            "they belong to other images, or to these at another size",
+            where=where,
         )
     ending = Path(store.places[i]).suffix.lower()
     if ending not in _WRITTEN:
@@ -137,10 +139,7 @@ def _aligned(store: Store, i: int, points: NDArray[np.float32], size: int) -> by
     return bytes(cv2.imencode(ending, face if grey else face[:, :, ::-1], _WRITTEN.get(ending, []))[1])
 
 
-_JPEG = [
-    *(cv2.IMWRITE_JPEG_QUALITY, 100),
-    *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
-]
+_JPEG = [*(cv2.IMWRITE_JPEG_QUALITY, 100), *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444)]
 _WRITTEN: dict[str, Sequence[int]] = {
     **{".jpg": _JPEG, ".jpeg": _JPEG, ".png": [], ".bmp": []},
     ".webp": [cv2.IMWRITE_WEBP_QUALITY, 101],  # above 100: without loss

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from mmap import mmap
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,10 +114,5 @@ def _one_store(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
     if one is other:
         return True
     # A slice of a map says that it begins where the map does: only whole maps are told by their place in the file.
-    if isinstance(one, np.memmap) and isinstance(other, np.memmap) and isinstance(one.base, mmap):
-        return isinstance(other.base, mmap) and (one.filename, one.offset, one.shape) == (
-            other.filename,
-            other.offset,
-            other.shape,
-        )
-    return False
+    maps: list[Any] = [store for store in (one, other) if isinstance(store, np.memmap) and isinstance(store.base, mmap)]
+    return len(maps) == 2 and len({(store.filename, store.offset, store.shape) for store in maps}) == 1

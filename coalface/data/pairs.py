@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.readers.pair_lines import ListedPair, read_pair_lines
@@ -50,19 +51,11 @@ def read_pairs(
     root: Path | None = None,
     missing: Literal["error", "skip"] = "error",
 ) -> PairList:
-    """Read a pair list, its images looked up in `faces`: in LFW's format of either view, or as lines of two paths.
+    """Read a pair list in any form of `pair_lines.py`, its images looked up in `faces`.
 
-    **LFW**: View 2 (`pairs.txt`) begins with `folds pairs`, and each fold has so many genuine lines, then so many
-    impostor lines. View 1 (`pairsDevTrain.txt`, `pairsDevTest.txt`) begins with `pairs`, has one such block, and no
-    folds. A genuine line is `name a b`, an impostor line `name a name b`; image 7 of NAME is the file `NAME/NAME_0007`,
-    of any image type. Blank lines and the kind of white space do not matter.
-
-    **Paths**: lines `path path label`, or a CSV whose header names the columns (`pair_lines.HEADERS`), `fold` among
-    them if it has folds. Paths are those of the face set's `files`, with the ending or without, and may be absolute
-    where the `root` of these files is given; 1, +1 and true are genuine pairs, 0, -1 and false impostor pairs.
-
-    Raises ValueError with file and line if the list is malformed, and, unless `missing` is "skip", if images of it
-    are not in the face set.
+    Paths are those of the face set's `files`, with the ending or without, and may be absolute where the `root` of these
+    files is given. Raises DataError with file and line if the list is malformed, and, unless `missing` is "skip", if
+    images of it are not in the face set.
     """
     places = places_of(faces)
     stems = {_stem(file): image for file, image in places.items()}
@@ -74,21 +67,26 @@ def read_pairs(
 
     def hint(absent: str) -> str:
         ends = (absent.split("/", cut)[cut] for cut in range(1, absent.count("/") + 1))
-        meant = next((f"write {shown(end)} for it" for end in ends if find(end) >= 0), "take the images from there")
-        where = "the folder of the images" if root is None else shown(root)
+        meant = next((f"write {end} for it" for end in ends if find(end) >= 0), "take the images from there")
+        where = root or "the folder of the images"
         return f'paths count from {where}; {meant}, or leave such pairs out (in Python, read_pairs(…, missing="skip"))'
 
     return pair_list(Path(path).stem, _listed(path), find, missing=missing, hint=hint)
 
 
-def places_of(faces: FaceSet) -> dict[str, int]:
-    """The image of each file, the first where several have one. Raises ValueError where files are not known."""
+def files_of(faces: FaceSet) -> list[str]:
+    """(n,) the file of each image. Raises ValueError where the face set does not know its files."""
     if faces.files is None:
         raise ValueError(
             "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
             "recipe, give the list a source of kind folder)"
         )
-    return {faces.files[row]: image for image, row in reversed(list(enumerate(faces.rows)))}
+    return [faces.files[row] for row in faces.rows]
+
+
+def places_of(faces: FaceSet) -> dict[str, int]:
+    """The image of each file, the first where several have one."""
+    return {file: image for image, file in reversed(list(enumerate(files_of(faces))))}
 
 
 def pair_list(
@@ -108,9 +106,10 @@ def pair_list(
     if len(kept) < len(pairs) and missing == "error":
         absent = [file for file in place if place[file] < 0]
         where = next(pair.where for pair in pairs if absent[0] in (pair.left, pair.right))
-        raise ValueError(
-            f"{where}: {len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images that are not in the "
-            f"face set, such as {shown(', '.join(file[:200] for file in absent[:3]))}: {hint(absent[0])}"
+        raise DataError(
+            f"{len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images that are not in the "
+            f"face set, such as {', '.join(file[:200] for file in absent[:3])}: {hint(absent[0])}",
+            where=where,
         )
     folds = [pair.fold for pair in kept if pair.fold is not None]
     return PairList(
@@ -131,9 +130,9 @@ def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
     pairs = _listed(path)
     for pair in pairs:
         if "" in pair.names or pair.left[0] == "/" or pair.right[0] == "/":
-            raise ValueError(
-                f"{pair.where}: {shown(pair.left[:80])} or {shown(pair.right[:80])} does not say who is shown: write "
-                "paths as IDENTITY/file"
+            raise DataError(
+                f"{pair.left[:80]} or {pair.right[:80]} does not say who is shown: write paths as IDENTITY/file",
+                where=pair.where,
             )
     return frozenset(name for pair in pairs for name in pair.names)
 
@@ -161,9 +160,10 @@ def refuse_matlab(path: Path) -> None:
     with open(path, "rb") as file:
         begins = file.read(7)
     if begins == b"MATLAB " or path.suffix.lower() == ".mat":
-        raise ValueError(
-            f"{shown(path)} is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
-            "AgeDB's protocol of 30 years, take agedb_30.bin"
+        raise DataError(
+            "it is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
+            "AgeDB's protocol of 30 years, take agedb_30.bin",
+            where=path,
         )
 
 
@@ -270,11 +270,7 @@ def list_sha256(pairs: PairList, faces: FaceSet) -> str:
     A pair is a line of five fields, each ended by a tab, the last by a newline: both files, `same`, the fold and
     `headline`; 1 and 0 for true and false, `-` where the list has no folds or no headline.
     """
-    if faces.files is None:
-        raise ValueError(
-            "this face set does not know its files, so a pair list over it has no text form: read a folder"
-        )
-    files = [faces.files[row] for row in faces.rows]
+    files = files_of(faces)
     none = ["-"] * len(pairs)
     fold = none if pairs.fold is None else pairs.fold.tolist()
     headline = none if pairs.headline is None else pairs.headline.astype(int).tolist()
@@ -298,11 +294,8 @@ def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.
     images = np.flatnonzero(wanted[faces.labels])
     if len(images) == 0:
         raise ValueError("no image to make pairs of: the face set, or the list of names, is empty")
-    label = [os.fsencode(name) for name in faces.names]
-    if faces.files is None:
-        keys = {i: (label[faces.labels[i]], b"") for i in images.tolist()}
-    else:
-        keys = {i: (label[faces.labels[i]], os.fsencode(faces.files[faces.rows[i]])) for i in images.tolist()}
+    files = [""] * len(faces) if faces.files is None else files_of(faces)
+    keys = {i: (os.fsencode(faces.names[faces.labels[i]]), os.fsencode(files[i])) for i in images.tolist()}
     return np.array(sorted(keys, key=keys.__getitem__), dtype=np.int64)
 
 

@@ -60,10 +60,7 @@ def dirichlet(faces: FaceSet, parties: int, alpha: float, rng: np.random.Generat
     present = _enough(faces, parties)
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha = {alpha} is no concentration of a Dirichlet distribution: give a number above 0")
-    shares = rng.dirichlet(np.full(parties, alpha)) * (len(present) - parties)
-    sizes = np.floor(shares).astype(np.int64)
-    missing = len(present) - parties - int(sizes.sum())
-    sizes[np.argsort(sizes - shares, kind="stable")[:missing]] += 1
+    sizes = _rounded(rng.dirichlet(np.full(parties, alpha)) * (len(present) - parties))
     return _deal(faces, np.split(rng.permutation(present), np.cumsum(1 + sizes)[:-1]), "silo")
 
 
@@ -76,13 +73,19 @@ def by_shares(faces: FaceSet, shares_of: Mapping[str, float], rng: np.random.Gen
     if bad := [name for name in names if not 0 < shares_of[name] < np.inf]:
         raise ValueError(f"the share of {bad[0]} is {shares_of[bad[0]]}: give a number above 0")
     present = _enough(faces, len(names))
-    exact = len(present) * np.array([shares_of[n] for n in names]) / sum(shares_of.values())
-    sizes = np.floor(exact).astype(np.int64)
-    sizes[np.argsort(sizes - exact, kind="stable")[: len(present) - int(sizes.sum())]] += 1
+    sizes = _rounded(len(present) * np.array([shares_of[name] for name in names]) / sum(shares_of.values()))
     if (sizes == 0).any():
         raise ValueError(f"{names[int(np.argmin(sizes))]} would get none of {len(present)} identities: raise its share")
     parts = np.split(rng.permutation(present), np.cumsum(sizes)[:-1])
     return {name: faces.only(part) for name, part in zip(names, parts, strict=True)}
+
+
+def _rounded(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Shares that add up to a whole number, rounded down, or up for those of the largest remainders."""
+    sizes = np.floor(shares).astype(np.int64)
+    missing = round(float(shares.sum())) - int(sizes.sum())
+    sizes[np.argsort(sizes - shares, kind="stable")[:missing]] += 1
+    return sizes
 
 
 def first_images(faces: FaceSet, most: int) -> FaceSet:
@@ -150,17 +153,13 @@ def without(faces: FaceSet, names: Collection[str]) -> FaceSet:
 
 def check_disjoint(a: FaceSet, b: FaceSet) -> None:
     """Raise ValueError if both sets hold images of the same identity, told by name."""
-    shared = sorted(_present_names(a) & _present_names(b))
+    shared = sorted(set.intersection(*({s.names[i] for i in np.flatnonzero(s.counts())} for s in (a, b))))
     if shared:
         several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
         raise ValueError(
             f"the two sets share {several} ({', '.join(shared[:5])}{', …' if len(shared) > 5 else ''}): "
             "take them out of one with without(), or nobody can say what was learnt and what was known"
         )
-
-
-def _present_names(faces: FaceSet) -> set[str]:
-    return {faces.names[i] for i in np.flatnonzero(faces.counts())}
 
 
 def _enough(faces: FaceSet, parties: int) -> NDArray[np.int64]:

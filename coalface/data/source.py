@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import cv2
@@ -17,7 +18,7 @@ from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, dam
 
 Read = TypeVar("Read")
 
-if "OPENCV_LOG_LEVEL" not in os.environ:  # what is wrong with an image is said here, by name: not by OpenCV's own lines
+if "OPENCV_LOG_LEVEL" not in os.environ:  # errors name the image: OpenCV's own lines do not
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
@@ -52,22 +53,21 @@ DECODER = 2
 
 
 def decode(
-    encoded: bytes | memoryview, where: str, *, size: int, grey: bool, limit: int = PIXEL_LIMIT
+    encoded: bytes | memoryview, where: str | Path, *, size: int, grey: bool, limit: int = PIXEL_LIMIT
 ) -> NDArray[np.uint8]:
     """An encoded image (JPEG, PNG, PGM, BMP, WebP) as a square array: (size, size, 1) grey or (size, size, 3) RGB.
 
-    An image that is not square is cut to its central square first, which keeps the proportions of a face. It is then
-    brought to `size` by averaging areas when it shrinks, and linearly when it grows. A JPEG of at least twice `size`
-    whose sides can be halved is decoded at half its size, 4 × 4 pixels of a block instead of 8 × 8, and goes the rest
-    of the way linearly if that is less than another half. On photographs of faces this differs from averaging the
-    areas of the whole image by 0.2 to 0.7 of 255 grey levels in the mean, and the linear step has no part in that.
+    An image that is not square is cut to its central square, which keeps the proportions of a face. It is brought to
+    `size` by averaging areas when it shrinks, and linearly when it grows. A JPEG of at least twice `size` whose sides
+    are even is decoded at half its size, and goes the rest of the way linearly if that is less than another half. On
+    photographs of faces this differs from averaging the whole image by 0.2 to 0.7 of 255 grey levels in the mean.
 
-    Raises ValueError, naming `where`, if the bytes are no whole image, or if their header claims more than `limit`
-    pixels, before anything is decoded.
+    Raises DataError if the bytes are no whole image, or if their header claims more than `limit` pixels.
     """
     header = check_header(encoded, where, limit=limit)
-    halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and _even(header)
-    image: NDArray[np.uint8] | cv2.typing.MatLike = pixels(encoded, where, _FLAGS[grey, halved])
+    even = header.width % 2 == 0 and header.height % 2 == 0  # of an odd side, the last column would be averaged alone
+    halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and even
+    image: NDArray[np.uint8] | cv2.typing.MatLike = decode_pixels(encoded, where, _FLAGS[grey, halved])
     height, width = image.shape[:2]
     side = min(height, width)
     if height != width:
@@ -79,18 +79,23 @@ def decode(
     return np.asarray(image[:, :, None] if grey else cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
-def check_image(encoded: bytes | memoryview, where: str, *, limit: int = PIXEL_LIMIT) -> Header:
-    """The header of an encoded image that can be decoded; nothing else of the image is kept.
+_FLAGS = {
+    (False, False): cv2.IMREAD_COLOR,
+    (False, True): cv2.IMREAD_REDUCED_COLOR_2,
+    (True, False): cv2.IMREAD_GRAYSCALE,
+    (True, True): cv2.IMREAD_REDUCED_GRAYSCALE_2,
+}
 
-    Raises ValueError, naming `where`, as `decode` does.
-    """
-    header = check_header(encoded, where, limit=limit)
-    pixels(encoded, where, cv2.IMREAD_UNCHANGED)
+
+def check_image(encoded: bytes | memoryview, where: str | Path) -> Header:
+    """The header of an encoded image that can be decoded. Raises DataError as `decode` does."""
+    header = check_header(encoded, where)
+    decode_pixels(encoded, where, cv2.IMREAD_UNCHANGED)
     return header
 
 
-def pixels(encoded: bytes | memoryview, where: str, flags: int) -> NDArray[np.uint8]:
-    """What OpenCV makes of an encoded image whose header was checked; ValueError, naming `where`, if it is damaged."""
+def decode_pixels(encoded: bytes | memoryview, where: str | Path, flags: int) -> NDArray[np.uint8]:
+    """What OpenCV makes of an encoded image whose header was checked. Raises DataError if it is damaged."""
     try:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     except cv2.error:  # a side longer than the decoder's own limit of 2²⁰, for one
@@ -98,6 +103,10 @@ def pixels(encoded: bytes | memoryview, where: str, flags: int) -> NDArray[np.ui
     if image is None:
         raise damaged(encoded, where)
     return image.astype(np.uint8, copy=False)
+
+
+_CHUNK = 8
+"""Images that a thread decodes at one go: handing over costs as much as decoding a small image."""
 
 
 def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = None) -> Iterator[Read]:
@@ -112,41 +121,25 @@ def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = N
         yield from map(read, range(count))
         return
 
-    def some(start: int) -> list[Read | Exception]:
-        done: list[Read | Exception] = []
+    def read_chunk(start: int) -> list[Read | Exception]:
+        results: list[Read | Exception] = []
         for i in range(start, min(start + _CHUNK, count)):
             try:
-                done.append(read(i))
+                results.append(read(i))
             except Exception as error:  # raised below, when it is this image's turn
-                return [*done, error]
-        return done
+                return [*results, error]
+        return results
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     starts = iter(range(0, count, _CHUNK))
-    ahead = deque(pool.submit(some, start) for start in islice(starts, 2 * threads))
+    ahead = deque(pool.submit(read_chunk, start) for start in islice(starts, 2 * threads))
     try:
         while ahead:
-            done = ahead.popleft().result()
-            ahead.extend(pool.submit(some, start) for start in islice(starts, 1))
-            for one in done:
-                if isinstance(one, Exception):
-                    raise one
-                yield one
+            results = ahead.popleft().result()
+            ahead.extend(pool.submit(read_chunk, start) for start in islice(starts, 1))
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+                yield result
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_CHUNK = 8
-"""Images that a thread decodes at one go: handing over costs as much as decoding a small image."""
-
-_FLAGS = {
-    (False, False): cv2.IMREAD_COLOR,
-    (False, True): cv2.IMREAD_REDUCED_COLOR_2,
-    (True, False): cv2.IMREAD_GRAYSCALE,
-    (True, True): cv2.IMREAD_REDUCED_GRAYSCALE_2,
-}
-
-
-def _even(header: Header) -> bool:
-    """Whether half the size is a whole number: of an odd side, the last column would be averaged with nothing."""
-    return header.width % 2 == 0 and header.height % 2 == 0

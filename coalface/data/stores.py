@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.names import broken_rule, quoted
 from coalface.core.text import several, shown
 from coalface.data.joined import Joined
@@ -83,7 +84,7 @@ class Store:
         return self.source.domain_numbers if isinstance(self.source, Joined) else None
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, decoded, as a `Source` gives them. Raises ValueError for a pack of another size."""
+        """Each image in turn, decoded, as a `Source` gives them. Raises DataError for a pack of another size."""
         return self.source.images(size=size, grey=grey)
 
     def fingerprint(self) -> str:
@@ -168,14 +169,14 @@ def open_store(
     that are damaged, and folders and files that cannot be read, can be left out, for an inspection, which then hears of
     them in `faults` and `broken`. What is not read of folders can be heard of: see `telling_passed_over`.
 
-    Raises FileNotFoundError if nothing is at the path, and ValueError if it is none of these, or damaged.
+    Raises FileNotFoundError if nothing is at the path, and DataError if it is none of these, or damaged.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(_absent(path))
     kind = _kind_at(path)
     if part and kind is not None:
-        raise ValueError(f"{shown(path)} has no part {part!r}: only the layouts of the field's folders have parts")
+        raise DataError(f"it has no part {part!r}: only the layouts of the field's folders have parts", where=path)
     if kind == "bin":
         return _of_bin(path)
     if kind == "rec":
@@ -184,9 +185,10 @@ def open_store(
         return _of_pack(path, damaged)
     if path.is_file():
         refuse_matlab(path)
-        raise ValueError(
-            f"{shown(path)} is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
-            "folder that holds one folder of images per identity"
+        raise DataError(
+            "it is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
+            "folder that holds one folder of images per identity",
+            where=path,
         )
     if path.is_dir() and os.path.isfile(path / "train.idx"):
         raise FileNotFoundError(f"{shown(path / 'train.rec')} does not exist, and train.idx, its index, does: fetch it")
@@ -213,76 +215,67 @@ def _absent(path: Path) -> str:
     return f"{shown(path)} does not exist; {f'did you mean {such}?' if such else 'check the path'}"
 
 
-def check_names(names: Sequence[str], where: str) -> None:
-    """Raise ValueError for a name that is no plain name of a folder, or of folders within each other."""
+def check_names(names: Sequence[str], where: str | Path) -> None:
+    """Raise DataError for a name that is no plain name of a folder, or of folders within each other."""
     for number, name in enumerate(names, start=1):
-        if broken := _broken(name):
-            raise ValueError(
-                f"{where}, identity {number}: {quoted(name)} is no plain name, and files are called after identities: "
-                f"it {broken}; rename it"
+        for broken in filter(None, map(_broken_rule, name.split("/"))):
+            raise DataError(
+                f"{quoted(name)} is no plain name, and files are called after identities: it {broken}; rename it",
+                where=f"{where}, identity {number}",
             )
 
 
-def _broken(name: str) -> str:
-    """What is wrong with the first part of a name that is not plain; empty where all are."""
-    return next(filter(None, map(_rule, name.split("/"))), "")
+@functools.lru_cache(maxsize=1024)
+def _broken_rule(name: str) -> str:
+    """What is wrong with the name of a folder, which leaves room for an ending; empty where it is plain."""
+    return broken_rule(name, 240, given=False)
 
 
 def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Of each image on whose way a folder or the file has no plain name, the first such, and what is wrong with it."""
     for file, place in zip(files, places, strict=True):
         *folders, last = file.split("/")
-        broken = [*map(_rule, folders), broken_rule(last, 255, given=False)]
+        broken = [*map(_broken_rule, folders), broken_rule(last, 255, given=False)]
         if any(broken):
             first = next(number for number, wrong in enumerate(broken) if wrong)
             yield [place, *place.parents][len(folders) - first], broken[first]
 
 
-@functools.lru_cache(maxsize=1024)
-def _rule(name: str) -> str:
-    """What is wrong with the name of a folder; empty where it is plain."""
-    return broken_rule(name, _LONGEST, given=False)
-
-
-_LONGEST = 240
-"""Bytes of a name, so that a number and an ending after it still make a file's name."""
-
-
 def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part: str = "") -> None:
-    """Raise ValueError unless folders that were written to `partial`, to be `out`, are read as these images.
+    """Raise DataError unless folders that were written to `partial`, to be `out`, are read as these images.
 
     `identity_of` has the name of the identity of each file.
     """
-    unmade = f"{shown(out)} is not made, since it would not be read again as it was meant"
+    unmade = "it is not made, since it would not be read again as it was meant"
     try:
         store = open_store(partial, part=part)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{unmade}: {str(error).replace(str(partial), str(out))}") from None
-    found = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
-    if found != identity_of:
-        read, there = (
+        raise DataError(f"{unmade}: {str(error).replace(str(partial), str(out))}", where=out) from None
+    written = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
+    if written != identity_of:
+        read, given = (
             f"{several(len(images), 'image')} of {_identities(len(set(images.values())))}"
-            for images in (found, identity_of)
+            for images in (written, identity_of)
         )
-        raise ValueError(f"{unmade}: {read} would be read, and {there} are there")
+        raise DataError(f"{unmade}: {read} would be read, and {given} are there", where=out)
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
     """Identity folders, or one of the layouts of the field's data sets."""
     try:
         layout = recognise(path)
-    except ValueError:
+    except DataError:
         if part:
             raise
         layout = ""
     faults: list[str] | None = [] if damaged == "leave out" else None
     source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
-    where = _places(source)
-    for odd, broken in _oddly_named(source.files, where):
-        said = f"{shown(odd)}: its name is no plain name: it {broken}; rename it"
+    places = _places(source)
+    for odd, broken in _oddly_named(source.files, places):
+        fault = DataError(f"its name is no plain name: it {broken}; rename it", where=odd)
         if faults is None:
-            raise ValueError(said)
-        faults.append(said)
+            raise fault
+        faults.append(str(fault))
     store = Store(
         "folder",
         path,
@@ -290,11 +283,11 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
         source.names,
         source.files,
         source.labels,
-        lambda i: read_file(where[i]),
+        lambda i: read_file(places[i]),
         broken=tuple(dict.fromkeys(faults or ())),
         layout=layout,
         part=part,
-        places=where,
+        places=places,
     )
     if (opened := _opened.get()) is not None:
         opened(store)
@@ -310,36 +303,28 @@ def _places(source: Source) -> list[Path]:
 
 
 def _of_rec(path: Path, damaged: Literal["error", "leave out"]) -> Store:
-    found = read_rec(path, damaged=damaged)
-    names, notes, broken = found.names, [], list(found.broken)
+    rec = read_rec(path, damaged=damaged)
+    names, notes, broken = rec.names, [], list(rec.broken)
     try:
-        names = _listed_names(found)
-    except ValueError as error:
+        names = _listed_names(rec)
+    except DataError as error:
         if damaged == "error":
             raise
         broken.append(str(error))
     if damaged == "leave out":
-        broken += misfits(found)
-    if (largest := int(found.names[-1])) >= EXACT:
+        broken += misfits(rec)
+    if (largest := int(rec.names[-1])) >= EXACT:
         notes.append(
             f"labels go up to {largest:,}, and float32, in which they are kept, tells whole numbers apart only up to "
             f"{EXACT:,}: two identities may have become one; number them from 0 on"
         )
-    if found.announced is not None and found.announced[0] != len(names):
-        notes.append(f"`property` announces {_identities(found.announced[0])}, and {len(names):,} occur")
-    if len(found.identities) and len(found.identities) != len(names):
-        notes.append(f"there are ranges of {_identities(len(found.identities))}, and images of {len(names):,}")
+    if rec.announced is not None and rec.announced[0] != len(names):
+        notes.append(f"`property` announces {_identities(rec.announced[0])}, and {len(names):,} occur")
+    if len(rec.identities) and len(rec.identities) != len(names):
+        notes.append(f"there are ranges of {_identities(len(rec.identities))}, and images of {len(names):,}")
+    files, faults = RecFiles(names, rec.labels, rec.keys), tuple(map(str, rec.faults.values()))
     return Store(
-        "rec",
-        path,
-        found,
-        names,
-        RecFiles(names, found.labels, found.keys),
-        found.labels,
-        found.encoded,
-        notes=tuple(notes),
-        faults=tuple(found.faults.values()),
-        broken=tuple(broken),
+        "rec", path, rec, names, files, rec.labels, rec.encoded, notes=tuple(notes), faults=faults, broken=tuple(broken)
     )
 
 
@@ -358,13 +343,14 @@ def _listed_names(found: Rec) -> tuple[str, ...]:
     if found.faults and len(numbers) < len(names) > numbers[-1]:  # all records of an identity may have been left out
         return tuple(names[number] for number in numbers)
     if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
-        raise ValueError(
-            f"{shown(listed)} names {_identities(len(names))}, and the records have "
-            f"{len(found.names):,}: it belongs to other records; delete it"
+        raise DataError(
+            f"it names {_identities(len(names))}, and the records have "
+            f"{len(found.names):,}: it belongs to other records; delete it",
+            where=listed,
         )
     often, times = collections.Counter(names).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"{shown(listed)} names {often[:80]!r} twice: each identity has a name of its own; correct it")
+        raise DataError(f"it names {often[:80]!r} twice: each identity has a name of its own; correct it", where=listed)
     return names
 
 

@@ -130,24 +130,6 @@ def test_a_batch_equals_its_images_one_by_one() -> None:
     assert torch.allclose(together, singly, atol=1e-6)
 
 
-def test_switching_on_another_change_keeps_the_flips() -> None:
-    images = batch(64)
-    plain = Augment()(images, np.random.default_rng(3))
-    with_blur = Augment(blur=0.3)(images, np.random.default_rng(3))
-    same = (plain == with_blur).all(dim=(1, 2, 3))
-    assert 25 < same.sum() < 64
-
-
-def test_shape_type_and_layout_stay() -> None:
-    assert torch.equal(OFF(batch(), np.random.default_rng(0)), batch())
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        images = batch(50).to(dtype)
-        before = images.clone()
-        out = ALL(images, np.random.default_rng(0))
-        assert torch.equal(images, before) and out.abs().max() <= 1
-        assert (out.dtype, out.shape) == (dtype, (50, 3, 9, 8))
-
-
 @pytest.mark.parametrize("wrong", [{"crop": -1}, {"colour": 1.0}, {"colour": -0.1}, {"blur": 1.1}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ValueError, match=r"cannot be applied: crop is a number of pixels from 0, colour a fraction"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -93,22 +92,6 @@ def test_a_file_in_the_place_of_the_cache_is_refused(
         assert str(place) in (told := capsys.readouterr().err) and "COALFACE_CACHE" in told
 
 
-def test_what_an_older_version_left_open_is_closed_when_the_cache_is_used(cache: Path) -> None:
-    for number in (0, 1):
-        write_pack(Counting(number), cache / f"{str(number) * 24}-2-grey", size=2, grey=True)
-    (cache / PRETRAINED / ("a" * 24)).mkdir(parents=True)
-    assert modes(cache) == {0o755}
-    pack(cache)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache, *cache.iterdir())} == {0o700}
-    assert file_modes(cache / f"{'0' * 24}-2-grey") == {0o600}
-
-
-def test_a_folder_that_holds_other_things_keeps_its_mode_and_they_theirs(cache: Path) -> None:
-    (cache / "photos-3-rgb").mkdir(parents=True)
-    assert modes(pack(cache)) == {0o700}
-    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE((cache / "photos-3-rgb").stat().st_mode) == 0o755
-
-
 def test_what_is_mapped_or_being_packed_is_left_and_what_is_not_is_removed(cache: Path) -> None:
     free = pack(cache, 1)
     faces = cached_pack(Counting(2), cache, size=2, grey=True)
@@ -159,15 +142,6 @@ def test_a_pre_training_under_way_is_left(cache: Path, tmp_path: Path) -> None:
     experiment.run(recipe, tmp_path / "run", Clearing())
     assert found == [{"packs", PRETRAINED}, {"packs"}]  # the model has been read when the run itself trains
     assert modes(cache / PRETRAINED) >= {0o700} and stat.S_IMODE((cache / PRETRAINED).stat().st_mode) == 0o700
-
-
-def test_a_pre_training_whose_lock_is_held_is_left(cache: Path, tmp_path: Path) -> None:
-    experiment.run(tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1), tmp_path / "run", Silent())
-    (model,) = entries(cache)[-1:]
-    with open(cache / "pretrained.locks" / model.path.name) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert clear(cache, PRETRAINED) == ([], [model])
-    assert clear(cache, PRETRAINED) == ([model], []) and not model.path.exists()
 
 
 def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from coalface.data.faceset import FaceSet
 
@@ -56,17 +55,3 @@ def test_two_maps_of_one_file_are_one_store(tmp_path: Path) -> None:
     whole = mapped("pack")
     parts = replace(A, pixels=whole[:5]).beside(replace(B, pixels=whole[1:], rows=np.array([4, 0])))
     assert pixels(parts) == pixels(same)
-
-
-def test_an_empty_set_on_either_side() -> None:
-    none = A.select(np.empty(0, dtype=np.int64))
-    assert pixels(none.beside(B)) == [5, 1] and none.beside(B).labels.tolist() == [2, -1]  # its identities stay
-    assert pixels(B.beside(none)) == [5, 1] and B.beside(none).names == ("cid", "ann", "bob")
-    assert pixels(none.beside(C)) == [13, 11] and pixels(C.beside(none)) == [13, 11]
-    assert A.beside(B).rows.dtype == none.beside(C).rows.dtype == none.beside(C).labels.dtype == np.int64
-
-
-def test_images_of_two_shapes_are_refused() -> None:
-    wide = replace(C, pixels=np.zeros((4, 1, 2, 1), dtype=np.uint8))
-    with pytest.raises(ValueError, match=r"images of \(1, 1, 1\) and of \(1, 2, 1\) do not go into one set: pack them"):
-        A.beside(wide)

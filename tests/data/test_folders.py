@@ -8,10 +8,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from damage import damaged, fresh_folder
+from damage import fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coalface.core.errors import DataError
 from coalface.core.text import shown
 from coalface.data.readers.folders import SUFFIXES, Folder, doubts, empty_folders, read_folder
 from coalface.data.source import decode
@@ -34,60 +35,31 @@ def encoded(image: np.ndarray, suffix: str) -> bytes:
     return cv2.imencode(suffix, image)[1].tobytes()
 
 
-def test_identities_and_files_come_in_the_order_of_their_bytes(tmp_path: Path) -> None:
-    for file in ["bo/2.png", "bo/10.png", "Zoe/a.png", "Zoe/B.png", "Émile/1.png", "bo-2/1.png"]:
-        put(tmp_path, file, ramp(4, 4))
-    source = read_folder(tmp_path)
-    assert source.names == ("Zoe", "bo", "bo-2", "Émile")
-    assert source.files == ("Zoe/B.png", "Zoe/a.png", "bo/10.png", "bo/2.png", "bo-2/1.png", "Émile/1.png")
-    assert source.labels.tolist() == [0, 0, 1, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("ending", "written", "grey"),
-    [
-        (".pbm", b"P1\n2 2\n1 0\n0 1\n", [[0, 255], [255, 0]]),
-        (".pbm", b"P4\n2 2\n\x80\x40", [[0, 255], [255, 0]]),
-        (".pgm", b"P2\n2 2\n255\n1 2 3 4\n", [[1, 2], [3, 4]]),
-        (".pgm", b"P5\n2 2\n255\n\x01\x02\x03\x04", [[1, 2], [3, 4]]),
-        (".ppm", b"P3\n2 1\n255\n9 9 9 7 7 7\n", [[9, 7]]),
-        (".pnm", b"P6\n2 1\n255\n\x09\x09\x09\x07\x07\x07", [[9, 7]]),
-    ],
-)
-def test_portable_maps_of_every_kind_are_read(
-    tmp_path: Path, ending: str, written: bytes, grey: list[list[int]]
-) -> None:
-    (tmp_path / "ann").mkdir()
-    (tmp_path / "ann" / f"1{ending}").write_bytes(written)
-    (pixels,) = read_folder(tmp_path).images(size=len(grey), grey=True)
-    assert pixels[:, :, 0].tolist() == [row[: len(grey)] for row in grey]
-
-
 def test_a_file_of_any_length_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ann").mkdir()
     with open(tmp_path / "ann" / "1.jpg", "wb") as file:
         file.truncate(20 << 30)  # takes no room on the disk
     monkeypatch.setattr(Path, "read_bytes", lambda at: pytest.fail(f"{at} was read"))
-    with pytest.raises(ValueError, match=r"1\.jpg has 21,474,836,480 bytes, and an image may have 536,870,911: if it"):
+    with pytest.raises(DataError, match=r"1\.jpg: it has 21,474,836,480 bytes, and an image may have 536,870,911"):
         list(read_folder(tmp_path).images(size=6, grey=True))
     store = open_store(tmp_path, damaged="leave out")
     (item,) = store.items()
     assert item.encoded is None and str(item.problem).startswith(
-        f"{tmp_path / 'ann' / '1.jpg'} has 21,474,836,480 bytes"
+        f"{tmp_path / 'ann' / '1.jpg'}: it has 21,474,836,480 bytes"
     )
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no folder below it holds an image. Put the images of each person into a f"):
+    with pytest.raises(DataError, match=r"no folder below it holds an image. Put the images of each person into a f"):
         read_folder(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"absent is not a folder"):
         read_folder(tmp_path / "absent")
     for file in ("ann/fr/1.png", "bo/2.png/3.png", ".git/4.png"):
         put(tmp_path, file, ramp(4, 4))
-    with pytest.raises(ValueError, match=r"2 images lie deeper, .* such as ann/fr/1\.png\. .*NAME/photo\.jpg.* above"):
+    with pytest.raises(DataError, match=r"2 images lie deeper, .* such as ann/fr/1\.png; .*NAME/photo\.jpg"):
         read_folder(tmp_path)
     put(tmp_path, "photo.jpg", ramp(4, 4))
-    with pytest.raises(ValueError, match=r"it has 1 image in no identity's folder.*NAME/photo.jpg"):
+    with pytest.raises(DataError, match=r"it has 1 image in no identity's folder.*NAME/photo.jpg"):
         read_folder(tmp_path)
 
 
@@ -128,7 +100,7 @@ def test_a_name_that_no_list_or_file_could_hold_is_refused_and_named(tmp_path: P
     file.write_bytes(encoded(ramp(4, 4), ".png"))
     (file.parent / "2.png").write_bytes(encoded(ramp(4, 4), ".png"))  # the folder is named once
     named = shown(file.parent if "/1.png" in where else file)
-    with pytest.raises(ValueError, match="rename it") as caught:
+    with pytest.raises(DataError, match="rename it") as caught:
         open_store(tmp_path)
     assert str(caught.value).startswith(f"{named}: ") and str(caught.value).isprintable()
     store = open_store(tmp_path, damaged="leave out")
@@ -149,33 +121,8 @@ def named(root: Path, *files: str) -> Folder:
     return read_folder(root)
 
 
-WORDS = ("ann", "bo", "cy", "di", "ed", "flo", "gil", "hal", "ida", "jo")
-
-
 def numbered(*names: str, each: int = 2) -> list[str]:
     return [f"{name}_{k:04}.jpg" for name in names for k in range(1, each + 1)]
-
-
-EACH = (1, 2)
-MIXED = {
-    "parts of a set, train, val": [f"{part}/{file}" for part in ("train", "val") for file in numbered("a", "b")],
-    "1 identity, images": [f"images/{file}" for file in numbered("a")],
-    "2 folders of 2, part1, Ann_Lee, Bo_van_Dyk, Cy_Fox": [
-        f"part{k}/{file}" for k in EACH for file in numbered("Ann_Lee", "Bo_van_Dyk", "Cy_Fox")
-    ],
-    "2 folders of 2, person00": [f"{'ab'[p // 4]}/person{p:02}_{image}.png" for p in range(8) for image in EACH],
-    "1 folder of 1 holds, 001, 002, 003": [f"smile/{k:03}_frontal_{i:02}.jpg" for k in range(1, 5) for i in EACH],
-    "the same 5 names, subject01": [
-        f"{how}/subject{k:02}.{how}.png" for how in ("calm", "wink", "tired") for k in range(1, 6)
-    ],
-    "the same 3 names, KA, KL, YM": [
-        f"{how}/{who}.{how}{i}.{39 + i}.png" for how in ("AN", "DI") for who in ("KA", "KL", "YM") for i in EACH
-    ],
-    "parts, cam1, cam2, cam3": [f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in EACH],
-    "the same 10 names, ann, bo, cy": [f"{at}/{who}_{i}.jpg" for at in ("in", "out") for who in WORDS for i in EACH],
-    "parts": [f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)],
-}  # fmt: skip
-"""Folders that are no people, by what is said of them."""
 
 
 @pytest.mark.parametrize(
@@ -198,43 +145,8 @@ MIXED = {
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
             ["1 folder of 1 holds", "001, 002, 003, …"],
         ),
-        (
-            [f"{how}/subject{k:02}.{how}.png" for how in ("calm", "wink", "tired") for k in range(1, 6)],
-            ["the same 5 names", "subject01, subject02, subject03, …"],
-        ),
-        (
-            [
-                f"{how}/{who}.{how}{i}.{39 + i}.png"
-                for how in ("AN", "DI")
-                for who in ("KA", "KL", "YM")
-                for i in (1, 2)
-            ],
-            ["the same 3 names", "KA, KL, YM"],
-        ),
         ([f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in (0, 1)], ["parts", "cam1, cam2, cam3"]),
-        (
-            [f"{place}/{who}_{i}.jpg" for place in ("indoor", "street") for who in WORDS for i in (1, 2)],
-            ["the same 10 names", "ann, bo, cy, …"],
-        ),
-        (
-            [f"{how}_front/{k:03}_{code}.jpg" for how, code in (("calm", "03"), ("glad", "08")) for k in (1, 2, 5, 9)],
-            ["the same 4 names", "001, 002, 005, …"],
-        ),
         ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["parts"]),
-    ],
-    ids=[
-        *(
-            "splits",
-            "images",
-            "names of people",
-            "persons",
-            "numbers of people",
-            "yale",
-            "jaffe",
-            "cameras",
-            "first names",
-        ),
-        *("london by expression", "views"),
     ],
 )
 def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], said: list[str]) -> None:
@@ -248,46 +160,18 @@ FRONTAL = ("neutral_front", "smiling_front")
 @pytest.mark.parametrize(
     "files",
     [
-        [f"{name}/{file}" for name in ("Ann_Lee", "Bo_Dyk") for file in numbered(name)],  # LFW
+        [f"{name}/{file}" for name in ("Ann_Lee", "Bo_Dyk") for file in numbered(name)],
         [f"s{p}/subject{p:02}_{image}.png" for p in range(4) for image in (1, 2)],
-        [f"s{k}/{i}.pgm" for k in (1, 2) for i in range(1, 6)],  # ORL
         [f"{k:03}/{view}_{k:03}_{i:02}.jpg" for k in (1, 2) for view in FRONTAL for i in (3, 8)],
-        [f"n{k:06}/{i:04}_{j:02}.jpg" for k in (2, 3) for i in range(1, 5) for j in (1, 2)],  # VGGFace2
-        [f"m.0{k}/{i}-FaceId-0.jpg" for k in (2, 3) for i in range(5)],  # MS-Celeb-1M
+        [f"n{k:06}/{i:04}_{j:02}.jpg" for k in (2, 3) for i in range(1, 5) for j in (1, 2)],
+        [f"m.0{k}/{i}-FaceId-0.jpg" for k in (2, 3) for i in range(5)],
         [f"{k:03}/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3) for i in (1, 2)],
         ["Brad_Pitt/" + file for file in numbered("Brad_Pitt_Oscars", "Young_Brad_Pitt", "Pitt_Troy", "IMG", "DSC")],
         ["Val/1.jpg", *(f"p{k}/1.jpg" for k in range(6))],
         ["a/²_x_1.jpg", "a/__.jpg"],
-        [f"n{k:06}/{i:04}_01.jpg" for k in (2, 3) for i in range(1, 50) if i % (k + 3)],  # VGGFace2, a few people
-        [f"{k:07}/{i:03}.jpg" for k in (45, 99) for i in range(1, 20)],  # CASIA-WebFace
-        [f"{who}/{i}.png" for who in ("ann", "bo") for i in range(8)],
-        [f"{who}/{lead}{i:02}.jpg" for who in ("ann", "bo") for lead in ("img_", "IMG-", "photo") for i in range(8)],
-        [f"{who}/{i:02}_{who}.jpg" for who in ("ann", "bo") for i in range(8)],
+        [f"{k:07}/{i:03}.jpg" for k in (45, 99) for i in range(1, 20)],
         [f"face_{k:03}/{i}.jpg" for k in (1, 2, 3) for i in range(3)],
-        [f"s{k}/{i}_{k:02}.pgm" for k in (1, 2) for i in range(1, 9)],
-        [f"{who}/photo{i}-{who}.jpg" for who in ("ann", "bo") for i in range(8)],
-        [f"{who}/{i:06}_{7 * len(who)}.jpg" for who in ("ann", "bo") for i in range(0, 90, len(who))],  # frame, track
-        [f"{k:03}/{view}_{i:02}.jpg" for k in (1, 2) for view in ("frontal", "profile") for i in (1, 2)],  # CFP
-        [f"{who}/{view}_{who}.jpg" for who in WORDS for view in ("calm", "glad", "sad", "wink")],
-        [f"{who}/{i * 2654435761 % 2**32:08x}.jpg" for who in ("ann", "bo") for i in range(60 * len(who))],
-        [f"Ann_{last}/{file}" for last in ("Lee", "Fox", "Dyk") for file in numbered(f"Ann_{last}")],
-    ],
-    ids=[
-        *(
-            "lfw",
-            "subjects",
-            "orl",
-            "london",
-            "vggface2",
-            "ms-celeb",
-            "own number",
-            "web",
-            "a person called Val",
-            "odd",
-        ),
-        *("few of vggface2", "casia", "counted", "photographs", "counted and named", "called face"),
-        *("counted and numbered", "photos and named", "tracks", "cfp", "expressions of ten people", "hashes"),
-        "one first name",
+        [f"{k:03}/{view}_{i:02}.jpg" for k in (1, 2) for view in ("frontal", "profile") for i in (1, 2)],
     ],
 )
 def test_people_are_not_doubted(tmp_path: Path, files: list[str]) -> None:
@@ -358,7 +242,7 @@ def test_any_folders_are_read_back(made: dict[str, dict[str, int]], suffix: str)
         assert [bytes(store.encoded(i)) for i in range(len(store))] == list(written.values())
         if any("\\" in name or not name.isprintable() for file in written for name in file.split("/")):
             assert store.broken and all(said.isprintable() and "rename it" in said for said in store.broken)
-            with pytest.raises(ValueError, match="rename it"):
+            with pytest.raises(DataError, match="rename it"):
                 open_store(folder / "set")
         assert source.fingerprint() == read_folder(folder / "set").fingerprint()
 
@@ -382,37 +266,6 @@ def test_any_folders_go_through_records_and_packs_and_back(made: dict[str, dict[
         assert (last.names, last.files) == (first.names, first.files)
         for one, other in zip(first.images(size=10, grey=False), last.images(size=10, grey=False), strict=True):
             assert np.array_equal(one, other)
-
-
-WHOLE = {suffix: picture(3, suffix) for suffix in (".jpg", ".png", ".pgm", ".bmp", ".webp")}
-
-
-@pytest.mark.parametrize("suffix", sorted(WHOLE))
-@BOUNDED
-@given(data=st.data())
-def test_any_damage_of_an_image_is_decoded_or_named(suffix: str, data: st.DataObject) -> None:
-    with fresh_folder() as folder:
-        path = folder / "set" / "ann" / f"1{suffix}"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data.draw(damaged(WHOLE[suffix])))
-        grey = data.draw(st.booleans())
-        source = read_folder(folder / "set")
-        try:
-            (image,) = source.images(size=7, grey=grey)
-        except ValueError as error:
-            assert str(path) in str(error) and str(error).isprintable()
-            assert any(word in str(error) for word in ("replace", "delete"))
-        else:
-            assert image.shape == (7, 7, 1 if grey else 3) and image.dtype == np.uint8
-
-
-def test_a_side_beyond_the_decoders_own_limit_is_named(tmp_path: Path) -> None:
-    bmp = bytearray(WHOLE[".bmp"])
-    bmp[18:26] = np.array([1, (1 << 20) + 1], "<i4").tobytes()
-    (tmp_path / "ann").mkdir()
-    (tmp_path / "ann" / "1.bmp").write_bytes(bmp)
-    with pytest.raises(ValueError, match=r"ann/1\.bmp is damaged or not an image .*: replace it from the original"):
-        list(read_folder(tmp_path).images(size=7, grey=True))
 
 
 @st.composite

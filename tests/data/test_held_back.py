@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
@@ -52,11 +51,3 @@ def test_each_party_gets_those_of_its_identities_in_its_numbers() -> None:
         assert own.names == parties[name].names
     assert found["one"].counts().tolist() == [2, 0] and found["two"].counts().tolist() == [2, 2]
     assert sorted(found["two"].rows.tolist()) == sorted(test.only([0, 3]).rows.tolist())
-
-
-def test_what_cannot_be_held_back_is_refused() -> None:
-    with pytest.raises(ValueError, match="nobody has more than 9 images, the most are 9"):
-        hold_back(faces(), 9, stream)
-    assert hold_back(faces(), 8, stream)[1].counts().tolist() == [0, 0, 0, 0, 8]
-    with pytest.raises(ValueError, match="0 test images of an identity: give 1 or more"):
-        hold_back(faces(), 0, stream)

@@ -55,15 +55,6 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
     ]
 
 
-def test_a_relative_path_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "ann/1.jpg", "ann/x/2.jpg")
-    monkeypatch.chdir(tmp_path)
-    assert open_store(".").passed_over() == [
-        "1 image not directly in an identity's folder, as in NAME/photo.jpg: ann/x/2.jpg"
-    ]
-    assert open_store(Path("ann/../")).passed_over() == open_store(".").passed_over()
-
-
 def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
     MADE["vggface2"](tmp_path / "v")
     part = "1 image of the part test: `--part test`, in a recipe `part: test`, reads it"

@@ -49,13 +49,6 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
     assert inspect([], [], str, path="x", kind="folder", notes=["odd"]).wrong == ["it holds no image", "odd"]
 
 
-def test_without_decoding_only_headers_are_judged() -> None:
-    whole = image(1)
-    broken = whole[:80] + bytes(400) + whole[480:]
-    assert looked([(0, broken), (0, image(2))]).damaged_count == 1
-    assert looked([(0, broken), (0, image(2))], decode=False).damaged_count == 0
-
-
 @pytest.mark.parametrize(
     ("items", "said"),
     [
@@ -69,19 +62,6 @@ def test_without_decoding_only_headers_are_judged() -> None:
 )
 def test_what_looks_wrong_is_said(items: list[tuple[int, bytes | None]], said: str) -> None:
     assert any(said in sentence for sentence in looked(items).wrong)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [(40 + i, 50 + i) for i in range(40)],  # photographs from the web: no size is common
-        [(64, 64)] * 10 + [(68, 72)],
-        [(40, 40), (80, 80), (60, 60)],
-        [(112, 112)] * 3,
-    ],
-)
-def test_sizes_that_are_alike_or_all_different_are_not_wrong(sizes: list[tuple[int, int]]) -> None:
-    assert looked([(0, image(i, *size)) for i, size in enumerate(sizes)]).wrong == []
 
 
 @pytest.mark.parametrize(
@@ -109,13 +89,6 @@ def test_names_that_differ_in_one_letter_alone_are_one_group_and_not_all_pairs(c
     assert near_names(names) == [names]
     report = looked([(i, image(i)) for i in range(3)], names)
     assert report.near_names_count == 1 and len(report.near_names[0]) == SHOWN
-
-
-def test_a_few_names_that_differ_in_one_letter_are_told_in_pairs() -> None:
-    names = ["marybelle", "marybella", "marybell"]
-    assert near_names(names) == [["marybell", "marybella"], ["marybell", "marybelle"], ["marybella", "marybelle"]]
-    more = [f"marybell{letter}" for letter in "abcdefghijklm"]
-    assert near_names(more) == [more] and len(near_names(more[:12])) == 66
 
 
 def test_control_characters_of_names_do_not_reach_a_terminal() -> None:

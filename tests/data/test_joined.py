@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from coalface.data.joined import Joined
-from coalface.data.partition import by_domain
 from coalface.data.readers.pack import cached_pack
 from coalface.data.synthetic.generator import SyntheticFaces
 
@@ -32,22 +31,6 @@ def test_a_pack_of_it_keeps_names_labels_and_pixels(tmp_path) -> None:  # type: 
     assert faces.names == both.names and faces.labels.tolist() == both.labels.tolist()
     apart = [*FIRST.images(size=32, grey=True), *SECOND.images(size=32, grey=True)]
     assert np.array_equal(faces.pixels, np.stack(apart))
-
-
-def test_parties_are_called_after_the_parts() -> None:
-    both = Joined({"b-day": FIRST, "a_night": SECOND})
-    faces = FIRST.generate()
-    joined = type(faces)(
-        pixels=np.stack(list(both.images(size=32, grey=True))),
-        rows=np.arange(12),
-        labels=both.labels,
-        names=both.names,
-        files=both.files,
-        domains=both.domain_numbers,
-    )
-    dealt = by_domain(joined, tuple(both.parts))
-    assert list(dealt) == ["a_night", "b-day"]
-    assert dealt["b-day"].names == ("b-day/s1-0000000", "b-day/s1-0000001") and len(dealt["a_night"]) == 6
 
 
 def test_the_fingerprint_follows_names_and_contents() -> None:

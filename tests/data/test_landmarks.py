@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_layouts import rfw, say
+from test_layouts import say
 
+from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE
-from coalface.data.readers.landmarks import landmark_lists, read_landmarks
-from coalface.data.readers.layouts import RACES
-from coalface.data.stores import open_store
+from coalface.data.readers.landmarks import read_landmarks
 
 FILES = ("African/m.01/m.01_0001.jpg", "African/m.01/m.01_0002.jpg", "Asian/m.0x/m.0x_0001.jpg")
 
@@ -31,15 +30,7 @@ def listed(tmp_path: Path, *lines: str, name: str = "points.txt") -> Path:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        "/data/{}/{}/{}_000{}.jpg",
-        "data/{}/{}/{}_000{}.jpg",
-        "{}/{}/{}_000{}.jpg",
-        "./{}/{}/{}_000{}.png",
-        "{}\\{}\\{}_000{}.JPG",
-        "/{}/{}/{}_000{}",
-    ],
+    "form", ["/data/{}/{}/{}_000{}.jpg", "{}/{}/{}_000{}.jpg", "{}\\{}\\{}_000{}.JPG", "/{}/{}/{}_000{}"]
 )
 @pytest.mark.parametrize(
     ("between", "separator"), [("\t0\t", "\t"), (" ", " "), ("\t1 12 14 80 91\t", " "), (" ", ",")]
@@ -63,20 +54,6 @@ def test_a_shorter_path_means_the_only_image_that_ends_so(tmp_path: Path, form: 
     assert np.array_equal(found.points[1:], [face(7), face(5)]) and np.isnan(found.points[0]).all()
 
 
-def test_names_may_hold_spaces_and_endings_may_hide_in_them(tmp_path: Path) -> None:
-    files = ("Ann Lee/a b.JPG", "Bo.jpg/x.png", "Bo.jpg/x.png.jpg")
-    lines = [line(file, k, " 1 ") for k, file in enumerate(files)]
-    assert np.array_equal(read_landmarks([listed(tmp_path, *lines)], files).points, [face(0), face(1), face(2)])
-
-
-def test_the_exact_ending_comes_before_another(tmp_path: Path) -> None:
-    files = ("p/1.png", "p/1.jpg")
-    found = read_landmarks([listed(tmp_path, line("p/1.jpg", 4), line("p/1.png", 3))], files)
-    assert np.array_equal(found.points, [face(3), face(4)])
-    found = read_landmarks([listed(tmp_path, line("p/1.bmp", 4))], files)
-    assert found.known.tolist() == [True, False]
-
-
 def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     faces = TEMPLATE + rng.normal(0, 2, (40, 5, 2)) + rng.uniform(0, 300, (40, 1, 2))
@@ -87,29 +64,13 @@ def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
         assert np.allclose(read_landmarks([listed(tmp_path, *lines)], files).points, faces, atol=1e-4)
 
 
-def test_rfw(tmp_path: Path) -> None:
-    rfw(tmp_path / "set")
-    for k, race in enumerate(RACES):
-        lines = [line(f"/data/{race}/m.{p}/m.{p}_{i:04}.jpg", 4 * k + i) for p in ("01", "0x") for i in (1, 2)]
-        say(tmp_path / "set", f"txts/{race}/{race}_lmk.txt", *lines)
-    lists = landmark_lists(tmp_path / "set" / "txts")
-    assert [path.name for path in lists] == [f"{race}_lmk.txt" for race in RACES]
-    wanted = np.array([face(4 * k + i) for k in range(4) for _ in range(2) for i in (1, 2)])
-    found = read_landmarks(lists, open_store(tmp_path / "set").files)
-    assert np.array_equal(found.points, wanted) and found.others == 0
-    part = read_landmarks(lists, open_store(tmp_path / "set", part="Asian").files)
-    assert np.array_equal(part.points, wanted[4:8]) and part.others == 12
-    one = read_landmarks(lists[3:], open_store(tmp_path / "set").files)
-    assert one.known.tolist() == [False] * 12 + [True] * 4
-
-
 def test_the_name_of_the_list_says_the_race_that_its_paths_leave_out(tmp_path: Path) -> None:
     files = ("African/m.01/1.jpg", "Asian/m.01/1.jpg")
     lists = [
         listed(tmp_path, line("m.01/1.jpg", k), name=f"{race}_lmk.txt") for k, race in enumerate(("Asian", "African"))
     ]
     assert np.array_equal(read_landmarks(lists, files).points, [face(1), face(0)])
-    with pytest.raises(ValueError, match=r"points\.txt, line 1: m\.01/1\.jpg may mean African/m\.01/1\.jpg and Asian/"):
+    with pytest.raises(DataError, match=r"points\.txt, line 1: m\.01/1\.jpg may mean African/m\.01/1\.jpg and Asian/"):
         read_landmarks([listed(tmp_path, line("m.01/1.jpg", 0))], files)
 
 
@@ -128,30 +89,13 @@ GOOD = line(FILES[0], 0)
     ("lines", "said"),
     [
         ([GOOD, FILES[1] + " 1 2 3 4 5 6 7 8 9"], r"points\.txt, line 2: African.* is not an image, at most 5 fields"),
-        ([GOOD, "", FILES[1] + " 1 2 3 4 5 6 7 8 9 x"], r"line 3: African.* five points x y; fetch the list again"),
         ([FILES[1] + " 1 2 3 4 5 6 7 8 9 nan"], "line 1: .* five points"),
-        ([FILES[1] + " 1 2 3 4 5 6 7 8 9 1e99999"], "line 1: .* five points"),
         ([FILES[1] + " 5" * 136], "line 1: .* five points"),
-        ([FILES[1]], "line 1: .* five points"),
         ([GOOD, line(FILES[0], 1)], r"line 2: the points of African/m\.01/m\.01_0001\.jpg differ .* line 1; keep one"),
         ([line("x/1.jpg", 0), line("y/1.jpg", 0)], r"none of the 2 lines .* one of the 3 images, .*line 1: x/1\.jpg"),
         ([FILES[0] + " 9 9 1 9 5 5 9 1 1 1"], r"points\.txt: the points of 1 line of 1 make no upright face"),
-        ([], r"points\.txt is empty"),
     ],
 )
 def test_what_is_no_list_of_these_images_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(DataError, match=said):
         read_landmarks([listed(tmp_path, *lines)], FILES)
-
-
-def test_lists_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no list of landmarks \(…_lmk\.txt\)"):
-        landmark_lists(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"points\.txt does not exist: give a list of landmarks"):
-        landmark_lists(tmp_path / "points.txt")
-    assert landmark_lists(listed(tmp_path, GOOD)) == [tmp_path / "points.txt"]
-    with pytest.raises(FileNotFoundError, match=r"gone\.txt is missing"):
-        read_landmarks([tmp_path / "gone.txt"], FILES)
-    (tmp_path / "points.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"points\.txt is no text"):
-        read_landmarks([tmp_path / "points.txt"], FILES)

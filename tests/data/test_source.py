@@ -112,21 +112,6 @@ def test_decoding_at_half_the_size_is_faithful(side: int, grey: bool) -> None:
     assert shifted.mean() > 3 * difference.mean()  # the figure is small for these images, too
 
 
-def test_what_is_left_after_halving_is_averaged_where_it_is_another_half() -> None:
-    data = large_face(600)
-    half = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
-    for size, by in ((112, cv2.INTER_AREA), (150, cv2.INTER_AREA), (200, cv2.INTER_LINEAR)):
-        expected = cv2.resize(half, (size, size), interpolation=by)
-        assert np.array_equal(decode(data, "x", size=size, grey=True)[:, :, 0], expected)
-
-
-def test_an_image_of_twice_the_size_is_decoded_at_half_of_it() -> None:
-    data = large_face(224)
-    half = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_2)
-    assert np.array_equal(decode(data, "x", size=112, grey=True)[:, :, 0], half)
-    assert not np.array_equal(half[:, :, None], plainly(data, 112, cv2.IMREAD_GRAYSCALE))
-
-
 @pytest.mark.parametrize(("height", "width"), [(225, 225), (223, 300), (224, 225), (222, 222), (111, 111)])
 def test_an_image_that_cannot_be_halved_is_decoded_whole(height: int, width: int) -> None:
     data = large_face(height, width)

@@ -8,21 +8,12 @@ import pytest
 
 from coalface.data.readers.pack import cached_pack
 from coalface.data.synthetic import generator, rendering
-from coalface.data.synthetic.appearance import DOMAINS, Domain
+from coalface.data.synthetic.appearance import DOMAINS
 from coalface.data.synthetic.generator import BLOCK, SyntheticFaces, preview
 
 
 def pixels(source: SyntheticFaces) -> np.ndarray:
     return source.take(np.arange(len(source)))
-
-
-def test_the_face_set_has_the_source_s_order_names_and_domains() -> None:
-    faces = SyntheticFaces(3, 2, seed=5, size=32, domains=("studio", "night"), first=1).generate()
-    assert faces.pixels.shape == (6, 32, 32, 1)
-    assert faces.names == ("s5-0000001", "s5-0000002", "s5-0000003")
-    assert faces.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert faces.files is not None and faces.files[3] == "s5-0000002/0001.png"
-    assert faces.domains is not None and faces.domains.tolist() == [1, 1, 0, 0, 1, 1]  # by the identity's own number
 
 
 def test_an_identity_does_not_depend_on_how_many_there_are_nor_on_its_block() -> None:
@@ -62,34 +53,6 @@ def test_the_bytes_are_those_of_every_machine() -> None:
         hashlib.sha256(pixels(source).tobytes()).hexdigest()
         == "29870db117620fdb68dd81f42ce05b030ee62dcaeb5a99d797a12ca1295b8a3d"
     )
-
-
-def test_every_plane_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = set()
-    camera = rendering._camera
-
-    def spy(look, image, noise, grid):  # type: ignore[no-untyped-def]
-        seen.update({image.dtype, noise.dtype} | {value.dtype for value in look.values()})
-        return camera(look, image, noise, grid)
-
-    monkeypatch.setattr(rendering, "_camera", spy)
-    SyntheticFaces(2, 2, seed=0, size=32).generate()
-    assert seen == {np.dtype(np.float32)}
-
-
-def test_images_fill_the_range_and_are_not_flat() -> None:
-    for domain in DOMAINS:
-        values = pixels(SyntheticFaces(20, 2, seed=2, domains=(domain,)))
-        assert 20 < values.mean() < 200, domain
-        assert values.std(axis=(1, 2, 3)).min() > 8, domain
-
-
-def test_strength_goes_from_the_neutral_domain_to_the_named_one() -> None:
-    half = Domain().towards(DOMAINS["night"], 0.5)
-    assert half.back == pytest.approx((0.45 + 0.25) / 2)
-    assert Domain().towards(DOMAINS["night"], 1.0).infrared == DOMAINS["night"].infrared
-    none = SyntheticFaces(2, 2, seed=3, size=32, domains=("night",), strength=0.0)
-    assert np.array_equal(pixels(none), pixels(SyntheticFaces(2, 2, seed=3, size=32)))
 
 
 def test_waves_turns_and_bells() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import beside
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.pairs import PairList
 from coalface.data.readers.bin_pickle import Damaged, Machine, Refused
@@ -82,10 +83,10 @@ class Bin:
         )
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, (size, size, 1 or 3); ValueError names the file and the number of a damaged image."""
+        """Each image in turn, (size, size, 1 or 3); DataError names the file and the number of a damaged image."""
 
         def read(i: int) -> NDArray[np.uint8]:
-            return decode(self.encoded(i), f"{shown(self.path)}: image {i:,}", size=size, grey=grey)
+            return decode(self.encoded(i), f"{self.path}, image {i:,}", size=size, grey=grey)
 
         return in_order(read, len(self))
 
@@ -134,28 +135,29 @@ def linked(count: int, links: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 def read_bin(path: str | os.PathLike[str]) -> Bin:
     """Find the images and pairs of a verification pack; nothing in the file is executed.
 
-    Raises FileNotFoundError without a file, and ValueError, with the file, the byte, the image's number and a remedy,
-    if the file is empty, cut short, damaged, no pack, or holds instructions that none of the forms in use needs.
+    Raises FileNotFoundError without a file, and DataError, with the byte and a remedy, if the file is empty, cut short,
+    damaged, no pack, or holds instructions that none of the forms in use needs.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} is not a file: give a verification pack such as lfw.bin")
     if path.stat().st_size == 0:
-        raise ValueError(f"{shown(path)} is empty: fetch it again")
+        raise DataError("it is empty; fetch it again", where=path)
     data = np.memmap(path, dtype=np.uint8, mode="r")
     assert isinstance(data.base, mmap)
     machine = Machine(data.base)
     try:
         spans, same = machine.run()
     except (Refused, Damaged) as error:
-        place = f"{shown(path)}, at byte {machine.at:,}, after {several(machine.images(), 'whole image')}"
+        text = f"the pack is cut short or damaged ({error}); fetch it again"
         if isinstance(error, Refused):
-            raise ValueError(
-                f"{place}: {error}, which no verification pack needs; nothing of it was run. If it came from a source "
-                "that you trust, make it anew from its images and their list, by `coalface data convert FOLDER NEW.bin "
-                "--pairs LIST` (in Python: write_bin); otherwise delete it, and load it with nothing else"
-            ) from None
-        raise ValueError(f"{place}: the pack is cut short or damaged ({error}); fetch it again") from None
+            text = (
+                f"{error}, which no verification pack needs; nothing of it was run. If it came from a source that you "
+                "trust, make it anew from its images and their list, by `coalface data convert FOLDER NEW.bin --pairs "
+                "LIST` (in Python: write_bin); otherwise delete it, and load it with nothing else"
+            )
+        where = f"{path}, at byte {machine.at:,}, after {several(machine.images(), 'whole image')}"
+        raise DataError(text, where=where) from None
     made = np.frombuffer(machine.made, np.uint8)
     return Bin(
         path,

@@ -15,7 +15,7 @@ but six bytes of a file make it set aside 64 GiB, and it does not say where in t
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from mmap import mmap
 from typing import IO, Any, NamedTuple, cast
 
@@ -78,10 +78,6 @@ _NDARRAY, _DTYPE, _ENCODE = _Name("numpy", "ndarray"), _Name("numpy", "dtype"), 
 _NAMES = {*_RECONSTRUCT, *_SCALAR, *_FROMBUFFER, _NDARRAY, _DTYPE, _ENCODE}
 _DTYPE_STATE = (3, "|", None, None, None, -1, -1, 0)
 
-_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "BINSTRING", "SHORT_BINSTRING")
-_TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
-_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "NONE")
-
 
 class Machine:
     """Reads the instructions of a pack: a stack, a memo and three lists, and nothing that reaches beyond them."""
@@ -97,33 +93,6 @@ class Machine:
         self.lists: list[list[Any]] = []
         self.made = bytearray()
         """Bytes that were made from texts."""
-        self.codes: dict[str, Callable[[Any], None]] = {
-            "PROTO": self.protocol,
-            "FRAME": lambda length: None,  # a hint for readers of streams
-            "MARK": lambda _: self.mark(),
-            **dict.fromkeys(_BYTES, lambda arg: self.push(Span(self.data.tell() - len(arg), len(arg)))),
-            **dict.fromkeys(_TEXTS, self.push),
-            **dict.fromkeys(_NUMBERS, self.push),
-            "NEWTRUE": lambda _: self.push(True),
-            "NEWFALSE": lambda _: self.push(False),
-            "MEMOIZE": lambda _: self.note(len(self.memo)),
-            **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self.note),
-            **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self.recall),
-            "EMPTY_LIST": lambda _: self.new_list([]),
-            "LIST": lambda _: self.new_list(self.since_mark()),
-            "APPEND": lambda _: self.extend([self.pop()]),
-            "APPENDS": lambda _: self.extend(self.since_mark()),
-            "EMPTY_TUPLE": lambda _: self.bundle([]),
-            "TUPLE": lambda _: self.bundle(self.since_mark()),
-            "TUPLE1": lambda _: self.bundle([self.pop()]),
-            "TUPLE2": lambda _: self.bundle([self.pop() for _ in range(2)][::-1]),
-            "TUPLE3": lambda _: self.bundle([self.pop() for _ in range(3)][::-1]),
-            "GLOBAL": lambda arg: self.name(*arg.split(" ", 1)),
-            "STACK_GLOBAL": lambda _: self.name(*[self.pop() for _ in range(2)][::-1]),
-            "REDUCE": lambda _: self.reduce(),
-            "BUILD": lambda _: self.build(),
-            "STOP": lambda _: None,
-        }
 
     def run(self) -> tuple[Sequence[Span], Sequence[bool]]:
         """The images and truth values of the pack."""
@@ -138,19 +107,63 @@ class Machine:
                 raise Refused("a text in an unknown coding") from None
             except ValueError as error:
                 raise Damaged(str(error)[:200]) from None
-            if instruction.name not in self.codes:
-                raise Refused(f"the instruction {instruction.name}")
-            self.codes[instruction.name](argument)
+            self.execute(instruction.name, argument)
             self.at = self.data.tell()
         pack = self.pop()
         if self.stack or self.at != len(self.data):
             raise Damaged("there is more after its end")
         return self.pack(pack)
 
+    def execute(self, name: str, argument: Any) -> None:
+        match name:
+            case "PROTO":
+                if argument > 5:
+                    raise Damaged(f"it is of protocol {argument}, and there are 0 to 5")
+            case "STOP" | "FRAME":  # a frame is a hint for readers of streams
+                pass
+            case "MARK":
+                if len(self.marks) == 8:
+                    raise Refused("nested marks")
+                self.marks.append(len(self.stack))
+            case "BINBYTES" | "SHORT_BINBYTES" | "BINBYTES8" | "BYTEARRAY8" | "BINSTRING" | "SHORT_BINSTRING":
+                self.push(Span(self.data.tell() - len(argument), len(argument)))
+            case "UNICODE" | "SHORT_BINUNICODE" | "BINUNICODE" | "BINUNICODE8":
+                self.push(argument)
+            case "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "NONE":
+                self.push(argument)
+            case "NEWTRUE" | "NEWFALSE":
+                self.push(name == "NEWTRUE")
+            case "MEMOIZE":
+                self.note(len(self.memo))
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.note(argument)
+            case "GET" | "BINGET" | "LONG_BINGET":
+                if argument >= len(self.memo) or self.memo[argument] is _ABSENT:
+                    raise Damaged(f"value {argument:,} was never noted")
+                self.push(self.memo[argument])
+            case "EMPTY_LIST" | "LIST":
+                self.new_list(self.since_mark() if name == "LIST" else [])
+            case "APPEND" | "APPENDS":
+                self.extend(self.since_mark() if name == "APPENDS" else [self.pop()])
+            case "EMPTY_TUPLE" | "TUPLE":
+                self.bundle(self.since_mark() if name == "TUPLE" else [])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self.bundle([self.pop() for _ in range(int(name[-1]))][::-1])
+            case "GLOBAL":
+                self.name(*argument.split(" ", 1))
+            case "STACK_GLOBAL":
+                self.name(*[self.pop() for _ in range(2)][::-1])
+            case "REDUCE":
+                self.reduce()
+            case "BUILD":
+                self.build()
+            case _:
+                raise Refused(f"the instruction {name}")
+
     def images(self) -> int:
         """How many whole images were read; a single byte that waits is no image, but a part of NumPy's form."""
-        found = (self.content(value) for values in (*self.lists, self.stack) for value in values)
-        return sum(content is not None and content.length > 1 for content in found)
+        contents = (self.content(value) for values in (*self.lists, self.stack) for value in values)
+        return sum(content is not None and content.length > 1 for content in contents)
 
     def pack(self, pack: Any) -> tuple[Sequence[Span], Sequence[bool]]:
         if not (_is_sequence(pack) and len(pack) == 2 and all(map(_is_sequence, pack))):
@@ -179,10 +192,6 @@ class Machine:
         source, start = (self.data, value.start) if behind < 0 else (self.made, behind)
         return source[start : start + value.length].decode("latin-1")
 
-    def protocol(self, number: int) -> None:
-        if number > 5:
-            raise Damaged(f"it is of protocol {number}, and there are 0 to 5")
-
     def push(self, value: Any) -> None:
         if len(self.stack) >= self.values:
             raise Refused(f"more than {self.values:,} values at once")
@@ -192,11 +201,6 @@ class Machine:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             raise Damaged("a value is missing")
         return self.stack.pop()
-
-    def mark(self) -> None:
-        if len(self.marks) == 8:
-            raise Refused("nested marks")
-        self.marks.append(len(self.stack))
 
     def since_mark(self) -> list[Any]:
         if not self.marks:
@@ -215,11 +219,6 @@ class Machine:
             raise Refused("a value noted twice")
         self.memo += [_ABSENT] * (place + 1 - len(self.memo))
         self.memo[place] = value
-
-    def recall(self, place: int) -> None:
-        if place >= len(self.memo) or self.memo[place] is _ABSENT:
-            raise Damaged(f"value {place:,} was never noted")
-        self.push(self.memo[place])
 
     def new_list(self, values: list[Any]) -> None:
         if len(self.lists) == 3:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.source import DECODER, decode, in_order
 
@@ -34,11 +35,11 @@ class Folder:
     """SHA-256 over `DECODER` and each image's name, size in bytes and time of change."""
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, (size, size, 1 or 3); ValueError names a damaged file."""
+        """Each image in turn, (size, size, 1 or 3); DataError names a damaged file."""
 
         def read(i: int) -> NDArray[np.uint8]:
             path = self.root / self.files[i]
-            return decode(read_file(path), str(path), size=size, grey=grey)
+            return decode(read_file(path), path, size=size, grey=grey)
 
         return in_order(read, len(self.files))
 
@@ -48,11 +49,12 @@ class Folder:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an image's file; ValueError, before anything is read, from `FILE_LIMIT` on."""
+    """The bytes of an image's file; DataError, before anything is read, from `FILE_LIMIT` on."""
     if (length := path.stat().st_size) >= FILE_LIMIT:
-        raise ValueError(
-            f"{shown(path)} has {length:,} bytes, and an image may have {FILE_LIMIT - 1:,}: if it is a photograph, "
-            "scale it down; if not, delete it"
+        raise DataError(
+            f"it has {length:,} bytes, and an image may have {FILE_LIMIT - 1:,}: if it is a photograph, scale it down; "
+            "if not, delete it",
+            where=path,
         )
     return path.read_bytes()
 
@@ -67,48 +69,47 @@ def read_folder(root: str | os.PathLike[str], faults: Faults = None) -> Folder:
     A folder below `root` is an identity if it holds an image. Names that start with a dot are passed over, and so is
     all that is not an image. Only names, sizes and times of change are read here.
 
-    Raises FileNotFoundError if `root` is not a folder, and ValueError if no identity is in it. A folder or file that
-    cannot be read, and an image's link that leads nowhere, is a ValueError too, unless there are `faults` for it.
+    Raises FileNotFoundError if `root` is not a folder, and DataError if no identity is in it, and for what cannot be
+    read, unless there are `faults` for it.
     """
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(
             f"{shown(root)} is not a folder: give the folder that holds one folder of images per identity"
         )
-    found = [(name, f"{name}/{file}") for name in folders_in(root, faults) for file in images_in(root / name, faults)]
-    if not found and faults:
-        raise ValueError(faults[0])
-    if not found:
-        loose, deeper = images_in(root), _deeper_images(root)
-        reason = "no folder below it holds an image"
-        if loose:
-            reason = f"it has {several(len(loose), 'image')} in no identity's folder"
-        elif deeper:
-            lie = f"{several(len(deeper), 'image')} {'lies' if len(deeper) == 1 else 'lie'}"
-            reason = f"{lie} deeper, in folders within its folders, such as {shown(deeper[0])}"
-        raise ValueError(
-            f"{shown(root)} is not a set of identity folders: {reason}. Put the images of each person into a folder of "
-            f"that person's name, as {shown(root.name)}/NAME/photo.jpg ({', '.join(SUFFIXES)})"
-            f"{', or give the folder right above those of the people' if deeper and not loose else ''}"
+    images = [(name, f"{name}/{file}") for name in folders_in(root, faults) for file in images_in(root / name, faults)]
+    if not images and faults:
+        raise DataError(faults[0])
+    if not images:
+        raise DataError(
+            f"it is not a set of identity folders: {_no_identities(root)}. Put the images of each person into a folder "
+            f"of that person's name, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})",
+            where=root,
         )
-    return list_images(root, found, faults)
+    return list_images(root, images, faults)
 
 
-def _deeper_images(root: Path) -> list[str]:
-    """The images in folders within the folders of `root`, links and names that begin with a dot left out."""
-    found = []
-    for place, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        images = [name for name in sorted(files) if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-        found += [os.path.relpath(os.path.join(place, name), root) for name in images]
-    return found
+def _no_identities(root: Path) -> str:
+    """Why a folder is not a set of identity folders: where the images lie instead."""
+    if loose := images_in(root):
+        return f"it has {several(len(loose), 'image')} in no identity's folder"
+    deeper = [
+        path.relative_to(root) for path in root.glob("[!.]*/[!.]*/**/[!.]*") if path.name.lower().endswith(SUFFIXES)
+    ]
+    if not deeper:
+        return "no folder below it holds an image"
+    lie = f"{several(len(deeper), 'image')} {'lies' if len(deeper) == 1 else 'lie'}"
+    return (
+        f"{lie} deeper, in folders within its folders, such as {min(deeper)}; give the folder right above those of the "
+        "people"
+    )
 
 
 def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = None) -> Folder:
     """The given images as a `Folder`: each an identity and the image's path below `root`, in the order given.
 
     Identities are numbered as they first come. Only sizes and times of change are read; where that fails, it is a
-    ValueError, or goes into `faults`.
+    DataError, or goes into `faults`.
     """
     numbers: dict[str, int] = {}
     files: list[str] = []
@@ -134,11 +135,8 @@ _PART_NAMES = frozenset(
 """What parts and views of a set are called, and people are not."""
 _NUMBERED = frozenset("cam camera view pose session light".split())
 """Those of them that no person is called with a number behind, as `face_001` may be."""
-_LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
 _PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
 """What the name of a file begins with that says whom it shows."""
-_WORDS = 10
-"""Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
 """Folders and names that a sentence gives, and the fewest people whose images in one folder are no accident."""
 
@@ -163,45 +161,7 @@ def doubts(folder: Folder) -> list[str]:
             f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
             "give each a folder beside the others"
         ]
-    if people := _recurring(files):
-        return [
-            f"the files of several folders begin with the same {len(people):,} names ({_first(people)}), as if a "
-            "folder were a camera, a session or an expression: if these are people, give each a folder"
-        ]
     return []
-
-
-def _recurring(files: dict[str, list[str]]) -> list[str]:
-    """Who the files of all folders together are called after, where a folder seems to be a condition and no person.
-
-    So it is where most files begin with names that come back in half of the folders or more, these names outnumber the
-    folders, and either what follows a name tells the folder, as in `happy/subject01.happy.png` (of bare numbers,
-    `neutral/001_03.jpg`, it is a code, and each folder has most of them), or the names are words, ten and twice as many
-    as the folders, as in `indoor/ann_1.jpg`. People's own images, counted anew in each folder, are neither.
-    """
-    found = {name: collections.Counter(map(_lead, own)) for name, own in files.items()}
-    often = collections.Counter(lead for counts in found.values() for lead in {lead for lead, _ in counts})
-    back = {lead for lead, n in often.items() if n > 1 and 2 * n >= len(files)}
-    back = {lead for lead in back if lead and lead.rstrip("0123456789").lower() not in _PART_NAMES}
-    held = sum(n for counts in found.values() for (lead, _), n in counts.items() if lead in back)
-    if len(back) <= max(len(files), _FEW - 1) or 4 * held < 3 * sum(map(len, files.values())):
-        return []
-    if sum(map(str.isalpha, back)) >= max(_WORDS, 2 * len(files)):
-        return sorted(back)
-    codes = {}
-    for name, counts in found.items():
-        by_code = collections.Counter(code for _, code in counts.elements())
-        codes[name], most = by_code.most_common(1)[0]
-        whole = 4 * len(back & {lead for lead, _ in counts}) >= 3 * len(back) and codes[name].lstrip("0") not in name
-        if not codes[name] or 10 * most < 9 * len(files[name]) or not (whole or not all(map(str.isdecimal, back))):
-            return []
-    return sorted(back) if len(set(codes.values())) == len(files) else []
-
-
-def _lead(file: str) -> tuple[str, str]:
-    """The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
-    lead, code = _LEAD.findall(os.path.splitext(file)[0])[0]
-    return lead, code
 
 
 def _is_part(name: str) -> bool:
@@ -256,12 +216,12 @@ def empty_folders(root: Path) -> list[str]:
 
 
 def folders_in(folder: Path, faults: Faults = None) -> list[str]:
-    """The names of the folders in `folder` that do not start with a dot, sorted by their bytes; faults as above."""
+    """The names of the folders in `folder` that do not start with a dot, sorted by their bytes."""
     return _listed(folder, _is_folder, faults)
 
 
 def images_in(folder: Path, faults: Faults = None) -> list[str]:
-    """The names of the image files in `folder`, sorted by their bytes, neither dotted ones nor folders; faults too."""
+    """The names of the image files in `folder` that do not start with a dot, sorted by their bytes."""
     return _listed(folder, _is_image, faults)
 
 
@@ -282,25 +242,21 @@ def _listed(folder: Path, wanted: Callable[[os.DirEntry[str]], bool], faults: Fa
 
 
 def _note(path: Path, error: OSError, faults: Faults) -> None:
-    """Note what cannot be read, or raise ValueError of it."""
+    """Note what cannot be read, or raise DataError of it."""
     linked = "it is a link that leads nowhere: mend it, or delete it"
     remedy = linked if path.is_symlink() else "give yourself access to it, or move it away"
-    said = f"{shown(path)} cannot be read ({error.strerror or error}); {remedy}"
+    fault = DataError(f"it cannot be read ({error.strerror or error}); {remedy}", where=path)
     if faults is None:
-        raise ValueError(said) from error
-    faults.append(said)
-
-
-def _visible(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".")
+        raise fault from error
+    faults.append(str(fault))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return _visible(entry) and entry.is_dir()
+    return not entry.name.startswith(".") and entry.is_dir()
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    if not (entry.name.lower().endswith(SUFFIXES) and _visible(entry)):
+    if not (entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")):
         return False
     if entry.is_symlink():
         os.stat(entry.path)  # raises where it leads nowhere, of which is_file() says no more than False

@@ -6,8 +6,9 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from coalface.core.text import shown
+from coalface.core.errors import DataError
 
 PIXEL_LIMIT = 40_000_000
 """Width × height of the largest image that is decoded unless told otherwise: 120 MB in three channels. The largest
@@ -17,6 +18,12 @@ Bytes = bytes | memoryview
 
 _HEADER_TEXT = 65_536
 """Bytes in which the header of a PNM, its comments included, must end."""
+_MAGICS: dict[str, bytes | tuple[bytes, ...]] = {
+    "jpeg": b"\xff\xd8\xff",
+    "png": b"\x89PNG\r\n\x1a\n",
+    "pnm": (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
+    "bmp": b"BM",
+}
 
 
 @dataclass(frozen=True)
@@ -33,43 +40,47 @@ class Header:
 
 def kind_of(encoded: Bytes) -> str | None:
     """The kind of an encoded image, by its first bytes: as `Header.kind`, None for anything else."""
-    return next((kind for kind, (begins, _) in _KINDS.items() if begins(encoded)), None)
+    begin = bytes(encoded[:12])
+    for kind, magic in _MAGICS.items():
+        if begin.startswith(magic):
+            return kind
+    return "webp" if begin[:4] == b"RIFF" and begin[8:] == b"WEBP" else None
 
 
-def read_header(encoded: Bytes, where: str) -> Header:
+def read_header(encoded: Bytes, where: str | Path) -> Header:
     """Kind, width, height and channels of an encoded JPEG, PNG, PNM (PBM, PGM, PPM), BMP or WebP.
 
     Only the header is looked at: that it is whole and its numbers possible, not that an image follows.
 
-    Raises ValueError, naming `where`, for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual,
-    Microsoft's BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
+    Raises DataError for any other bytes. Sources: ITU-T T.81 (JPEG), W3C PNG 3, the Netpbm manual, Microsoft's
+    BITMAPFILEHEADER and its successors, RFC 6386 and RFC 9649 (WebP).
     """
     kind = kind_of(encoded)
     if kind is None:
         raise damaged(encoded, where, "(JPEG, PNG, PGM, PPM, BMP and WebP are read)")
     try:
-        width, height, channels = _KINDS[kind][1](encoded)
-    except (struct.error, IndexError, _Broken) as error:
-        why = f" ({error})" if isinstance(error, _Broken) else ""
+        width, height, channels = _READERS[kind](encoded)
+    except (struct.error, IndexError, ValueError) as error:
+        why = f" ({error})" if isinstance(error, ValueError) else ""
         raise damaged(encoded, where, f"its {kind.upper()} header is broken off{why}") from None
     if width < 1 or height < 1:
         raise damaged(encoded, where, f"its {kind.upper()} header claims {width} × {height} pixels")
     return Header(kind, width, height, channels)
 
 
-def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Header:
-    """The header of a whole encoded image, as `read_header` gives it, if the image may be decoded.
+def check_header(encoded: Bytes, where: str | Path, *, limit: int = PIXEL_LIMIT) -> Header:
+    """The header of a whole encoded image that may be decoded.
 
-    Raises ValueError, naming `where`, if the claimed width × height is more than `limit` pixels, if a PNG's chunk
-    claims more bytes than there are (the decoder would set them aside, up to 2 GB), or if a JPEG has no end (OpenCV 4
-    would fill what is missing with grey), and what `read_header` raises.
+    Raises DataError as `read_header` does, for a width × height above `limit`, for a PNG whose chunk claims more bytes
+    than there are (the decoder would set them aside, up to 2 GB), and for a JPEG without an end (OpenCV 4 would fill
+    what is missing with grey).
     """
     header = read_header(encoded, where)
     if (area := header.width * header.height) > limit:
-        raise ValueError(
-            f"{shown(where)} claims {header.width:,} × {header.height:,} = {area:,} pixels "
-            f"in {len(encoded):,} bytes, more than the limit of {limit:,}: "
-            "if it is a photograph, scale it down; if not, delete it"
+        raise DataError(
+            f"it claims {header.width:,} × {header.height:,} = {area:,} pixels in {len(encoded):,} bytes, more than "
+            f"the limit of {limit:,}: if it is a photograph, scale it down; if not, delete it",
+            where=where,
         )
     if header.kind == "png":
         _check_chunks(encoded, where)
@@ -78,32 +89,24 @@ def check_header(encoded: Bytes, where: str, *, limit: int = PIXEL_LIMIT) -> Hea
     return header
 
 
-def damaged(encoded: Bytes, where: str, why: str = "") -> ValueError:
+def damaged(encoded: Bytes, where: str | Path, why: str = "") -> DataError:
     """What to raise of bytes that are no whole image."""
-    what = f"{shown(where)} is damaged or not an image ({len(encoded):,} bytes)"
-    return ValueError(f"{what}: {f'{why}; ' if why else ''}replace it from the original, or delete it")
-
-
-class _Broken(Exception):
-    """A header that cannot be what its first bytes promise."""
-
-
-def _begins(*magics: bytes) -> Callable[[Bytes], bool]:
-    return lambda encoded: bytes(encoded[: max(map(len, magics))]).startswith(magics)
+    remedy = f"{f'{why}; ' if why else ''}replace it from the original, or delete it"
+    return DataError(f"it is damaged or not an image ({len(encoded):,} bytes): {remedy}", where=where)
 
 
 def _png(encoded: Bytes) -> tuple[int, int, int]:
     length, chunk, width, height, _, colour = struct.unpack_from(">I4sIIBB", encoded, 8)
     if (length, chunk) != (13, b"IHDR"):
-        raise _Broken("the first chunk is not IHDR")
+        raise ValueError("the first chunk is not IHDR")
     channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
     if channels is None or max(width, height) >= 1 << 31:
-        raise _Broken(f"colour type {colour}, {width} × {height}")
+        raise ValueError(f"colour type {colour}, {width} × {height}")
     return width, height, channels
 
 
-def _check_chunks(encoded: Bytes, where: str) -> None:
-    """ValueError if a chunk of a PNG is longer than what is left of the file."""
+def _check_chunks(encoded: Bytes, where: str | Path) -> None:
+    """DataError if a chunk of a PNG is longer than what is left of the file."""
     at = 8
     while at + 8 <= len(encoded):
         length, chunk = struct.unpack_from(">I4s", encoded, at)
@@ -118,8 +121,6 @@ _STANDALONE = {0x01, *range(0xD0, 0xD8)}
 """JPEG markers without a length after them: TEM and the restarts."""
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """JPEG markers that begin a frame of any coding: SOF0 to SOF15, without DHT, JPG and DAC, which lie among them."""
-
-
 _END = b"\xff\xd9"
 """JPEG's EOI. Within the coded image a byte FF is followed by 00 or a restart, so it cannot stand there by chance."""
 
@@ -129,7 +130,7 @@ def _segments(encoded: Bytes) -> Iterator[tuple[int, int]]:
     at = 2
     while True:
         if encoded[at] != 0xFF:
-            raise _Broken(f"no marker at byte {at:,}")
+            raise ValueError(f"no marker at byte {at:,}")
         while encoded[at] == 0xFF:  # any number of fill bytes
             at += 1
         marker = encoded[at]
@@ -139,7 +140,7 @@ def _segments(encoded: Bytes) -> Iterator[tuple[int, int]]:
         yield marker, at
         (length,) = struct.unpack_from(">H", encoded, at)
         if length < 2:
-            raise _Broken(f"a segment of {length} bytes at byte {at:,}")
+            raise ValueError(f"a segment of {length} bytes at byte {at:,}")
         at += length
 
 
@@ -147,7 +148,7 @@ def _ends(encoded: bytes) -> bool:
     """Whether a JPEG's end is anywhere after its first scan begins: the end before may be a thumbnail's."""
     try:
         scan = next(at for marker, at in _segments(encoded) if marker == 0xDA)
-    except (struct.error, IndexError, _Broken):
+    except (struct.error, IndexError, ValueError):
         return False
     return encoded.find(_END, scan) >= 0
 
@@ -159,31 +160,28 @@ def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
         if marker in _FRAMES:
             _, height, width, channels = struct.unpack_from(">BHHB", encoded, at + 2)
             if channels not in (1, 3, 4):
-                raise _Broken(f"{channels} channels")
+                raise ValueError(f"{channels} channels")
             return width, height, channels
-    raise _Broken("no size before the image data")
+    raise ValueError("no size before the image data")
 
 
 _PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n\r]*[\n\r])+(\d{1,9})" + rb"(?=[\s#])")
 
 
 def _pnm(encoded: Bytes) -> tuple[int, int, int]:
-    found = _PNM.match(bytes(encoded[:_HEADER_TEXT]))
-    if found is None:
-        raise _Broken("no width and height")
-    return int(found[2]), int(found[3]), 3 if found[1] in b"36" else 1
+    match = _PNM.match(bytes(encoded[:_HEADER_TEXT]))
+    if match is None:
+        raise ValueError("no width and height")
+    return int(match[2]), int(match[3]), 3 if match[1] in b"36" else 1
 
 
 def _bmp(encoded: Bytes) -> tuple[int, int, int]:
     (size,) = struct.unpack_from("<I", encoded, 14)
-    if size == 12:
-        width, height, _, bits = struct.unpack_from("<HHHH", encoded, 18)
-    elif size >= 36:
-        width, height, _, bits = struct.unpack_from("<iiHH", encoded, 18)
-    else:
-        raise _Broken(f"an information header of {size} bytes")
+    if size != 12 and size < 36:
+        raise ValueError(f"an information header of {size} bytes")
+    width, height, _, bits = struct.unpack_from("<HHHH" if size == 12 else "<iiHH", encoded, 18)
     if bits not in (1, 2, 4, 8, 16, 24, 32):
-        raise _Broken(f"{bits} bits a pixel")
+        raise ValueError(f"{bits} bits a pixel")
     return width, abs(height), 4 if bits == 32 else 3  # a negative height: the rows go from top to bottom
 
 
@@ -192,24 +190,24 @@ def _webp(encoded: Bytes) -> tuple[int, int, int]:
     if chunk == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", encoded, 23)
         if start != b"\x9d\x01\x2a":
-            raise _Broken("the first frame is no key frame")
+            raise ValueError("the first frame is no key frame")
         return width & 0x3FFF, height & 0x3FFF, 3
     if chunk == b"VP8L":
         signature, bits = struct.unpack_from("<BI", encoded, 20)
         if signature != 0x2F:
-            raise _Broken("no signature")
+            raise ValueError("no signature")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 4 if bits >> 28 & 1 else 3
     if chunk == b"VP8X":
         flags, _, *sides = struct.unpack_from("<B3s6B", encoded, 20)
         width, height = (int.from_bytes(sides[i : i + 3], "little") + 1 for i in (0, 3))
         return width, height, 4 if flags & 0x10 else 3
-    raise _Broken(f"the first chunk is {chunk!r}")
+    raise ValueError(f"the first chunk is {chunk!r}")
 
 
-_KINDS: dict[str, tuple[Callable[[Bytes], bool], Callable[[Bytes], tuple[int, int, int]]]] = {
-    "jpeg": (_begins(b"\xff\xd8\xff"), _jpeg),
-    "png": (_begins(b"\x89PNG\r\n\x1a\n"), _png),
-    "pnm": (_begins(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
-    "bmp": (_begins(b"BM"), _bmp),
-    "webp": (lambda encoded: bytes(encoded[:4]) == b"RIFF" and bytes(encoded[8:12]) == b"WEBP", _webp),
+_READERS: dict[str, Callable[[Bytes], tuple[int, int, int]]] = {
+    "jpeg": _jpeg,
+    "png": _png,
+    "pnm": _pnm,
+    "bmp": _bmp,
+    "webp": _webp,
 }

@@ -18,6 +18,7 @@ al., CVPR 2015 (IJB-A); Whitelam et al., CVPRW 2017 (IJB-B); Maze et al., ICB 20
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -27,9 +28,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
-from coalface.data.readers.template_labels import check_labels
-from coalface.data.readers.text_lines import NUMBER, not_a_line, numbers_of, text_lines, whole_number
+from coalface.data.readers.text_lines import LARGEST, NUMBER, line_error, read_numbers, text_lines, whole_number
 
 GALLERIES = {"ijbb": ("S1", "S2"), "ijbc": ("G1", "G2")}
 """What the two galleries are called."""
@@ -83,7 +84,7 @@ class TemplateSubjects:
     """(t,)"""
 
     def of(self, templates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The subjects of some templates; ValueError for one that is not here."""
+        """The subjects of some templates. Raises ValueError for one that is not here."""
         return self.subject[rows_of(templates, self.template, "subject")]
 
 
@@ -114,7 +115,7 @@ class Split:
 def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
     """All lists in a folder `meta` of IJB-B or IJB-C.
 
-    Raises FileNotFoundError for a list that is missing, and ValueError for what the readers below refuse, for lists of
+    Raises FileNotFoundError for a list that is missing, and DataError for what the readers below refuse, for lists of
     images that differ, for a template without images, and for lists that contradict themselves or each other: a
     template of two subjects, a label that its templates' subjects belie, a pair with both labels. What is only said
     twice is taken: a pair that is listed again with its label, and an image that a template has again, since that may
@@ -127,64 +128,106 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
             f"{shown(folder)} holds neither {' nor '.join(f'{name}_face_tid_mid.txt' for name in GALLERIES)}: give the "
             "folder `meta` of IJB-B or IJB-C"
         )
-    media = folder / f"{kind}_face_tid_mid.txt"
-    points = folder / f"{kind}_name_5pts_score.txt"
+    media, points = folder / f"{kind}_face_tid_mid.txt", folder / f"{kind}_name_5pts_score.txt"
     images, faces = read_media(media), read_faces(points)
-    if images.files != faces.files:
-        both = zip(images.files, faces.files, strict=False)
-        place = next((n for n, (one, other) in enumerate(both) if one != other), None)
-        raise ValueError(
-            f"{shown(media)} and {shown(points)} do not list the same images in the same order: "
-            + (
-                f"{len(images.files):,} and {several(len(faces.files), 'image')}"
-                if place is None
-                else f"image {place + 1:,} is {shown(images.files[place][:80])} and {shown(faces.files[place][:80])}"
-            )
-            + "; fetch both again, from one place"
-        )
+    for number, (one, other) in enumerate(itertools.zip_longest(images.files, faces.files), start=1):
+        if one != other:
+            differ = f"image {number:,} is {str(other)[:80]} and {str(one)[:80]} in {media.name}"
+            if None in (one, other):
+                differ = f"{several(len(faces.files), 'image')} and {len(images.files):,} in {media.name}"
+            raise DataError(f"the lists are of different images: {differ}; fetch both again", where=points)
     known = np.unique(images.template)
-    lists = {name: folder / f"{kind}_1N_gallery_{name}.csv" for name in GALLERIES[kind]}
-    probe = folder / f"{kind}_1N_probe_mixed.csv"
     pair = folder / f"{kind}_template_pair_label.txt"
     pairs = read_template_pairs(pair)
+    lists = {name: folder / f"{kind}_1N_gallery_{name}.csv" for name in GALLERIES[kind]}
     galleries = {name: read_subjects(path) for name, path in lists.items()}
+    probe = folder / f"{kind}_1N_probe_mixed.csv"
     probes = read_subjects(probe)
-    told = {**{lists[name]: gallery for name, gallery in galleries.items()}, probe: probes}
+    listed = [*zip(lists.values(), galleries.values(), strict=True), (probe, probes)]
 
     def places(path: Path, templates: NDArray[np.int64]) -> NDArray[np.int64]:
         try:
             return rows_of(templates, known, "image")
         except ValueError as error:
-            raise ValueError(f"{shown(path)}: {error}, by {shown(media)}; fetch both again, from one place") from None
+            raise DataError(f"{error}, by {media}; fetch both again, from one place", where=path) from None
 
-    for path, some in told.items():
+    subject_of: dict[int, tuple[int, Path]] = {}
+    for path, some in listed:
         places(path, some.template)
-    who = _subjects(told)
-    subject = np.array([who.get(template, -1) for template in known.tolist()], np.int32)
-    left, right = (subject[places(pair, side)] for side in (pairs.left, pairs.right))
-    check_labels(pair, (pairs.left, pairs.right), (left, right), pairs.same)
+        for template, subject in zip(some.template.tolist(), some.subject.tolist(), strict=True):
+            before, other_list = subject_of.setdefault(template, (subject, path))
+            if before != subject:
+                raise DataError(
+                    f"template {template} is of subject {subject}, and of subject {before} in {other_list}; fetch both "
+                    "lists again, from one place",
+                    where=path,
+                )
+    subjects = np.array([subject_of.get(template, (-1,))[0] for template in known.tolist()], np.int32)
+    left, right = (subjects[places(pair, side)] for side in (pairs.left, pairs.right))
+    check_labels(pair, pairs, left, right)
     return Ijb(images, faces, pairs, galleries, probes, {"ijbb": "IJB-B", "ijbc": "IJB-C"}[kind])
+
+
+def check_labels(path: Path, pairs: TemplatePairs, first: NDArray[np.int32], second: NDArray[np.int32]) -> None:
+    """Check the pairs of the list at `path` against the subjects of their two sides, −1 where no list tells it.
+
+    Time is some passes over the pairs, and a sort of those of which a subject is unknown. Raises DataError with the
+    line for the label 0 of two templates of one subject, or of a template and itself, for the label 1 of templates of
+    two subjects, and for a pair with both labels, in either order.
+    """
+    left, right, same = pairs.left, pairs.right, pairs.same
+    odd = np.flatnonzero((first == second) != same)
+    odd = odd[((first[odd] >= 0) & (second[odd] >= 0)) | (left[odd] == right[odd])]
+    if len(odd):
+        row = int(odd[0])
+        why = f"templates {left[row]} and {right[row]} are of subjects {first[row]} and {second[row]}, by the galleries"
+        if left[row] == right[row]:
+            why = f"template {left[row]} is paired with itself"
+        text = f"the label is {same[row]:d}, but {why}; fetch the lists again, from one place"
+        raise DataError(text, where=f"{path}, line {_line(path, row)}")
+    # A label that is the subjects' own is the same wherever the pair stands: only the others can have both.
+    rest = np.flatnonzero((first | second) < 0)
+    pair = np.minimum(left[rest], right[rest]) * (LARGEST + 1) + np.maximum(left[rest], right[rest])
+    coded = np.sort(2 * pair + same[rest])
+    both = coded[1:][coded[1:] ^ coded[:-1] == 1]  # neighbours that differ in the label alone
+    if len(both):
+        places = rest[pair == both[0] >> 1]
+        one, other = places[0], places[same[places] != same[places[0]]][0]
+        raise DataError(
+            f"templates {left[other]} and {right[other]} have the label {same[other]:d}, and {same[one]:d} in line "
+            f"{_line(path, int(one))}; fetch the list again",
+            where=f"{path}, line {_line(path, int(other))}",
+        )
+
+
+def _line(path: Path, row: int) -> int:
+    """The line of a row: blank lines, which count, are no rows."""
+    with open(path, "rb") as file:
+        filled = (number for number, line in enumerate(file, start=1) if line.strip())
+        return next(itertools.islice(filled, row, None), 0)
 
 
 def read_media(path: str | os.PathLike[str]) -> TemplateMedia:
     """The list of images, `…_face_tid_mid.txt`.
 
-    Raises FileNotFoundError where it is missing; ValueError with file and line for a line of another form.
+    Raises FileNotFoundError where it is missing; DataError with file and line for a line of another form.
     """
-    files: list[str] = []
-    numbers: list[tuple[int, int]] = []
+    rows = []
     for where, line in text_lines(Path(path)):
         fields = line.split()
         if len(fields) != 3:
-            raise not_a_line(where, line, "an image, its template and its media")
-        files.append(fields[0])
-        numbers.append((whole_number(fields[1], where), whole_number(fields[2], where)))
-    template, media = np.array(numbers, np.int64).T
-    return TemplateMedia(tuple(files), template.copy(), media.copy())
+            raise line_error(where, line, "an image, its template and its media")
+        rows.append((fields[0], whole_number(fields[1], where), whole_number(fields[2], where)))
+    return _template_media(rows)
+
+
+def _template_media(rows: Sequence[tuple[str, int, int]]) -> TemplateMedia:
+    files, template, media = zip(*rows, strict=True)
+    return TemplateMedia(files, np.array(template, np.int64), np.array(media, np.int64))
 
 
 def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
-    """The list of landmarks, `…_name_5pts_score.txt`; errors as for `read_media`, and ValueError for a score below 0.
+    """The list of landmarks, `…_name_5pts_score.txt`; errors as for `read_media`, and DataError for a score below 0.
 
     Scores may be above 1, as those of some detectors are.
     """
@@ -197,80 +240,75 @@ def read_faces(path: str | os.PathLike[str]) -> DetectedFaces:
         except ValueError:
             numbers = []
         if len(numbers) != 11 or not all(abs(number) < 1e9 for number in numbers[:10]):  # nor is NaN
-            raise not_a_line(where, line, "an image, ten numbers for five points, and a score")
+            raise line_error(where, line, "an image, ten numbers for five points, and a score")
         if not 0 <= numbers[10] < 1e9:
-            raise ValueError(
-                f"{where}: the detector's score {fields[10][:80]} is not a number from 0 to below 1e9 (a feature is "
-                "multiplied by it, and one below 0 would turn it round); fetch the list again, or bring the scores of "
-                "a detector of your own into that range"
+            raise DataError(
+                f"the detector's score {fields[10][:80]} is not a number from 0 to below 1e9 (a feature is multiplied "
+                "by it, and one below 0 would turn it round); fetch the list again, or bring the scores of a detector "
+                "of your own into that range",
+                where=where,
             )
         files.append(name)
         lines.append(numbers)
-    found = np.array(lines, np.float32)
-    return DetectedFaces(tuple(files), found[:, :10].reshape(-1, 5, 2).copy(), found[:, 10].copy())
+    table = np.array(lines, np.float32)
+    return DetectedFaces(tuple(files), table[:, :10].reshape(-1, 5, 2).copy(), table[:, 10].copy())
 
 
 def read_template_pairs(path: str | os.PathLike[str]) -> TemplatePairs:
     """The list of pairs, `…_template_pair_label.txt`.
 
     Time grows with the length of the list alone: IJB-C's 15,658,489 lines take seconds. Memory is 17 bytes a line and
-    some 100 MiB. Raises FileNotFoundError where it is missing; ValueError with file and line for a line that is not
-    three numbers, the last 0 or 1.
+    some 100 MiB. Errors as for `read_media`; the label is 0 or 1.
     """
     fields = (NUMBER, NUMBER, b"[01]")
     parts = [
         (numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2] == 1)
-        for numbers in numbers_of(Path(path), fields, "two templates, and 1 if they are of one subject, else 0")
+        for numbers in read_numbers(Path(path), fields, "two templates, and 1 if they are of one subject, else 0")
     ]
-    left, right, same = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return TemplatePairs(left, right, same)
+    return TemplatePairs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def read_matches(path: str | os.PathLike[str], subjects: TemplateSubjects) -> TemplatePairs:
     """Pairs without labels, lines `template,template`: genuine where the subjects are the same.
 
     So are IJB-A's `verify_comparisons_1.csv` and IJB-C's `ijbc_11_G1_G2_matches.csv`. Time and errors are those of
-    `read_template_pairs`; a template that `subjects` does not have is a ValueError.
+    `read_template_pairs`; a template that `subjects` does not have is a DataError.
     """
+    path = Path(path)
     meaning, separator = "two templates with a comma between them", rb"[ \t]*,[ \t]*"
-    left, right = np.concatenate(list(numbers_of(Path(path), (NUMBER, NUMBER), meaning, separator=separator))).T.copy()
+    left, right = np.concatenate(list(read_numbers(path, (NUMBER, NUMBER), meaning, separator=separator))).T.copy()
     try:
         same = subjects.of(left) == subjects.of(right)
     except ValueError as error:
-        raise ValueError(f"{shown(path)}: {error}; fetch it and the metadata again, from one place") from None
+        raise DataError(f"{error}; fetch it and the metadata again, from one place", where=path) from None
     return TemplatePairs(left, right, same)
 
 
 def read_subjects(path: str | os.PathLike[str]) -> TemplateSubjects:
     """Templates and their subjects from a gallery, the probes, or metadata: a CSV with TEMPLATE_ID and SUBJECT_ID.
 
-    A template has as many lines as images; its subject must be the same in all. Raises FileNotFoundError where the
-    list is missing; ValueError with file and line for a column that is missing and for a line of another form.
+    A template has as many lines as images; its subject must be the same in all. Errors as for `read_media`.
     """
-    found: dict[int, int] = {}
+    subject_of: dict[int, int] = {}
     for where, (template, subject) in _columns(Path(path), ("TEMPLATE_ID", "SUBJECT_ID")):
         number, who = whole_number(template, where), whole_number(subject, where)
-        if found.setdefault(number, who) != who:
-            raise ValueError(
-                f"{where}: template {number} is of subject {who}, and further up of subject {found[number]}; fetch the "
-                "list again"
-            )
-    templates = np.array(sorted(found), np.int64)
-    return TemplateSubjects(templates, np.array([found[number] for number in templates.tolist()], np.int64))
+        if (before := subject_of.setdefault(number, who)) != who:
+            text = f"template {number} is of subject {who}, and further up of subject {before}; fetch the list again"
+            raise DataError(text, where=where)
+    templates = np.array(sorted(subject_of), np.int64)
+    return TemplateSubjects(templates, np.array([subject_of[number] for number in templates.tolist()], np.int64))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> tuple[TemplateMedia, TemplateSubjects]:
     """The images of a split of IJB-A, `verify_metadata_1.csv`, with the subjects of their templates.
 
-    It is a CSV with TEMPLATE_ID, SUBJECT_ID, MEDIA_ID, and FILE or FILENAME; errors as for `read_subjects`.
+    It is a CSV with TEMPLATE_ID, SUBJECT_ID, MEDIA_ID, and FILE or FILENAME; errors as for `read_media`.
     """
-    files: list[str] = []
-    numbers: list[tuple[int, int]] = []
-    for where, (template, media, file) in _columns(Path(path), ("TEMPLATE_ID", "MEDIA_ID", "FILE")):
-        files.append(file)
-        numbers.append((whole_number(template, where), whole_number(media, where)))
-    of_template, of_media = np.array(numbers, np.int64).T
-    return TemplateMedia(tuple(files), of_template.copy(), of_media.copy()), read_subjects(path)
+    rows = [
+        (file, whole_number(template, where), whole_number(media, where))
+        for where, (template, media, file) in _columns(Path(path), ("TEMPLATE_ID", "MEDIA_ID", "FILE"))
+    ]
+    return _template_media(rows), read_subjects(path)
 
 
 def is_ijba(folder: str | os.PathLike[str]) -> bool:
@@ -282,23 +320,22 @@ def read_splits(folder: str | os.PathLike[str]) -> list[Split]:
     """IJB-A's splits for 1:1 by their numbers: each `verify_metadata_N.csv` and the `verify_comparisons_N.csv` with it.
 
     They lie in the folder or below it, as `IJB-A_11_sets/split1/…`. Raises FileNotFoundError where there is none, and
-    for a list of comparisons that is missing; ValueError for two of one number, for what the readers refuse, and for a
-    template without images.
+    for a list of comparisons that is missing; DataError for two of one number, and for what the readers refuse.
     """
-    found = _metadata_files(Path(folder))
-    if not found:
+    folder = Path(folder)
+    files = _metadata_files(folder)
+    if not files:
         raise FileNotFoundError(f"{shown(folder)} holds no verify_metadata_N.csv: give the folder of IJB-A's splits")
-    if double := next(
-        (number for (number, _), (other, _) in zip(found, found[1:], strict=False) if number == other), 0
-    ):
-        raise ValueError(f"{shown(folder)} holds verify_metadata_{double}.csv twice: give the folder of one protocol")
-    splits = []
-    for number, path in found:
+    splits: dict[int, Split] = {}
+    for number, path in files:
+        if number in splits:
+            raise DataError(
+                f"it holds verify_metadata_{number}.csv twice: give the folder of one protocol", where=folder
+            )
         images, subjects = read_metadata(path)
-        splits.append(
-            Split(images, subjects, read_matches(path.with_name(f"verify_comparisons_{number}.csv"), subjects))
-        )
-    return splits
+        matches = read_matches(path.with_name(f"verify_comparisons_{number}.csv"), subjects)
+        splits[number] = Split(images, subjects, matches)
+    return list(splits.values())
 
 
 def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
@@ -332,23 +369,6 @@ def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = 
     return rows
 
 
-# Subjects over several lists
-
-
-def _subjects(told: dict[Path, TemplateSubjects]) -> dict[int, int]:
-    """The subject of each template of some lists; ValueError for a template that two of them have of two subjects."""
-    found: dict[int, tuple[int, Path]] = {}
-    for path, some in told.items():
-        for template, subject in zip(some.template.tolist(), some.subject.tolist(), strict=True):
-            before, there = found.setdefault(template, (subject, path))
-            if before != subject:
-                raise ValueError(
-                    f"{shown(path)}: template {template} is of subject {subject}, and of subject {before} in "
-                    f"{shown(there)}; fetch both lists again, from one place"
-                )
-    return {template: subject for template, (subject, _) in found.items()}
-
-
 def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
     lines = list(text_lines(path))
@@ -356,12 +376,12 @@ def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]
     header = [name.strip().upper().removeprefix("\ufeff") for name in next(csv.reader([first]))]
     header = ["FILE" if name == "FILENAME" else name for name in header]
     if missing := [name for name in wanted if name not in header]:
-        raise ValueError(f"{where}: the header has no column {' nor '.join(missing)}; fetch the list again")
+        raise DataError(f"the header has no column {' nor '.join(missing)}; fetch the list again", where=where)
     places = [header.index(name) for name in wanted]
     for where, line in lines[1:]:
         fields = next(csv.reader([line]))
         if len(fields) <= max(places):
-            raise not_a_line(where, line, f"a line of {several(len(header), 'column')}, as the header says")
+            raise line_error(where, line, f"a line of {several(len(header), 'column')}, as the header says")
         yield where, [fields[place].strip() for place in places]
     if len(lines) == 1:
-        raise ValueError(f"{where}: there is nothing after the header; fetch the list again")
+        raise DataError("there is nothing after the header; fetch the list again", where=where)

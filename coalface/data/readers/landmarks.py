@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
 from coalface.data.readers.text_lines import text_lines
@@ -67,7 +68,7 @@ def read_landmarks(lists: Sequence[Path], files: Sequence[str]) -> Landmarks:
     only one whose path it ends, as `m.1/m.1_0001.jpg` does; where its list is `African_lmk.txt`, the one below
     `African` comes first. The ending `.jpg` may be another. Images that no line names have NaN.
 
-    Raises FileNotFoundError for a list that is missing. Raises ValueError, with file and line, for a line that is no
+    Raises FileNotFoundError for a list that is missing. Raises DataError, with file and line, for a line that is no
     path and five points, for one that may mean several images, and for two that give an image different points; and,
     with the file, for points that make no upright faces in either order, and if no line names an image at all.
     """
@@ -88,12 +89,13 @@ def read_landmarks(lists: Sequence[Path], files: Sequence[str]) -> Landmarks:
             elif image not in said:
                 points[image], said[image] = found, where
             elif not np.array_equal(points[image], found):
-                raise ValueError(
-                    f"{where}: the points of {shown(name[:200])} differ from those that it has in {said[image]}; "
-                    "keep one of the two lines"
+                raise DataError(
+                    f"the points of {name[:200]} differ from those that it has in {said[image]}; "
+                    "keep one of the two lines",
+                    where=where,
                 )
     if not said:
-        raise ValueError(
+        raise DataError(
             f"none of the {several(total, 'line')} of landmarks names one of the {several(len(files), 'image')}, the "
             f"first is {first}: check that the list belongs to these images"
         )
@@ -112,9 +114,10 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], NDArray[np.float32]]:
         except ValueError:
             values = []
         if len(values) != 10 or len(fields) > 10 + _BETWEEN or not np.isfinite(values).all():
-            raise ValueError(
-                f"{where}: {shown(line.strip()[:80])} is not an image, at most {_BETWEEN} fields, and five points x y; "
-                "fetch the list again"
+            raise DataError(
+                f"{line.strip()[:80]} is not an image, at most {_BETWEEN} fields, and five points x y; "
+                "fetch the list again",
+                where=where,
             )
         named.append((where, name))
         rows.append(values)
@@ -126,10 +129,11 @@ def _in_order(numbers: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
     orders = numbers.reshape(-1, 5, 2), numbers.reshape(-1, 2, 5).swapaxes(1, 2)
     fit = [int(_upright(points).sum()) for points in orders]
     if 2 * max(fit) < len(numbers):
-        raise ValueError(
-            f"{shown(path)}: the points of {several(len(numbers) - max(fit), 'line')} of {len(numbers):,} make no "
+        raise DataError(
+            f"the points of {several(len(numbers) - max(fit), 'line')} of {len(numbers):,} make no "
             "upright face as left eye, right eye, nose, left and right corner of the mouth, left as it is seen: check "
-            "the order"
+            "the order",
+            where=path,
         )
     return orders[fit[1] > fit[0]]
 
@@ -148,38 +152,31 @@ class _Places:
     def __init__(self, files: Sequence[str]) -> None:
         self.files = files
         self.whole: dict[str, int] = {}
+        self.ends: dict[str, list[int]] = {}
+        """The images by each ending of their path that is shorter than the whole."""
         for image, file in enumerate(files):
-            self.whole.setdefault(_stem(file), image)
+            stem = _stem(file)
+            self.whole.setdefault(stem, image)
+            for start in (at + 1 for at, letter in enumerate(stem) if letter == "/"):
+                self.ends.setdefault(stem[start:], []).append(image)
         self.whole |= {file: image for image, file in enumerate(files)}
-        self._ends: dict[str, list[int]] | None = None
 
     def find(self, name: str, prefix: str, where: str) -> int | None:
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         tries = [parts[start:] for start in range(len(parts))]
         if prefix and prefix not in parts:
             tries = [[prefix, *rest] for rest in tries] + tries
-        for rest in tries:
-            key = "/".join(rest)
+        for key in map("/".join, tries):
             image = self.whole.get(key, self.whole.get(_stem(key)))
             if image is not None:
                 return image
-        images = self._ending().get(_stem("/".join(parts)), [])
+        images = self.ends.get(_stem("/".join(parts)), [])
         if len(images) > 1:
-            some = " and ".join(shown(self.files[image]) for image in images[:2])
-            raise ValueError(
-                f"{where}: {shown(name[:200])} may mean {some}: read the part of the data set that the list is of"
+            some = " and ".join(self.files[image] for image in images[:2])
+            raise DataError(
+                f"{name[:200]} may mean {some}: read the part of the data set that the list is of", where=where
             )
         return images[0] if images else None
-
-    def _ending(self) -> dict[str, list[int]]:
-        """The images by each ending of their path that is shorter than the whole."""
-        if self._ends is None:
-            self._ends = {}
-            for image, file in enumerate(self.files):
-                parts = _stem(file).split("/")
-                for start in range(1, len(parts)):
-                    self._ends.setdefault("/".join(parts[start:]), []).append(image)
-        return self._ends
 
 
 def _stem(file: str) -> str:

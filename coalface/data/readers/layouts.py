@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
-from coalface.data.pairs import PairList
+from coalface.data.pairs import PairList, files_of
 from coalface.data.readers import protocols
 from coalface.data.readers.bin import linked
 from coalface.data.readers.folders import Faults, folders_in, images_in, list_images, read_folder
@@ -38,7 +40,7 @@ class Layout:
     """Whether a folder looks like that."""
     read: Callable[[Path, str, Faults], Source]
     """The images; of the part, empty for all that are read by default, and with a list for what cannot be read."""
-    lists: Protocols
+    lists: Protocols = lambda root, faces: ()
     """The pair lists, their images looked up in a face set read from here."""
     parts: tuple[str, ...] = ()
     """What `part` may be."""
@@ -47,7 +49,7 @@ class Layout:
 def recognise(root: str | os.PathLike[str]) -> str:
     """The name in `LAYOUTS` of the layout that `root` has.
 
-    Raises FileNotFoundError if `root` is not a folder, ValueError if it has none of them.
+    Raises FileNotFoundError if `root` is not a folder, DataError if it has none of them.
     """
     root = Path(root)
     if not root.is_dir():
@@ -56,9 +58,10 @@ def recognise(root: str | os.PathLike[str]) -> str:
         if layout.fits(root):
             return name
     known = "; ".join(f"{name}: {layout.shape}" for name, layout in LAYOUTS.items())
-    raise ValueError(
-        f"{shown(root)} has no known layout: give the folder that holds what is named here, or read it as identity "
-        f"folders. Known are {known}"
+    raise DataError(
+        "it has no known layout: give the folder that holds what is named here, or read it as identity folders. Known "
+        f"are {known}",
+        where=root,
     )
 
 
@@ -68,73 +71,68 @@ def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
     `train` (the default where it is there) or `test`. `files` are paths below `root`, or below the part of a `Joined`.
 
-    Raises ValueError for an unknown part, where `root` has not the layout named, where an image lies where the layout
+    Raises DataError for an unknown part, where `root` has not the layout named, where an image lies where the layout
     has no place for it, and where there is none; and for what cannot be read, unless there are `faults` to note it in.
     """
     root = Path(root)
-    found = _layout(root, layout)
-    if part and part not in found.parts:
-        raise ValueError(
-            f"{shown(root)} has no part {part!r}: choose from {', '.join(found.parts) or 'none, it is one whole'}"
-        )
-    source = found.read(root, part, faults)
+    form = _layout(root, layout)
+    if part and part not in form.parts:
+        known = ", ".join(form.parts) or "none, it is one whole"
+        raise DataError(f"it has no part {part!r}: choose from {known}", where=root)
+    source = form.read(root, part, faults)
     if not len(source.files):
-        raise ValueError(f"{shown(root)} holds no image where one is expected: {found.shape}; put the images there")
+        raise DataError(f"it holds no image where one is expected: {form.shape}; put the images there", where=root)
     return source
 
 
 def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> dict[str, PairList]:
     """The pair lists of a data set by name, their images looked up in `faces`, which `read_layout` read of it.
 
-    Empty for sets that have none (BUPT-Balancedface, VGGFace2, CASIA-WebFace). Raises ValueError with file and line
+    Empty for sets that have none (BUPT-Balancedface, VGGFace2, CASIA-WebFace). Raises DataError with file and line
     where a list is malformed or names an image that is not in `faces`.
     """
-    return {found.name: found.read() for found in _lists(Path(root), faces, layout)}
+    return {protocol.name: protocol.read() for protocol in _lists(root, faces, layout)}
 
 
 def read_list(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "", name: str | None = None) -> PairList:
-    """One of them: that of the name, or the only one. ValueError where there is no such list, or several to choose."""
-    found = {protocol.name: protocol for protocol in _lists(Path(root), faces, layout)}
-    if not found:
-        raise ValueError(f"{shown(root)} has no pair list of its own: give one as a file, or draw pairs")
-    if name is None and len(found) == 1:
-        (name,) = found
-    if name not in found:
-        has = f"has {len(found)} pair lists" if name is None else f"has no pair list {name[:80]!r}"
-        raise ValueError(f"{shown(root)} {has}: choose one by --list {', --list '.join(found)}")
-    return found[name].read()
+    """One of them: that of the name, or the only one. Raises DataError where there is none, or several to choose."""
+    lists = {protocol.name: protocol for protocol in _lists(root, faces, layout)}
+    if not lists:
+        raise DataError("it has no pair list of its own: give one as a file, or draw pairs", where=Path(root))
+    if name is None and len(lists) == 1:
+        (name,) = lists
+    if name not in lists:
+        has = f"has {len(lists)} pair lists" if name is None else f"has no pair list {name[:80]!r}"
+        raise DataError(f"it {has}: choose one by --list {', --list '.join(lists)}", where=Path(root))
+    return lists[name].read()
 
 
 def has_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> bool:
     """Whether a data set has any pair list of its own."""
-    return bool(_lists(Path(root), faces, layout))
+    return bool(_lists(root, faces, layout))
 
 
 def read_list_file(root: str | os.PathLike[str], faces: FaceSet, file: Path, *, layout: str = "") -> PairList | None:
     """The pair list of a data set that lies in `file`; None where the file is not one of its lists."""
-    for protocol in _lists(Path(root), faces, layout):
+    for protocol in _lists(root, faces, layout):
         if protocol.file is not None and protocol.file.resolve() == file.resolve():
             return protocol.read()
     return None
 
 
-def _lists(root: Path, faces: FaceSet, layout: str) -> Sequence[protocols.Protocol]:
-    if faces.files is None:
-        raise ValueError(
-            "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
-            "recipe, give the list a source of kind folder)"
-        )
-    return list(_layout(root, layout).lists(root, faces))
+def _lists(root: str | os.PathLike[str], faces: FaceSet, layout: str) -> list[protocols.Protocol]:
+    files_of(faces)
+    return list(_layout(Path(root), layout).lists(Path(root), faces))
 
 
 def _layout(root: Path, name: str) -> Layout:
     """The layout of that name, or the one that is recognised."""
-    found = LAYOUTS.get(name or recognise(root))
-    if found is None:
-        raise ValueError(f"{shown(root)}: there is no layout {name[:80]!r}; known: {', '.join(LAYOUTS)}")
-    if name and not found.fits(root):
-        raise ValueError(f"{shown(root)} has not the layout {name}: {found.shape}; give the folder that holds these")
-    return found
+    layout = LAYOUTS.get(name or recognise(root))
+    if layout is None:
+        raise DataError(f"unknown layout {name[:80]!r}; known: {', '.join(LAYOUTS)}", where=root)
+    if name and not layout.fits(root):
+        raise DataError(f"it has not the layout {name}: {layout.shape}; give the folder that holds these", where=root)
+    return layout
 
 
 # CFP: Data/Images/001/{frontal,profile}/01.jpg.
@@ -165,30 +163,23 @@ def _read_lfw_like(root: Path, part: str, faults: Faults) -> Source:
 # AgeDB-30 and CFP-FP as unpacked from .bin: flat images, and a list of three fields a line.
 
 
-def _holds_any(files: Sequence[str]) -> Callable[[Path], bool]:
-    return lambda root: any(os.path.isfile(root / file) for file in files)
-
-
-def _read_listed(name: str) -> Callable[[Path, str, Faults], Source]:
-    def read(root: Path, part: str, faults: Faults) -> Source:
-        pairs = protocols.three_fields(root, name)
-        files = sorted({file for pair in pairs for file in (pair.left, pair.right)}, key=os.fsencode)
-        place = {file: i for i, file in enumerate(files)}
-        gone = {file for file in files if not os.path.isfile(root / file)}
-        absent = [pair for pair in pairs if pair.left in gone or pair.right in gone]
-        if absent and faults is None:
-            either = shown(f"{absent[0].left[:200]} or {absent[0].right[:200]}")
-            raise ValueError(
-                f"{absent[0].where}: an image is missing, {either} (so in {several(len(absent), 'pair')}); "
-                f"put the images below {shown(root)}"
-            )
-        if faults is not None:
-            faults += [f"{shown(root / file)} is missing, and the list names it: put it there" for file in sorted(gone)]
-        group = linked(len(files), [(place[pair.left], place[pair.right]) for pair in pairs if pair.same])
-        named = [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
-        return list_images(root, [(name, file) for name, file in named if file not in gone], faults)
-
-    return read
+def _read_listed(root: Path, part: str, faults: Faults, name: str) -> Source:
+    pairs = protocols.three_fields(root, name)
+    files = sorted({file for pair in pairs for file in (pair.left, pair.right)}, key=os.fsencode)
+    place = {file: i for i, file in enumerate(files)}
+    gone = {file for file in files if not os.path.isfile(root / file)}
+    absent = [pair for pair in pairs if pair.left in gone or pair.right in gone]
+    if absent and faults is None:
+        raise DataError(
+            f"an image is missing, {absent[0].left[:200]} or {absent[0].right[:200]} (so in "
+            f"{several(len(absent), 'pair')}); put the images below {root}",
+            where=absent[0].where,
+        )
+    if faults is not None:
+        faults += [str(DataError("it is missing, and the list names it", where=root / file)) for file in sorted(gone)]
+    group = linked(len(files), [(place[pair.left], place[pair.right]) for pair in pairs if pair.same])
+    named = [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
+    return list_images(root, [(name, file) for name, file in named if file not in gone], faults)
 
 
 # AgeDB: flat images whose names say whom they show.
@@ -203,7 +194,7 @@ def _agedb_name(file: str) -> str | None:
 def _read_agedb(root: Path, part: str, faults: Faults) -> Source:
     found = [(_agedb_name(file), file) for file in images_in(root, faults)]
     if odd := [file for name, file in found if name is None]:
-        raise ValueError(f"{shown(root / odd[0])} has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away")
+        raise DataError("it has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away", where=root / odd[0])
     return list_images(root, [(str(name), file) for name, file in found], faults)
 
 
@@ -226,7 +217,7 @@ def _balanced(root: Path) -> Path | None:
 def _read_races(root: Path, part: str, faults: Faults) -> Source:
     races = [race for race in _races(root, faults) if part in ("", race)]
     if not races:
-        raise ValueError(f"{shown(root / part)} holds no folder of an identity: check that the data set is whole")
+        raise DataError("it holds no folder of an identity: check that the data set is whole", where=root / part)
     return Joined({race: read_folder(root / race, faults) for race in races})
 
 
@@ -253,20 +244,20 @@ LAYOUTS: dict[str, Layout] = {
         "pairs_CALFW.txt, aligned images/NAME_0001.jpg",
         lambda root: os.path.isfile(root / "pairs_CALFW.txt"),
         _read_lfw_like,
-        protocols.of_two_lines("CALFW"),
+        partial(protocols.of_two_lines, name="CALFW"),
     ),
     "cplfw": Layout(
         "pairs_CPLFW.txt, aligned images/NAME_1.jpg",
         lambda root: os.path.isfile(root / "pairs_CPLFW.txt"),
         _read_lfw_like,
-        protocols.of_two_lines("CPLFW"),
+        partial(protocols.of_two_lines, name="CPLFW"),
     ),
     **{
         name: Layout(
             f"{' or '.join(lists)} of lines `image image 1` or `1 image image`, and the images",
-            _holds_any(lists),
-            _read_listed(name),
-            protocols.of_three_fields(name),
+            lambda root, lists=lists: any(os.path.isfile(root / file) for file in lists),  # type: ignore[misc]
+            partial(_read_listed, name=name),
+            partial(protocols.of_three_fields, name=name),
         )
         for name, lists in LISTED.items()
     },
@@ -281,21 +272,18 @@ LAYOUTS: dict[str, Layout] = {
         "African/IDENTITY/image.jpg, and so for the other races, perhaps below race_per_7000",
         lambda root: _balanced(root) is not None,
         lambda root, part, faults: _read_races(_balanced(root) or root, part, faults),
-        protocols.none_here,
-        RACES,
+        parts=RACES,
     ),
     "vggface2": Layout(
         "train/n000002/0001_01.jpg, test/n000001/0001_01.jpg",
         lambda root: bool(_vggface2_parts(root)),
         lambda root, part, faults: read_folder(root / (part or _vggface2_parts(root)[0]), faults),
-        protocols.none_here,
-        ("train", "test"),
+        parts=("train", "test"),
     ),
     "casia-webface": Layout(
         "0000045/001.jpg",
         lambda root: _all_called(root, "[0-9]{7}"),
         lambda root, part, faults: read_folder(root, faults),
-        protocols.none_here,
     ),
     "agedb": Layout(
         "0_MariaCallas_35_f.jpg, all in one folder",

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
 from coalface.data.readers.text_lines import text_lines
@@ -69,14 +70,14 @@ class Probes:
 def read_probes(path: str | os.PathLike[str]) -> Probes:
     """The list of probes. `names` are sorted.
 
-    Raises FileNotFoundError where it is missing; ValueError where it is no such list, or names an image twice.
+    Raises FileNotFoundError where it is missing; DataError where it is no such list, or names an image twice.
     """
     path = Path(path)
     found = _json(path)
     files, names = _texts(path, found, "path"), _texts(path, found, "id")
     if len(files) != len(names):
-        raise ValueError(
-            f"{shown(path)} has {several(len(files), 'path')} and {several(len(names), 'id')}: fetch the list again"
+        raise DataError(
+            f"it has {several(len(files), 'path')} and {several(len(names), 'id')}: fetch the list again", where=path
         )
     _once(path, files)
     each = tuple(sorted(set(names)))
@@ -87,16 +88,17 @@ def read_probes(path: str | os.PathLike[str]) -> Probes:
 def read_distractors(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The images of a list of distractors.
 
-    Errors as for `read_probes`, and ValueError for a list that holds fewer or more than the SIZE in its name, where it
+    Errors as for `read_probes`, and DataError for a list that holds fewer or more than the SIZE in its name, where it
     is called as the kit's are: figures would be of other distractors than they say. Another name says nothing.
     """
     path = Path(path)
     files = _texts(path, _json(path), "path")
     _once(path, files)
     if (named := _LIST.fullmatch(path.name)) and int(named[1]) != len(files):
-        raise ValueError(
-            f"{shown(path)} holds {several(len(files), 'distractor')}, but should hold {int(named[1]):,}, as its name "
-            "says: fetch the kit's list again, or name a list of your own after the number that it holds"
+        raise DataError(
+            f"it holds {several(len(files), 'distractor')}, but should hold {int(named[1]):,}, as its name "
+            "says: fetch the kit's list again, or name a list of your own after the number that it holds",
+            where=path,
         )
     return tuple(files)
 
@@ -121,7 +123,7 @@ def distractor_lists(folder: str | os.PathLike[str], number: int = 1) -> dict[in
 def read_facescrub_noises(path: str | os.PathLike[str]) -> Noises:
     """The noises among the probes.
 
-    Raises FileNotFoundError where the list is missing; ValueError with file and line for a line that is no image.
+    Raises FileNotFoundError where the list is missing; DataError with file and line for a line that is no image.
     """
     return _noises(Path(path), 1, "an image, such as Aaron_Eckhart_136.png")
 
@@ -140,7 +142,7 @@ def _noises(path: Path, parts: int, wanted: str) -> Noises:
             continue
         file = line.strip().split("\t")[-1]
         if file.count("/") != parts - 1 or not file.lower().endswith(SUFFIXES):
-            raise ValueError(f"{where}: {line.strip()[:80]!r} is not {wanted}; fetch the list again")
+            raise DataError(f"{line.strip()[:80]!r} is not {wanted}; fetch the list again", where=where)
         names.add(_name(file, parts))
     return Noises(frozenset(names), parts)
 
@@ -157,19 +159,19 @@ def _json(path: Path) -> object:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{shown(path)} is no JSON ({shown(error)}): fetch the kit's list again") from None
+        raise DataError(f"it is no JSON ({error}): fetch the kit's list again", where=path) from None
 
 
 def _texts(path: Path, found: object, key: str) -> list[str]:
     values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{shown(path)} has no list {key!r}: give one of the kit's folder `templatelists`")
+        raise DataError(f"it has no list {key!r}: give one of the kit's folder `templatelists`", where=path)
     texts = [str(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]
     place = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not text), None)
     if place is not None:
-        raise ValueError(
-            f"{shown(path)}: entry {place + 1:,} of {key!r} is {shown(values[place])[:80]!r}, which is no name; fetch "
-            "the list again"
+        raise DataError(
+            f"entry {place + 1:,} of {key!r} is {shown(values[place])[:80]!r}, which is no name; fetch the list again",
+            where=path,
         )
     return texts
 
@@ -177,4 +179,4 @@ def _texts(path: Path, found: object, key: str) -> list[str]:
 def _once(path: Path, files: Sequence[str]) -> None:
     if len(set(files)) < len(files):
         twice, _ = collections.Counter(files).most_common(1)[0]
-        raise ValueError(f"{shown(path)}: {shown(twice[:80])} stands there more than once; fetch it again")
+        raise DataError(f"{twice[:80]} stands there more than once; fetch it again", where=path)

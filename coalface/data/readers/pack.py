@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import beside, writing
+from coalface.core.errors import DataError
 from coalface.core.text import shown
 from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faceset import FaceSet
@@ -100,18 +101,19 @@ class Packed:
         return self.faces.labels
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn. Raises ValueError where another size or colour is asked for."""
+        """Each image in turn. Raises DataError where another size or colour is asked for."""
         if self.faces.shape != (size, size, 1 if grey else 3):
             height, width, channels = self.faces.shape
-            raise ValueError(
-                f"{shown(self.path)} holds images of {height}×{width}×{channels}, and {size}×{size}×{1 if grey else 3} "
-                "are asked for: ask for the pack's, or pack its source anew"
+            raise DataError(
+                f"it holds images of {height}×{width}×{channels}, and {size}×{size}×{1 if grey else 3} are asked for: "
+                "ask for the pack's, or pack its source anew",
+                where=self.path,
             )
         yield from self.faces.pixels
 
     def fingerprint(self) -> str:
         """SHA-256 of what the pack says of itself."""
-        return _sha256(self.path / "meta.json")
+        return hashlib.sha256((self.path / "meta.json").read_bytes()).hexdigest()
 
 
 def write_pack(
@@ -125,26 +127,25 @@ def write_pack(
 ) -> None:
     """Decode every image of `source` once, at `size` × `size`, into a pack at `path`.
 
-    One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole: a
-    process that is killed leaves no half pack (only a folder `.NAME.….partial`, which may be deleted). A sound pack of
-    the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced, a damaged one with a
-    warning in the log. `mode` is that of the folder, less the umask.
+    One image is in memory at a time. The pack is written beside `path` and renamed into place when it is whole. A sound
+    pack of the same fingerprint, size and colour is left as it is; any other pack at `path` is replaced, a damaged one
+    with a warning in the log. `mode` is that of the folder, less the umask.
 
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
     if not 1 <= size <= 4096:
         raise ValueError(f"images of {size} × {size} pixels cannot be packed: give a size from 1 to 4096")
     path = Path(path)
-    wanted = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
-    if _holds(path, wanted):
+    key = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
+    if _holds(path, key):
         return
     with beside(path) as partial:
         partial.mkdir(mode)
-        _write(source, partial, wanted, progress)
+        _write(source, partial, key, progress)
         try:
             os.rename(partial, path)  # also onto an empty folder
         except OSError:
-            if not _holds(path, wanted, logging.DEBUG):  # else another process has put it there meanwhile
+            if not _holds(path, key, logging.DEBUG):  # else another process has put it there meanwhile
                 shutil.rmtree(path)
                 os.rename(partial, path)
 
@@ -156,17 +157,15 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> Fa
     and checks their SHA-256 too; by default where the file is not as it was when they were last found sound, which
     notices any change but one of the disk itself, behind the back of the file system.
 
-    Raises FileNotFoundError if there is no pack, ValueError if it is damaged, cut short or of another version.
+    Raises FileNotFoundError if there is no pack, DataError if it is damaged, cut short or of another version.
     """
     path = Path(path)
     meta = _read_meta(path)
     shape = tuple(meta["shape"])
     pixels, expected = path / "pixels.u8", math.prod(shape)
-    found = pixels.stat().st_size if pixels.is_file() else 0
-    if found != expected:
-        raise ValueError(
-            f"{shown(pixels)} is damaged: it holds {found:,} bytes where {expected:,} were written; {_MAKE_ANEW}"
-        )
+    size = pixels.stat().st_size if pixels.is_file() else 0
+    if size != expected:
+        raise _damaged(pixels, f"it holds {size:,} bytes where {expected:,} were written")
     for name in ("labels.npy", "index.json"):
         _check_sha256(path / name, meta["sha256"][name])
     if verify is None:
@@ -180,17 +179,12 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> Fa
     with open(str(pixels.resolve()), "rb") as file:  # what is mapped keeps the lock
         hold(file)
         mapped = np.memmap(file, dtype=np.uint8, mode="r", shape=shape)
-    return FaceSet(
-        pixels=mapped,
-        rows=np.arange(shape[0], dtype=np.int64),
-        labels=_read_labels(path / "labels.npy", shape[0], len(names)),
-        names=names,
-        files=files,
-    )
+    labels = _read_labels(path / "labels.npy", shape[0], len(names))
+    return FaceSet(mapped, np.arange(shape[0], dtype=np.int64), labels, names, files)
 
 
 def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None) -> None:
-    """Read all pixels of a pack, and raise ValueError unless their SHA-256 is that which was written.
+    """Read all pixels of a pack. Raises DataError unless their SHA-256 is that which was written.
 
     `progress` is called with the bytes read so far.
     """
@@ -211,11 +205,11 @@ def _sound_note(pixels: Path, sha256: str) -> tuple[Path, bytes]:
     return default_cache() / SOUND / place[:24], stamp.encode()
 
 
-def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progress | None) -> None:
+def _write(source: Source, folder: Path, key: dict[str, Any], progress: Progress | None) -> None:
     total = len(source.files)
     if total == 0:
         raise ValueError("the source lists no image, so there is nothing to pack: check where it reads from")
-    size, grey = wanted["size"], wanted["grey"]
+    size, grey = key["size"], key["grey"]
     shape = (total, size, size, 1 if grey else 3)
     digest = hashlib.sha256()
     count = 0
@@ -241,30 +235,30 @@ def _write(source: Source, folder: Path, wanted: dict[str, Any], progress: Progr
         )
     labels = io.BytesIO()  # NumPy's own way into a file tells no reason where it fails
     np.save(labels, np.asarray(source.labels, dtype="<i8"))
-    index = json.dumps({"names": list(source.names), "files": list(source.files)})
+    index = json.dumps({"names": list(source.names), "files": list(source.files)}).encode()
+    sha256 = {"pixels.u8": digest.hexdigest()}
     with writing(folder):
-        (folder / "labels.npy").write_bytes(labels.getvalue())
-        (folder / "index.json").write_text(index, encoding="ascii")
-    sha256 = {name: _sha256(folder / name) for name in ("labels.npy", "index.json")} | {"pixels.u8": digest.hexdigest()}
-    meta = {"format": FORMAT, "version": VERSION, "shape": shape, **wanted, "sha256": sha256}
-    with writing(folder / "meta.json"):
+        for name, content in (("labels.npy", labels.getvalue()), ("index.json", index)):
+            (folder / name).write_bytes(content)
+            sha256[name] = hashlib.sha256(content).hexdigest()
+        meta = {"format": FORMAT, "version": VERSION, "shape": shape, **key, "sha256": sha256}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="ascii")
 
 
-def _holds(path: Path, wanted: dict[str, Any], level: int = logging.WARNING) -> bool:
-    """Whether a sound pack of the wanted images is there; FileExistsError if what is there must not be replaced."""
+def _holds(path: Path, key: dict[str, Any], level: int = logging.WARNING) -> bool:
+    """Whether a sound pack of these images is there; FileExistsError if what is there must not be replaced."""
     if not path.exists():
         return False
     if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
         raise FileExistsError(f"{shown(path)} is there and is not a pack: choose another path, or move it away")
     try:
         meta = _read_meta(path)
-        if {key: meta.get(key) for key in wanted} != wanted:
+        if {name: meta.get(name) for name in key} != key:
             return False
         read_pack(path)
     except FileNotFoundError:
         return False
-    except ValueError as error:
+    except DataError as error:
         _LOG.log(level, "%s; it is packed again", str(error).removesuffix(f"; {_MAKE_ANEW}"))
         return False
     return True
@@ -278,25 +272,18 @@ def _read_meta(path: Path) -> dict[str, Any]:
             "`coalface data pack` (in Python: write_pack)"
         )
     meta = _read_json(file)
-    try:
-        kind, version = meta["format"], meta["version"]
-        if kind == FORMAT and version == VERSION:
-            shape = meta["shape"]
-            if not (_is_list_of(shape, int) and len(shape) == 4 and min(shape) > 0 and shape[3] in (1, 3)):
-                raise ValueError("its shape is not that of images")
-            _ = [meta["sha256"][name] for name in _FILES - {"meta.json"}]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+    kind, version = (meta.get("format"), meta.get("version")) if isinstance(meta, dict) else (None, None)
     if kind != FORMAT:
-        raise ValueError(
-            f"{shown(path)} is not a pack: {file.name} says its format is {repr(kind)[:80]}, not {FORMAT!r}; check "
-            "the path"
-        )
+        text = f"it is damaged, or not a pack: its format is {repr(kind)[:80]}, not {FORMAT!r}; check the path"
+        raise DataError(text, where=file)
     if version != VERSION:
-        raise ValueError(
-            f"{shown(path)} is a pack of version {repr(version)[:80]}, and this release reads version {VERSION}; "
-            f"{_MAKE_ANEW}"
-        )
+        text = f"it is damaged, or of another release: its version is {repr(version)[:80]}, not {VERSION}; {_MAKE_ANEW}"
+        raise DataError(text, where=path)
+    shape, sums = meta.get("shape"), meta.get("sha256")
+    if not (_is_list_of(shape, int) and len(shape) == 4 and min(shape) > 0 and shape[3] in (1, 3)):
+        raise _damaged(file, "its shape is not that of images")
+    if not (isinstance(sums, dict) and sums.keys() >= _FILES - {"meta.json"}):
+        raise _damaged(file, "it lacks the SHA-256 of a file")
     return dict(meta)
 
 
@@ -305,7 +292,7 @@ def _read_index(file: Path, count: int) -> tuple[tuple[str, ...], tuple[str, ...
     index = _read_json(file)
     names, files = (index.get("names"), index.get("files")) if isinstance(index, dict) else (None, None)
     if not (_is_list_of(names, str) and _is_list_of(files, str)) or len(files) != count:
-        raise ValueError(f"{shown(file)} is damaged: it does not name the identities and {count:,} files; {_MAKE_ANEW}")
+        raise _damaged(file, f"it does not name the identities and {count:,} files")
     return tuple(names), tuple(files)
 
 
@@ -317,41 +304,36 @@ _NPY = re.compile(
 def _read_labels(file: Path, count: int, identities: int) -> NDArray[np.int64]:
     """(count,) the labels. `numpy.load` would set aside whatever the header claims, and fail in many ways."""
     raw = file.read_bytes()
-    found = _NPY.match(raw)
-    whole = found is not None and int(found[2]) == count and len(raw) == found.end() + 8 * count
-    labels = (
-        np.frombuffer(raw, "<i8", count, found.end()).astype(np.int64) if found and whole else np.zeros(0, np.int64)
-    )
-    if not whole or labels.min() < 0 or labels.max() >= identities:
-        raise ValueError(
-            f"{shown(file)} is damaged: it does not hold {count:,} labels from 0 to {identities - 1:,}; {_MAKE_ANEW}"
-        )
-    return labels
+    match = _NPY.match(raw)
+    if match and int(match[2]) == count and len(raw) == match.end() + 8 * count:
+        labels = np.frombuffer(raw, "<i8", count, match.end()).astype(np.int64)
+        if labels.min() >= 0 and labels.max() < identities:
+            return labels
+    raise _damaged(file, f"it does not hold {count:,} labels from 0 to {identities - 1:,}")
 
 
 def _read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{shown(file)} is damaged ({type(error).__name__}: {error}); {_MAKE_ANEW}") from error
+        raise _damaged(file, f"{type(error).__name__}: {error}") from error
 
 
 def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
-def _sha256(file: Path, progress: Callable[[int], None] = lambda read: None) -> str:
+def _check_sha256(file: Path, expected: object, progress: Callable[[int], None] = lambda read: None) -> None:
     digest, block, done = hashlib.sha256(), memoryview(bytearray(1 << 20)), 0
+    if not file.is_file():
+        raise _damaged(file, "it is missing")
     with open(file, "rb", buffering=0) as opened:
         while read := opened.readinto(block):
             digest.update(block[:read])
             progress(done := done + read)
-    return digest.hexdigest()
+    if digest.hexdigest() != expected:
+        raise _damaged(file, f"its SHA-256 is {digest.hexdigest()}, not {str(expected)[:80]} as written")
 
 
-def _check_sha256(file: Path, expected: str, progress: Callable[[int], None] = lambda read: None) -> None:
-    found = _sha256(file, progress) if file.is_file() else "missing"
-    if found != expected:
-        raise ValueError(
-            f"{shown(file)} is damaged: its SHA-256 is {found}, not {shown(expected)[:80]} as written; {_MAKE_ANEW}"
-        )
+def _damaged(file: Path, text: str) -> DataError:
+    return DataError(f"it is damaged: {text}; {_MAKE_ANEW}", where=file)

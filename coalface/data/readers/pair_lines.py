@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
-from coalface.data.readers.text_lines import not_a_line, whole_number
+from coalface.data.readers.text_lines import line_error, whole_number
 
 _FORMS = (
     "a pair list begins with its number of pairs, as in `500`, or with its numbers of folds and of pairs, as in "
@@ -48,11 +49,11 @@ class ListedPair:
 
 
 def read_pair_lines(path: Path) -> list[ListedPair]:
-    """The pairs of a list, its form told by its first line. Raises ValueError with file and line if it is malformed."""
+    """The pairs of a list, its form told by its first line. Raises DataError with file and line if it is malformed."""
     text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise ValueError(f"{shown(path)} is empty: {_FORMS}")
+        raise DataError(f"it is empty: {_FORMS}", where=path)
     where, header = lines[0]
     first = header.split()
     if len(first) < 3 and all(map(_counts, first)):
@@ -64,11 +65,12 @@ def read_pair_lines(path: Path) -> list[ListedPair]:
     if len(first) == 3 and not (_counts(first[1]) and _counts(first[2])) and first[2].lower() in _LABELS:
         return [_path_pair(where, line.split()) for where, line in lines]
     if len(lines) > 1 and all(len(fields) == 2 and fields[1].isdigit() for fields in (x.split() for _, x in lines[1:])):
-        raise ValueError(
-            f"{shown(path)} has two lines for a pair, as CALFW's and CPLFW's lists: call it pairs_CALFW.txt or "
-            "pairs_CPLFW.txt, put it into the folder of its images, and judge on that folder"
+        raise DataError(
+            "it has two lines for a pair, as CALFW's and CPLFW's lists: call it pairs_CALFW.txt or "
+            "pairs_CPLFW.txt, put it into the folder of its images, and judge on that folder",
+            where=path,
         )
-    raise ValueError(f"{where}: {_FORMS}; found {header.strip()[:80]!r}")
+    raise DataError(f"{_FORMS}; found {header.strip()[:80]!r}", where=where)
 
 
 def lfw_pair(where: str, fields: Sequence[str], *, same: bool, fold: int | None = None) -> ListedPair:
@@ -77,11 +79,11 @@ def lfw_pair(where: str, fields: Sequence[str], *, same: bool, fold: int | None 
     ends = [fields[:2], [*fields[:1], *fields[2:]] if same else fields[2:]]
     if len(fields) != len(form.split()) or not all(_counts(number) for _, number in ends):
         meaning = f"the {kind} pair that is expected, `{form}`, with the numbers of two images, counted from 1"
-        raise not_a_line(where, " ".join(fields), meaning)
+        raise line_error(where, " ".join(fields), meaning)
     left, right = (f"{name}/{name}_{int(number):04d}" for name, number in ends)
     if left == right or (not same and ends[0][0] == ends[1][0]):
         meaning = "a pair: it names one image twice" if same else "an impostor pair: it names one person twice"
-        raise not_a_line(where, " ".join(fields), meaning)
+        raise line_error(where, " ".join(fields), meaning)
     return ListedPair(where, left, right, same, fold)
 
 
@@ -93,10 +95,11 @@ def _parse_lfw(path: Path, lines: Lines) -> list[ListedPair]:
         fold, within = divmod(place, 2 * size)
         pairs.append(lfw_pair(where, line.split(), same=within < size, fold=fold if some else None))
     if len(pairs) != 2 * folds * size:
-        raise ValueError(
-            f"{shown(path)}: the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
+        raise DataError(
+            f"the first line promises {2 * folds * size} pairs ({size} genuine and {size} impostor"
             f"{f' in each of {folds} folds' if folds > 1 else ''}), and {len(pairs)} follow: the file is cut short or "
-            "its first line is wrong"
+            "its first line is wrong",
+            where=path,
         )
     return pairs
 
@@ -105,10 +108,10 @@ def _path_pair(where: str, fields: list[str], fold: str | None = None) -> Listed
     """A pair of `left, right, label`."""
     found = " ".join(fields)[:80]
     if len(fields) != 3 or not all(fields) or fields[2].lower() not in _LABELS:
-        raise ValueError(f"{where}: expected two paths and 1 (one person) or 0 (two); found {found!r}")
+        raise DataError(f"expected two paths and 1 (one person) or 0 (two); found {found!r}", where=where)
     left, right = (str(PurePosixPath(field)) for field in fields[:2])
     if left == right:
-        raise ValueError(f"{where}: a pair compares two images, and this names one twice; found {found!r}")
+        raise DataError(f"a pair compares two images, and this names one twice; found {found!r}", where=where)
     number = None if fold is None else whole_number(fold, where)
     return ListedPair(where, left, right, _LABELS[fields[2].lower()], number)
 
@@ -121,23 +124,24 @@ def _parse_csv(path: Path, lines: Lines, separator: str, names: list[str]) -> li
         if (found := [name for name in known if name in names])
     }
     if len(lines) == 1:
-        raise ValueError(f"{shown(path)} has a header and no pair after it: fetch it again")
+        raise DataError("it has a header and no pair after it: fetch it again", where=path)
     pairs = []
     for where, line in lines[1:]:
         try:
             (fields,) = csv.reader([line], delimiter=separator)
         except csv.Error as error:
-            raise ValueError(f"{where}: it is no line of a CSV ({error})") from None
+            raise DataError(f"it is no line of a CSV ({error})", where=where) from None
         if len(fields) != len(names):
-            raise not_a_line(where, line, f"a line of {several(len(names), 'column')}, as the header says")
+            raise line_error(where, line, f"a line of {several(len(names), 'column')}, as the header says")
         of = {key: fields[place].strip() for key, place in column.items()}
         pairs.append(_path_pair(where, [of["left"], of["right"], of["same"]], of.get("fold")))
     kinds = {(pair.fold, pair.same) for pair in pairs}
     for pair in pairs:
         if pair.fold is not None and (pair.fold, not pair.same) not in kinds:
-            raise ValueError(
-                f"{pair.where}: fold {pair.fold} has only {'genuine' if pair.same else 'impostor'} pairs, and each "
-                "fold needs both kinds: deal the pairs anew, or take the column `fold` out"
+            raise DataError(
+                f"fold {pair.fold} has only {'genuine' if pair.same else 'impostor'} pairs, and each "
+                "fold needs both kinds: deal the pairs anew, or take the column `fold` out",
+                where=pair.where,
             )
     return pairs
 

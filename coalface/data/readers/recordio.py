@@ -27,8 +27,9 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import shown
-from coalface.data.readers.text_lines import numbers_of
+from coalface.data.readers.text_lines import read_numbers
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -101,15 +102,15 @@ class RecordFile:
     def read_many(self, keys: ArrayLike) -> Records:
         """The records of these numbers in one call, in the order asked: headers parsed, payloads as places in the map.
 
-        Raises ValueError, naming file, record and remedy, for a number that the index lacks and for the first record
-        that is cut short or damaged, or that the index puts where none begins.
+        Raises DataError, which names the record, for a number that the index lacks and for the first record that is cut
+        short or damaged, or that the index puts where none begins.
         """
         records, faults = self._survey(keys)
         if faults:
-            raise ValueError(faults[min(faults)])
+            raise faults[min(faults)]
         return records
 
-    def faults(self, keys: ArrayLike) -> dict[int, str]:
+    def faults(self, keys: ArrayLike) -> dict[int, DataError]:
         """What is wrong with which of these records, by record number; payloads are not looked into."""
         records, faults = self._survey(keys)
         return {int(records.keys[row]): fault for row, fault in faults.items()}
@@ -118,15 +119,15 @@ class RecordFile:
         """The record that begins at `offset`, header included, put together from its parts."""
         return MAGIC_BYTES.join(self.view[start : start + length] for start, length in _parts(self.view, offset))
 
-    def _survey(self, keys: ArrayLike) -> tuple[Records, dict[int, str]]:
+    def _survey(self, keys: ArrayLike) -> tuple[Records, dict[int, DataError]]:
         """The records asked for, and what is wrong by row; a faulty row's figures mean nothing."""
         asked = np.asarray(keys).astype(np.int64, casting="safe") if np.size(keys) else np.zeros(0, np.int64)
         rows = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
         if np.any(missing := self.keys[rows] != asked):
-            listed = shown(f"the index {self.index}" if self.index else self.path)
-            raise ValueError(
-                f"{shown(self.path)}, record {asked[missing][0]}: {listed} has no record of this number, only "
-                f"{len(self.keys):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}"
+            raise DataError(
+                f"{f'the index {self.index}' if self.index else 'the file'} has no record of this number, only "
+                f"{len(self.keys):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}",
+                where=f"{self.path}, record {asked[missing][0]}",
             )
         offsets = self.offsets[rows]
         size = len(self.view)
@@ -141,26 +142,25 @@ class RecordFile:
         before = _HEADER.size + 4 * flags
         starts, left = offsets + _FRAME + before, lengths - before
 
-        reasons = [
+        faults: dict[int, DataError] = {}
+        bad = np.zeros(len(asked), bool)
+        for wrong, reason in (
             (offsets + _FRAME > size, "outside"),
             ((offsets % 4 != 0) | (rows[:, 0] != MAGIC) | (kinds >= MIDDLE), "astray"),
             (offsets + _FRAME + _padded(lengths) > size, "cut"),
             ((kinds == WHOLE) & (left < 0), "short"),
-        ]
-        bad = np.zeros(len(asked), bool)
-        faults: dict[int, str] = {}
-        for where, reason in reasons:
-            for row in np.flatnonzero(where & ~bad):
-                faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), reason)
-            bad |= where
+        ):
+            for row in np.flatnonzero(wrong & ~bad).tolist():
+                faults[row] = self._fault(int(asked[row]), int(offsets[row]), reason)
+            bad |= wrong
 
-        beginning_at = functools.cache(self._beginning)  # no index can make the same parts be walked often
-        for row in np.flatnonzero((kinds == FIRST) & ~bad):
-            beginning = beginning_at(int(offsets[row]))
-            if isinstance(beginning, str):
-                faults[int(row)] = self._fault(int(asked[row]), int(offsets[row]), beginning)
+        begin = functools.cache(self._begin)  # no index can make the same parts be walked often
+        for row in np.flatnonzero((kinds == FIRST) & ~bad).tolist():
+            try:
+                total, head = begin(int(offsets[row]))
+            except ValueError as reason:
+                faults[row] = self._fault(int(asked[row]), int(offsets[row]), str(reason))
                 continue
-            total, head = beginning
             flag, one, *_ = _HEADER.unpack_from(head)
             follow = np.frombuffer(head, "<f4", min(flag, 2), _HEADER.size)
             flags[row], starts[row], left[row] = flag, -1, total - _HEADER.size - 4 * flag
@@ -168,38 +168,34 @@ class RecordFile:
             second[row] = follow[1] if flag > 1 else np.nan
         return Records(self, asked, offsets, flags, label, second, starts, left), faults
 
-    def _beginning(self, offset: int) -> tuple[int, bytes] | str:
-        """A record's length and its first bytes (the header, and 2 labels where it has them), or what is wrong."""
-        try:
-            parts = _parts(self.view, offset)
-        except _FaultError as error:
-            return str(error)
+    def _begin(self, offset: int) -> tuple[int, bytes]:
+        """The length of a record in parts, and its header with two labels where it has them; ValueError has a reason
+        of `_REASONS`.
+        """
+        parts = _parts(self.view, offset)
         total = sum(length for _, length in parts) + len(MAGIC_BYTES) * (len(parts) - 1)
-        wanted = _HEADER.size + 8
-        few = parts[: wanted // len(MAGIC_BYTES) + 1]  # even empty parts bring a magic each
-        head = MAGIC_BYTES.join(self.view[start : start + min(length, wanted)] for start, length in few)[:wanted]
+        needed = _HEADER.size + 8
+        few = parts[: needed // len(MAGIC_BYTES) + 1]  # even empty parts bring a magic each
+        head = MAGIC_BYTES.join(self.view[start : start + min(length, needed)] for start, length in few)[:needed]
         if total < _HEADER.size or total < _HEADER.size + 4 * _HEADER.unpack_from(head)[0]:
-            return "short"
+            raise ValueError("short")
         return total, head
 
-    def _fault(self, key: int, offset: int, reason: str) -> str:
-        said = {
-            "outside": f"the index puts it at byte {offset:,}, outside the file of {len(self.view):,} bytes",
-            "astray": f"no record begins at byte {offset:,}, where the index puts it",
-            "cut": f"it begins at byte {offset:,} and goes on after the end of the file ({len(self.view):,} bytes)",
-            "short": f"at byte {offset:,} it is too short for the header and the labels that it claims",
-            "parts": f"its parts, from byte {offset:,} on, do not follow one another",
-        }[reason]
-        remedy = _remedy(self.index) if reason == "astray" else _BOTH if reason == "outside" else _FETCH
-        return f"{shown(self.path)}, record {key}: {said}; {remedy}"
+    def _fault(self, key: int, offset: int, reason: str) -> DataError:
+        remedy = {"astray": _remedy(self.index), "outside": _BOTH}.get(reason, FETCH)
+        text = _REASONS[reason].format(offset=offset, size=len(self.view))
+        return DataError(f"{text}; {remedy}", where=f"{self.path}, record {key}")
 
 
-_FETCH = "fetch the file again from where it came, or write it anew"
+_REASONS = {
+    "outside": "the index puts it at byte {offset:,}, outside the file of {size:,} bytes",
+    "astray": "no record begins at byte {offset:,}, where the index puts it",
+    "cut": "it begins at byte {offset:,} and goes on after the end of the file ({size:,} bytes)",
+    "short": "at byte {offset:,} it is too short for the header and the labels that it claims",
+    "parts": "its parts, from byte {offset:,} on, do not follow one another",
+}
+FETCH = "fetch the file again from where it came, or write it anew"
 _BOTH = "fetch both files again: this one is cut short, or the index is another file's"
-
-
-class _FaultError(Exception):
-    """What is wrong with one record, before it is known which number it has."""
 
 
 def open_records(
@@ -207,14 +203,14 @@ def open_records(
 ) -> RecordFile:
     """Map a record file and read its index; without one, read through the file and number the records as they lie.
 
-    Raises FileNotFoundError for a missing file, ValueError for an empty or damaged one. Where there is a list for what
+    Raises FileNotFoundError for a missing file, DataError for an empty or damaged one. Where there is a list for what
     is `broken`, damage that is met on reading through is noted there, and the records before it are kept.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
     if path.stat().st_size < _FRAME:
-        raise ValueError(f"{shown(path)} is empty, or cut short; {_FETCH}")
+        raise DataError(f"it is empty, or cut short; {FETCH}", where=path)
     with open(path, "rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if index is None:
@@ -227,16 +223,16 @@ def open_records(
 def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The record numbers of an index, ascending, and their offsets in bytes; the lines may come in any order.
 
-    Raises ValueError, naming file and line, if a line is anything but two numbers, and if a number stands there twice.
+    Raises DataError for a line that is anything but two numbers, and for a number that stands there twice.
     """
     path = Path(path)
-    pairs = numbers_of(path, _LINE, "a record number, a tab and an offset", separator=b"\t", remedy=_remedy(path))
+    pairs = read_numbers(path, _LINE, "a record number, a tab and an offset", separator=b"\t", remedy=_remedy(path))
     keys, offsets = np.concatenate(list(pairs)).T
     if np.any(np.diff(keys) <= 0):
         order = np.argsort(keys, kind="stable")
         keys, offsets = keys[order], offsets[order]
         if np.any(twice := np.diff(keys) == 0):
-            raise ValueError(f"{shown(path)} lists record {keys[1:][twice][0]} more than once; {_remedy(path)}")
+            raise DataError(f"it lists record {keys[1:][twice][0]} more than once; {_remedy(path)}", where=path)
     return keys, offsets
 
 
@@ -272,31 +268,32 @@ def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[in
     while offset < len(data):
         try:
             start, length = _parts(data, offset)[-1]
-        except _FaultError as error:
-            fault = "is cut short" if str(error) == "cut" else "is damaged"
-            said = f"{shown(path)}, record {number}, at byte {offset:,}, {fault}"
+        except ValueError as reason:
+            where = f"{path}, record {number}, at byte {offset:,}"
+            fault = "it is cut short" if str(reason) == "cut" else "it is damaged"
             if broken is None or number == 0:
-                raise ValueError(f"{said}; {_FETCH}") from error
-            broken.append(f"{said}, and {len(data) - offset:,} bytes from there on are left out; {_FETCH}")
+                raise DataError(f"{fault}; {FETCH}", where=where) from None
+            rest = f"and {len(data) - offset:,} bytes from there on are left out"
+            broken.append(str(DataError(f"{fault}, {rest}; {FETCH}", where=where)))
             return
         yield offset
         offset, number = start + _padded(length), number + 1
 
 
 def _parts(data: memoryview, offset: int) -> list[tuple[int, int]]:
-    """The first byte and the length of each part of the record that begins at `offset`."""
+    """The first byte and the length of each part of the record that begins at `offset`; ValueError as `_begin`."""
     parts: list[tuple[int, int]] = []
     while True:
         if offset + _FRAME > len(data):
-            raise _FaultError("cut")
+            raise ValueError("cut")
         magic, word = struct.unpack_from("<II", data, offset)
         kind, length = word >> LENGTH_BITS, word & LONGEST
         if magic != MAGIC or kind not in ((MIDDLE, LAST) if parts else (WHOLE, FIRST)):
-            raise _FaultError("parts")
+            raise ValueError("parts")
         if offset + _FRAME + _padded(length) > len(data):
-            raise _FaultError("cut")
+            raise ValueError("cut")
         if kind in (FIRST, MIDDLE) and length % 4:
-            raise _FaultError("parts")
+            raise ValueError("parts")
         parts.append((offset + _FRAME, length))
         if kind in (WHOLE, LAST):
             return parts
@@ -305,9 +302,8 @@ def _parts(data: memoryview, offset: int) -> list[tuple[int, int]]:
 
 def _remedy(index: Path | None) -> str:
     if index is None:
-        return _FETCH
-    name = shown(index.name)
-    return f"fetch both files again, or delete {name}: the records are then found by reading through the other"
+        return FETCH
+    return f"fetch both files again, or delete {index.name}: the records are then found by reading through the other"
 
 
 def _padded(length: Number) -> Number:

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import beside, check_free, put_in_place, writing
-from coalface.core.text import several, shown
-from coalface.data.readers.recordio import RecordFile, Records, header, open_records, write_record
+from coalface.core.errors import DataError
+from coalface.core.text import several
+from coalface.data.readers.recordio import FETCH, RecordFile, Records, header, open_records, write_record
 from coalface.data.source import DECODER, decode, in_order
 
 EXACT = 1 << 24
@@ -34,7 +35,6 @@ LABELS = 1 << 31
 
 _BLOCK = 1 << 18
 _AHEAD = 1 << 12  # records whose headers are read at once while their images are decoded
-_FETCH = "fetch the file again from where it came, or write it anew"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rec:
     announced: tuple[int, int, int] | None
     """Identities, height and width, as the file `property` says; None without one."""
     stamp: str
-    faults: dict[int, str]
+    faults: dict[int, DataError]
     """What is wrong with the records that were left out, by record; empty unless that was asked for."""
     broken: tuple[str, ...] = ()
     """What is wrong with the header record, the file `property`, and the end of a file without an index, likewise."""
@@ -84,12 +84,12 @@ class Rec:
         return self.records.read_many(self.keys[[i]]).payload(0)
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        """Each image in turn, (size, size, 1 or 3); ValueError names the record of a damaged one."""
+        """Each image in turn, (size, size, 1 or 3); DataError names the record of a damaged one."""
         for keys in _blocks(self.keys, _AHEAD):
             records = self.records.read_many(keys)
 
             def read(i: int, records: Records = records) -> NDArray[np.uint8]:
-                where = f"{shown(self.records.path)}, record {records.keys[i]},"
+                where = f"{self.records.path}, record {records.keys[i]}"
                 return decode(records.payload(i), where, size=size, grey=grey)
 
             yield from in_order(read, len(keys))
@@ -105,20 +105,25 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     The index lies beside it under the same name with `.idx`; where there is none, the file is read through once and
     its records are numbered as they lie. All headers are read and checked here, no image is.
 
-    Raises FileNotFoundError if there is no such file; ValueError, naming file, record and remedy, if one is empty or
-    damaged, if a record lacks its image, and for a label that is no whole number from 0 on. Where damaged records are
-    to be left out, what is wrong with each is in `faults`, and with the header in `broken`, as is where reading through
-    a file without an index came to an end: then a record of two labels and no image is taken for an identity's, and an
-    error is only what makes the whole file unreadable.
+    Raises FileNotFoundError if there is no such file; DataError for a file that is empty or damaged, a record that
+    lacks its image, and a label that is no whole number from 0 on. To `leave out` what is damaged, for an inspection:
+    what is wrong with each record is in `faults`, with the rest in `broken`, and an error is only what makes the whole
+    file unreadable.
     """
     path = Path(path)
     path = path / "train.rec" if path.is_dir() else path
     index = path.with_suffix(".idx")
     broken: list[str] | None = [] if damaged == "leave out" else None
     records = open_records(path, index if index.exists() else None, broken)
-    images, identities, exact = _divide(records, broken)
+    try:
+        images, identities, exact = _by_header(records)
+    except DataError as error:
+        if broken is None:
+            raise
+        broken.append(str(error))
+        images, identities, exact = *_by_form(records), True
     if not len(images):
-        raise ValueError(f"{shown(path)} holds no image, only {len(records.keys):,} records of other kinds; {_FETCH}")
+        raise DataError(f"it holds no image, only {len(records.keys):,} records of other kinds; {FETCH}", where=path)
     faults = {} if broken is None else records.faults(images)
     images = images[~np.isin(images, list(faults))] if faults else images
     headers = [(block.label, block.lengths == 0) for block in map(records.read_many, _blocks(images))]
@@ -126,14 +131,13 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     if not exact and not np.all(empty):  # a rounded border may have let in a few of the identities' records
         kept = len(empty) - int(np.argmin(empty[::-1]))
         images, raw, empty = images[:kept], raw[:kept], empty[:kept]
-    strange = ~((raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))) & ~empty
-    for key, label in zip(images[empty | strange].tolist(), raw[empty | strange].tolist(), strict=True):
-        numbered = label == label // 1 and 0 <= label < LABELS
+    whole = (raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))
+    sound = whole & ~empty
+    for key, label, numbered in zip(images[~sound].tolist(), raw[~sound].tolist(), whole[~sound].tolist(), strict=True):
         why = "it has no image" if numbered else f"its label is {label}, which is no whole number from 0 on"
-        faults[key] = f"{shown(path)}, record {key}: {why}; {_FETCH}"
-    sound = ~(empty | strange)
-    if faults and (damaged == "error" or not np.any(sound)):
-        raise ValueError(faults[min(faults)])
+        faults[key] = DataError(f"{why}; {FETCH}", where=f"{path}, record {key}")
+    if faults and (broken is None or not np.any(sound)):
+        raise faults[min(faults)]
     images, raw = images[sound], raw[sound]
     classes, labels = np.unique(raw.astype(np.int64), return_inverse=True)
     width = len(str(classes[-1]))
@@ -146,12 +150,69 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     announced = None
     try:
         announced = _property(path.with_name("property"))
-    except ValueError as error:
+    except DataError as error:
         if broken is None:
             raise
         broken.append(str(error))
     labels, others = labels.astype(np.int64), tuple(broken or ())
     return Rec(records, names, labels, images, identities, announced, stamp.hexdigest(), faults, others)
+
+
+def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """The images' records, the identities' records, and whether the border between them is exact, by record 0.
+
+    A header record has labels and no payload. Any other record 0, or none, means that all records are images. Raises
+    DataError where what it announces cannot be.
+    """
+    keys, where = records.keys, f"{records.path}, record 0"
+    zero = records.read_many(keys[:1])
+    if keys[0] != 0 or zero.flags[0] == 0 or zero.lengths[0] > 0:
+        return keys, keys[:0], True
+    border, end = float(zero.label[0]), float(zero.second[0])
+    if not (1 <= border <= end < 1 << 62 and border == int(border) and end == int(end)):
+        raise DataError(
+            f"it should give the first identity's record and one past the last, and gives {border:g} and {end:g}; "
+            f"{FETCH}",
+            where=where,
+        )
+    images, identities = keys[(keys > 0) & (keys < border)], keys[(keys >= border) & (keys < end)]
+    exact = end <= EXACT
+    if exact and (missing := int(end) - 1 - len(images) - len(identities)):
+        raise DataError(
+            f"it announces images up to record {border - 1:.0f} and identities up to {end - 1:.0f}, and {missing:,} of "
+            f"these records are missing; {FETCH}",
+            where=where,
+        )
+    return images, identities, exact
+
+
+def _by_form(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The images' and the identities' records without record 0: two labels and no payload make an identity's."""
+    keys = records.keys[1:]
+    sound = keys[~np.isin(keys, list(records.faults(keys)))]
+    headers = [(rows, records.read_many(rows)) for rows in _blocks(sound)]
+    identities = np.concatenate([sound[:0], *(rows[(h.lengths == 0) & (h.flags == 2)] for rows, h in headers)])
+    return keys[~np.isin(keys, identities)], identities
+
+
+def _property(path: Path) -> tuple[int, int, int] | None:
+    """Identities, height and width as the file says; None where there is none."""
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        text = file.read(200)
+    match = re.fullmatch(rb"\s*(\d{1,9}),(\d{1,9}),(\d{1,9})\s*", text)
+    if match is None:
+        raise DataError(
+            f"it says {text[:40]!r} where a line `identities,height,width` is expected, as 85742,112,112: correct it, "
+            "or delete it",
+            where=path,
+        )
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def _blocks(rows: NDArray[np.int64], length: int = _BLOCK) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + length] for start in range(0, len(rows), length))
 
 
 def write_rec(
@@ -168,8 +229,7 @@ def write_rec(
     the labels [label, 0]. The bytes go into the file as they are. The folder is written beside its place and renamed.
 
     Raises FileExistsError if something is at `folder`, and ValueError for labels in another order, for an image
-    without bytes or too long for a record, without any image, and where `check_room` does: before anything is written
-    if `images` has a length that says so, else at the first image that is too many.
+    without bytes or too long for a record, without any image, and for more images than `check_room` allows.
     """
     if isinstance(images, Sized):
         check_room(len(images), 1)
@@ -235,67 +295,3 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
     out.seek(0)
     write_record(out, header([border, end]))
     return len(first)
-
-
-def _divide(records: RecordFile, broken: list[str] | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """The images' records, the identities' records, and whether the border between them is exact.
-
-    What is wrong with the header goes into `broken`, and those with two labels and no payload are identities'; or it
-    is raised.
-    """
-    try:
-        return _by_header(records)
-    except ValueError as error:
-        if broken is None:
-            raise
-        broken.append(str(error))
-    keys = records.keys[1:]
-    sound = keys[~np.isin(keys, list(records.faults(keys)))]
-    headers = [(rows, records.read_many(rows)) for rows in _blocks(sound)]
-    ranges = [rows[(found.lengths == 0) & (found.flags == 2)] for rows, found in headers]
-    identities = np.concatenate([sound[:0], *ranges])
-    return keys[~np.isin(keys, identities)], identities, True
-
-
-def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """The division that record 0 announces; ValueError where it cannot be.
-
-    A header record has labels and no payload. Any other record 0, or none, means that all records are images.
-    """
-    keys = records.keys
-    zero = records.read_many(keys[:1])
-    if keys[0] != 0 or zero.flags[0] == 0 or zero.lengths[0] > 0:
-        return keys, keys[:0], True
-    border, end = float(zero.label[0]), float(zero.second[0])
-    if not (1 <= border <= end < 1 << 62 and border == int(border) and end == int(end)):
-        raise ValueError(
-            f"{shown(records.path)}, record 0: it should give the first identity's record and one past the last, and "
-            f"gives {border:g} and {end:g}; {_FETCH}"
-        )
-    images, identities = keys[(keys > 0) & (keys < border)], keys[(keys >= border) & (keys < end)]
-    exact = end <= EXACT
-    if exact and (missing := int(end) - 1 - len(images) - len(identities)):
-        raise ValueError(
-            f"{shown(records.path)}, record 0: it announces images up to record {border - 1:.0f} and identities up to "
-            f"{end - 1:.0f}, and {missing:,} of these records are missing; {_FETCH}"
-        )
-    return images, identities, exact
-
-
-def _property(path: Path) -> tuple[int, int, int] | None:
-    if not path.is_file():
-        return None
-    with open(path, "rb") as file:
-        text = file.read(200)
-    found = re.fullmatch(rb"\s*(\d{1,9}),(\d{1,9}),(\d{1,9})\s*", text)
-    if found is None:
-        raise ValueError(
-            f"{shown(path)} says {text[:40]!r} where a line `identities,height,width` is expected, as 85742,112,112: "
-            "correct it, or delete it"
-        )
-    identities, height, width = map(int, found.groups())
-    return identities, height, width
-
-
-def _blocks(rows: NDArray[np.int64], length: int = _BLOCK) -> Iterator[NDArray[np.int64]]:
-    return (rows[start : start + length] for start in range(0, len(rows), length))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.core.text import shown
 
 NUMBER = rb"[0-9]{1,9}"
@@ -25,29 +26,29 @@ FETCH = "fetch the list again"
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:
     """File and line number, and the text, of each line of a list that is not blank.
 
-    Raises FileNotFoundError where the list is missing, and ValueError where it is no text, or empty.
+    Raises FileNotFoundError where the list is missing, and DataError where it is no text, or empty.
     """
-    _check_there(path)
+    _check_exists(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{shown(path)} is no text ({error}): fetch it again") from None
-    lines = [(f"{shown(path)}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        raise DataError(f"it is no text ({error}); {FETCH}", where=path) from None
+    lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{shown(path)} is empty: fetch it again")
+        raise DataError(f"it is empty; {FETCH}", where=path)
     yield from lines
 
 
-def numbers_of(
+def read_numbers(
     path: Path, fields: Sequence[bytes], meaning: str, *, separator: bytes = rb"[ \t]+", remedy: str = FETCH
 ) -> Iterator[NDArray[np.int64]]:
-    """The (n, len(fields)) numbers of a list, some 16 MiB of its text at a time.
+    """The (n, len(fields)) numbers of a list, some 16 MiB of its text at a time, so that no line can fill the memory.
 
-    `fields` and the `separator` between them are patterns; `meaning` says in an error what a line should be. Lines
-    without anything are passed over. Raises FileNotFoundError where the list is missing; ValueError, with file and
-    line, for a line of another form, and where the list is empty.
+    `fields` and the `separator` between them are patterns; `meaning` says in an error what a line should be. Blank
+    lines are passed over. Raises FileNotFoundError where the list is missing, and DataError with the line for another
+    form, and where the list is empty.
     """
-    _check_there(path)
+    _check_exists(path)
     pattern = rb"(?: *+%b)?[ \t\r]*+\n" % separator.join(fields)
     lines = re.compile(rb"(?:%b)*+" % pattern)  # possessive: the time is linear
     before, rows = 0, 0
@@ -60,28 +61,28 @@ def numbers_of(
             if end < len(text):
                 line = text[end : end + LONGEST].split(b"\n")[0].decode("utf-8", "backslashreplace")
                 number = before + text.count(b"\n", 0, end) + 1
-                raise not_a_line(f"{shown(path)}, line {number:,}", line, meaning, remedy)
+                raise line_error(f"{path}, line {number}", line, meaning, remedy)
             before += text.count(b"\n")
             plain = text.replace(b",", b" ")
             numbers = np.fromstring(plain, np.int64, sep=" ") if plain.strip() else np.empty(0, np.int64)
             rows += len(numbers)
             yield numbers.reshape(-1, len(fields))
     if not rows:
-        raise ValueError(f"{shown(path)} is empty: {remedy}")
+        raise DataError(f"it is empty; {remedy}", where=path)
 
 
 def whole_number(text: str, where: str) -> int:
-    """The number that a field of a line holds; ValueError where it holds another thing."""
+    """The number that a field of a line holds; DataError where it holds another thing."""
     if not re.fullmatch(NUMBER, text.encode("utf-8", "backslashreplace")):
-        raise ValueError(f"{where}: {text[:80]!r} is where a number belongs; {FETCH}")
+        raise DataError(f"{text[:80]!r} is where a number belongs; {FETCH}", where=where)
     return int(text)
 
 
-def not_a_line(where: str, line: str, meaning: str, remedy: str = FETCH) -> ValueError:
+def line_error(where: str, line: str, meaning: str, remedy: str = FETCH) -> DataError:
     """What to raise of a line that is not what it should be."""
-    return ValueError(f"{where}: {line.strip()[:80]!r} is not {meaning}; {remedy}")
+    return DataError(f"{line.strip()[:80]!r} is not {meaning}; {remedy}", where=where)
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")

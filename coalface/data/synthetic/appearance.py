@@ -19,50 +19,18 @@ Numbers = NDArray[np.floating[Any]]
 
 IDENTITY: dict[str, tuple[float, float]] = {
     # name: (mean, standard deviation); lengths are in the head's own units, see rendering.py
-    "face_width": (0.62, 0.061),
-    "face_length": (0.84, 0.058),
-    "jaw": (0.29, 0.109),
-    "temple": (0.08, 0.043),
-    "cheek": (0.00, 0.043),
-    "asymmetry": (0.0, 0.029),
-    "eye_distance": (0.385, 0.049),
-    "eye_height": (-0.06, 0.058),
-    "eye_width": (0.175, 0.029),
-    "eye_open": (0.076, 0.022),
-    "eye_tilt": (0.0, 0.160),
-    "iris_size": (0.074, 0.010),
-    "lid": (0.035, 0.012),
-    "socket": (0.55, 0.319),
-    "brow_height": (0.205, 0.043),
-    "brow_length": (0.225, 0.038),
-    "brow_thick": (0.038, 0.019),
-    "brow_arch": (0.030, 0.043),
-    "brow_tilt": (-0.12, 0.290),
-    "brow_dark": (0.72, 0.232),
-    "nose_tip": (0.27, 0.065),
-    "nose_width": (0.150, 0.039),
-    "nose_relief": (0.8, 0.319),
-    "bridge": (0.085, 0.029),
-    "mouth_height": (0.56, 0.058),
-    "mouth_width": (0.33, 0.065),
-    "upper_lip": (0.050, 0.020),
-    "lower_lip": (0.070, 0.026),
-    "mouth_bow": (0.35, 0.217),
-    "lip_tone": (0.5, 0.362),
-    "hollow": (0.10, 0.08),
-    "skin_tone": (0.0, 1.0),
-    "hair_tone": (0.0, 1.0),
-    "eye_tone": (0.4, 0.392),
-    "hair_line": (-0.60, 0.123),
-    "hair_curve": (0.25, 0.290),
-    "hair_length": (0.65, 0.725),
-    "hair_volume": (0.17, 0.07),
-    "ear_size": (1.0, 0.232),
-    "beard": (-0.25, 0.652),
-    "beard_line": (0.62, 0.145),
-    "spot_depth": (0.055, 0.029),
-    "mole_size": (0.075, 0.017),
-    "age": (0.35, 0.30),
+    "face_width": (0.62, 0.061), "face_length": (0.84, 0.058), "jaw": (0.29, 0.109), "temple": (0.08, 0.043),
+    "cheek": (0.00, 0.043), "asymmetry": (0.0, 0.029), "eye_distance": (0.385, 0.049), "eye_height": (-0.06, 0.058),
+    "eye_width": (0.175, 0.029), "eye_open": (0.076, 0.022), "eye_tilt": (0.0, 0.160), "iris_size": (0.074, 0.010),
+    "lid": (0.035, 0.012), "socket": (0.55, 0.319), "brow_height": (0.205, 0.043), "brow_length": (0.225, 0.038),
+    "brow_thick": (0.038, 0.019), "brow_arch": (0.030, 0.043), "brow_tilt": (-0.12, 0.290),
+    "brow_dark": (0.72, 0.232), "nose_tip": (0.27, 0.065), "nose_width": (0.150, 0.039), "nose_relief": (0.8, 0.319),
+    "bridge": (0.085, 0.029), "mouth_height": (0.56, 0.058), "mouth_width": (0.33, 0.065),
+    "upper_lip": (0.050, 0.020), "lower_lip": (0.070, 0.026), "mouth_bow": (0.35, 0.217), "lip_tone": (0.5, 0.362),
+    "hollow": (0.10, 0.08), "skin_tone": (0.0, 1.0), "hair_tone": (0.0, 1.0), "eye_tone": (0.4, 0.392),
+    "hair_line": (-0.60, 0.123), "hair_curve": (0.25, 0.290), "hair_length": (0.65, 0.725),
+    "hair_volume": (0.17, 0.07), "ear_size": (1.0, 0.232), "beard": (-0.25, 0.652), "beard_line": (0.62, 0.145),
+    "spot_depth": (0.055, 0.029), "mole_size": (0.075, 0.017), "age": (0.35, 0.30),
 } | {
     f"{part}{k}_{name}": value
     for k in range(3)
@@ -74,7 +42,7 @@ IDENTITY: dict[str, tuple[float, float]] = {
         ("mole", "v", (0.15, 0.38)),
         ("mole", "dark", (0.15, 0.30)),
     )
-}
+}  # fmt: skip
 """What stays with a person, over all images."""
 
 NUISANCE: tuple[str, ...] = (

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from coalface.core.disk import beside, check_free, put_in_place, writing
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
@@ -50,15 +51,13 @@ class Pairs:
 
 
 def kind_of(out: Path, wanted: str | None) -> Kind:
-    """The form to make: `wanted`, or that of the name. Raises ValueError where neither says it."""
+    """The form to make: `wanted`, or that of the name. Raises RecipeError where neither says it."""
     kinds: tuple[Kind, ...] = typing.get_args(Kind)
+    wanted = "bin" if wanted is None and out.suffix == ".bin" else wanted
     for kind in kinds:
-        if kind == wanted or (wanted is None and kind == "bin" and out.suffix == ".bin"):
+        if kind == wanted:
             return kind
-    if wanted is None:
-        wanted = f"--to {', --to '.join(kinds)}"
-        raise ValueError(f"{shown(out)}: say what to make, by {wanted}, or by a name that ends in .bin")
-    raise ValueError(f"--to {wanted}: there is no such form; known: {', '.join(kinds)}")
+    raise RecipeError(f"choose {', '.join(kinds)}; a name that ends in .bin makes a bin", where=f"--to {wanted or '?'}")
 
 
 def convert(
@@ -68,7 +67,7 @@ def convert(
     *,
     size: int = 112,
     grey: bool = False,
-    pairs: Pairs | None = None,
+    pairs: Pairs = Pairs(),
     progress: Progress = lambda done, total: None,
 ) -> list[str]:
     """Write the images of `store` to `out` in another form; returns remarks on what could not be carried over.
@@ -82,7 +81,7 @@ def convert(
     out = Path(out)
     check_free(out)
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
-        raise ValueError(f"{shown(out)} lies in what is converted: choose a place outside {shown(store.path)}")
+        raise DataError(f"it lies in what is converted: choose a place outside {store.path}", where=out)
     remarks = [f"passed over: {said}" for said in store.passed_over()]
     if kind == "folder":
         return remarks + _to_folder(store, out, progress)
@@ -97,17 +96,16 @@ _FOR: dict[str, Kind] = {"--size": "pack", "--grey": "pack", "--pairs": "bin", "
 
 
 def check_options(kind: Kind, given: Iterable[str]) -> None:
-    """Raise ValueError for options of the command that do nothing for this form, or that exclude each other."""
+    """Raise RecipeError for options of the command that do nothing for this form, or that exclude each other."""
     given = list(given)
-    if idle := [option for option in given if _FOR.get(option, kind) != kind]:
-        raise ValueError(
-            f"{idle[0]} is for a {_FOR[idle[0]]}, and this makes a {kind}: leave it out, or say --to {_FOR[idle[0]]}"
-        )
+    if idle := next((option for option in given if _FOR.get(option, kind) != kind), None):
+        needed = _FOR[idle]
+        raise RecipeError(f"it is for a {needed}, and this makes a {kind}: use --to {needed}", where=idle)
     sources = [option for option in given if option in ("--pairs", "--list", "--draw")]
     if len(sources) > 1:
-        raise ValueError(f"{' and '.join(sources)}: pairs come from one place; keep one of them")
+        raise RecipeError("pairs come from one place; keep one of them", where=" and ".join(sources))
     if "--seed" in given and "--draw" not in given:
-        raise ValueError("--seed is for drawn pairs: give --draw as well, or leave it out")
+        raise RecipeError("it is for drawn pairs: give --draw as well, or leave it out", where="--seed")
 
 
 def _to_folder(store: Store, out: Path, progress: Progress) -> list[str]:
@@ -158,7 +156,7 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
             (partial / IDENTITIES).write_text(text, encoding="utf-8", errors="surrogateescape")
         again = open_store(partial)
         if list(again.names) != names or not np.array_equal(again.labels, labels[order]):
-            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
+            raise DataError("it is not made, since it would not be read again as it was meant", where=out)
         put_in_place(partial, out)
     remarks = []
     if others or (first.width, first.height) != (112, 112):
@@ -170,7 +168,7 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
     return remarks
 
 
-def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -> list[str]:
+def _to_bin(store: Store, out: Path, wanted: Pairs, progress: Progress) -> list[str]:
     listed = _pairs_of(store, wanted)
     places = np.stack([listed.left, listed.right], axis=1).reshape(-1)
 
@@ -182,7 +180,7 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
     with beside(out) as partial:
         write_bin(partial, images(), listed.same.tolist())
         if not np.array_equal(read_bin(partial).same, listed.same):
-            raise ValueError(f"{shown(out)} is not made, since it would not be read again as it was meant")
+            raise DataError("it is not made, since it would not be read again as it was meant", where=out)
         put_in_place(partial, out)
     remarks = []
     left = len(store) - len(np.unique(places))
@@ -196,32 +194,26 @@ def _to_bin(store: Store, out: Path, wanted: Pairs | None, progress: Progress) -
     return remarks
 
 
-def _pairs_of(store: Store, wanted: Pairs | None) -> PairList:
-    wanted = wanted or Pairs()
-    if sum(given is not None for given in (wanted.path, wanted.draw, wanted.name)) > 1:
-        raise ValueError("pairs come from one place: give one of --pairs, --list and --draw")
+def _pairs_of(store: Store, wanted: Pairs) -> PairList:
     pixels = np.zeros((len(store), 1, 1, 1), np.uint8)
     faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, tuple(store.files))
     if wanted.path is not None:
         own = read_list_file(store.path, faces, wanted.path, layout=store.layout) if store.layout else None
         return own or read_pairs(wanted.path, faces, root=store.path)
     if wanted.draw is not None:
-        if wanted.rng is None:
-            raise ValueError("drawn pairs need their number and a generator")
+        assert wanted.rng is not None, "drawn pairs need a generator"
         try:
             return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
         except ValueError as error:
-            raise ValueError(f"--draw {wanted.draw}: {error}") from None
+            raise RecipeError(str(error), where=f"--draw {wanted.draw}") from None
     if wanted.name is None and store.pairs is not None:
         return store.pairs
     if store.layout and (wanted.name is not None or has_lists(store.path, faces, layout=store.layout)):
         return read_list(store.path, faces, layout=store.layout, name=wanted.name)
     if wanted.name is not None:
-        raise ValueError(f"--list {wanted.name[:80]}: {shown(store.path)} has no pair lists of its own with names")
-    raise ValueError(
-        "a .bin holds pairs: give a pair list (--pairs FILE), or how many genuine and as many impostor "
-        "pairs to draw (--draw N)"
-    )
+        text = f"{shown(store.path)} has no pair lists of its own with names"
+        raise RecipeError(text, where=f"--list {wanted.name[:80]}")
+    raise RecipeError("a .bin holds pairs: give a pair list (--pairs FILE), or how many to draw (--draw N)")
 
 
 def _to_pack(store: Store, out: Path, size: int, grey: bool, progress: Progress) -> list[str]:
@@ -270,8 +262,8 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
     for left, right, same in zip(pairs.left[order], pairs.right[order], pairs.same[order], strict=True):
         one, other = files[left], files[right]
         if not same and one.parent == other.parent:
-            raise ValueError(
-                f"an impostor pair of {shown(one)} and {shown(other)} is one identity by other pairs: the .bin "
+            raise DataError(
+                f"an impostor pair of {one} and {other} is one identity by other pairs: the .bin "
                 "contradicts itself, and LFW's format cannot say so"
             )
         numbers = [int(file.stem.rpartition("_")[2]) for file in (one, other)]
@@ -294,5 +286,6 @@ def _sound(store: Store, places: Sequence[int]) -> Iterator[tuple[bytes | memory
             yield from in_order(lambda k: (read(k)[0], read_header(*read(k))), len(places))
         else:
             yield from all_whole(read, len(places))
-    except ValueError as error:
-        raise ValueError(f"{error}. `coalface data inspect` lists all that is damaged") from None
+    except DataError as error:
+        text = str(error).removeprefix(f"{error.where}: ")
+        raise DataError(f"{text}. `coalface data inspect` lists all that is damaged", where=error.where) from None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from coalface.core.text import shown
+from coalface.core.errors import DataError
 from coalface.data.readers.headers import Header
 from coalface.data.source import check_image, in_order
 
@@ -76,12 +76,12 @@ class Ear:
 
 
 def check_whole(encoded: bytes | memoryview, where: str, ear: Ear) -> Header:
-    """The header of an encoded image that is decoded without a complaint; ValueError, naming `where`, for others."""
+    """The header of an encoded image that is decoded without a complaint; DataError, naming `where`, for others."""
     header, said = ear.hear(lambda: check_image(encoded, where))
     if said:
-        raise ValueError(
-            f"{shown(where)} is damaged in the middle (its decoder says: {said[0]}): replace it from the original, or "
-            "delete it"
+        raise DataError(
+            f"it is damaged in the middle (its decoder says: {said[0]}): replace it from the original, or delete it",
+            where=where,
         )
     return header
 
@@ -89,7 +89,7 @@ def check_whole(encoded: bytes | memoryview, where: str, ear: Ear) -> Header:
 def all_whole(
     read: Callable[[int], tuple[bytes | memoryview, str]], count: int
 ) -> Iterator[tuple[bytes | memoryview, Header]]:
-    """The encoded images 0 to `count` − 1 and their headers in turn; ValueError names the first that is not whole.
+    """The encoded images 0 to `count` − 1 and their headers in turn; DataError names the first that is not whole.
 
     `read` gives an image and what an error calls it. Several threads decode; of a batch that the decoder complained
     of, each image is decoded again, to find which it was.

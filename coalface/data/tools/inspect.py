@@ -6,7 +6,6 @@ import array
 import collections
 import dataclasses
 import hashlib
-import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
+from coalface.data.readers.bin import linked
 from coalface.data.readers.headers import check_header
 from coalface.data.tools.decode_check import Ear, check_whole
 
@@ -139,7 +139,11 @@ def inspect(
     report.channels = {str(c): n for c, n in sorted(channels.items())}
     report.formats = dict(formats.most_common())
     of = np.array(labels, dtype=np.int64)
-    _count(report, of, len(names))
+    counts = np.bincount(of, minlength=len(names))
+    if len(counts):
+        middle = {"median": float(np.median(counts)), "mean": float(counts.mean())}
+        report.per_identity = {"least": int(counts.min()), **middle, "most": int(counts.max())}
+    report.single = int((counts == 1).sum())
     _doubles(report, np.array(hashes, dtype=np.uint64), of, lambda i: place(looked_at[i]))
     near = near_names(names)
     report.near_names, report.near_names_count = [group[:SHOWN] for group in near[:SHOWN]], len(near)
@@ -177,18 +181,6 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in counts.items()) or "none"
 
 
-def _count(report: Report, labels: NDArray[np.int64], identities: int) -> None:
-    counts = np.bincount(labels, minlength=identities)
-    if len(counts):
-        report.per_identity = {
-            "least": int(counts.min()),
-            "median": float(np.median(counts)),
-            "mean": float(counts.mean()),
-            "most": int(counts.max()),
-        }
-    report.single = int((counts == 1).sum())
-
-
 def _doubles(
     report: Report, hashes: NDArray[np.uint64], labels: NDArray[np.int64], where: Callable[[int], str]
 ) -> None:
@@ -211,32 +203,21 @@ def near_names(names: Sequence[str]) -> list[list[str]]:
     """Groups of names that differ in case, accents, order of words, punctuation, or one letter (of eight or more).
 
     Numbers, such as `n000123`, are never near each other. Two words differ in one letter where both give the same text
-    when one letter is left out of each. Up to `_ALIKE` spellings that give one text are told pair by pair; more of them
-    are one group, in which any two may differ in one letter, or a letter stands elsewhere. So the work is linear in the
-    number of names, however alike they are.
+    when one letter is left out of each, so the work is linear in the number of names, however alike they are.
     """
     plain: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         if not any(character.isdigit() for character in name):
             plain.setdefault(_spelling(name), []).append(name)
-    groups = [found for found in plain.values() if len(found) > 1]
-    shortened: dict[str, list[str]] = {}
-    for spelling in plain:
-        for less in {spelling[:i] + spelling[i + 1 :] for i in range(len(spelling) if len(spelling) >= 8 else 0)}:
-            shortened.setdefault(less, []).append(spelling)
-    pairs: set[tuple[str, ...]] = set()
-    for missing, found in shortened.items():
-        alike = [missing, *found] if missing in plain and len(missing) >= 7 else found
-        if len(alike) > _ALIKE:
-            pairs.add(tuple(sorted(alike)))
-        else:
-            pairs.update(itertools.combinations(sorted(alike), 2))
-    groups += [[plain[spelling][0] for spelling in alike] for alike in sorted(pairs)]
-    return sorted(groups)
-
-
-_ALIKE = 12
-"""Spellings that are compared pair by pair."""
+    first: dict[str, int] = {}
+    links = []
+    for number, word in enumerate(plain):
+        shorter = {word[:i] + word[i + 1 :] for i in range(len(word))} if len(word) >= 8 else set()
+        links += [(first.setdefault(text, number), number) for text in {word, *shorter} if len(text) >= 7]
+    groups: dict[int, list[str]] = {}
+    for spelt, group in zip(plain.values(), linked(len(plain), links).tolist(), strict=True):
+        groups.setdefault(group, []).extend(spelt)
+    return sorted(group for group in groups.values() if len(group) > 1)
 
 
 def _spelling(name: str) -> str:
@@ -249,10 +230,8 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
     if report.images == 0:
         yield "it holds no image"
     if report.damaged_count:
-        yield (
-            f"{_are(report.damaged_count, 'image')} damaged: replace or delete {_them(report.damaged_count)}, since "
-            "packing stops at the first"
-        )
+        what = "it" if report.damaged_count == 1 else "them"
+        yield f"{_are(report.damaged_count, 'image')} damaged: replace or delete {what}: packing stops at the first"
     if report.broken_count and report.kind == "rec":
         beside = several(report.broken_count, "record or file", "records or files")
         yield f"{beside} beside the images do not fit them: write the set anew, or fetch it again"
@@ -309,7 +288,3 @@ def _other_sizes(sizes: collections.Counter[tuple[int, int]]) -> collections.Cou
 
 def _are(count: int, what: str) -> str:
     return f"{several(count, what)} {'is' if count == 1 else 'are'}"
-
-
-def _them(count: int) -> str:
-    return "it" if count == 1 else "them"

@@ -24,7 +24,7 @@ def file_names(store: Store) -> Iterator[str]:
     A file keeps its name; one that did not lie in a folder of its identity, as in many a layout, takes with it the
     names of the folders that lay between: CFP's `Data/Images/001/frontal/01.jpg` is `001/frontal_01.jpg`.
 
-    Raises ValueError for a name that would lead out of the folder.
+    Raises DataError for a name that would lead out of the folder.
     """
     check_names(store.names, shown(store.path))
     folders = _folders(store.names)
@@ -49,7 +49,7 @@ def file_names(store: Store) -> Iterator[str]:
 def _folders(names: Sequence[str]) -> Sequence[str]:
     """The folder of each identity: its name. Folders within folders are read again for races alone, as in BUPT.
 
-    Of other names with a `/`, such as those of joined sources, it becomes `_`; ValueError where two become one.
+    Of other names with a `/`, such as those of joined sources, it becomes `_`; DataError where two become one.
     """
     nested = [name.partition("/") for name in names if "/" in name]
     if not nested or (len(nested) == len(names) and all(p in RACES and "/" not in rest for p, _, rest in nested)):

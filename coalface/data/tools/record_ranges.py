@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,26 +15,19 @@ def misfits(found: Rec) -> Iterator[str]:
     """What is wrong with the identities' records, each with its number; nothing for a file without any.
 
     Identity k's record gives a range [a, b) of records. The ranges begin before they end, lie among the images, do not
-    overlap, and leave out no image; the images of a range have one label, which is k. In a file whose labels have gaps,
-    and so are other numbers than k, they ascend from range to range. Numbers above `EXACT` are rounded in the file, and
-    ranges that reach there are passed over.
+    overlap, and leave out no image; the images of a range have one label, which is k, or, in a file whose labels have
+    gaps, above that of the range before. Ranges that reach above `EXACT`, where numbers are rounded, are passed over.
     """
     if not len(found.identities):
         return
     path, border = shown(found.records.path), int(found.identities[0])
     faults = found.records.faults(found.identities)
-    yield from faults.values()
+    yield from map(str, faults.values())
     readable = found.identities[~np.isin(found.identities, list(faults))]
     records = found.records.read_many(readable)
     sound: list[tuple[int, int, int]] = []
-    for key, flag, length, a, b in zip(
-        readable.tolist(),
-        records.flags.tolist(),
-        records.lengths.tolist(),
-        records.label.tolist(),
-        records.second.tolist(),
-        strict=True,
-    ):
+    columns = (readable, records.flags, records.lengths, records.label, records.second)
+    for key, flag, length, a, b in zip(*(column.tolist() for column in columns), strict=True):
         where = f"{path}, record {key}"
         if flag != 2 or length:
             yield f"{where}: it should be an identity's range, two labels without an image, and is something else"
@@ -93,26 +85,9 @@ def _labels(path: str, found: Rec, border: int, ranges: list[tuple[int, int, int
             )
         else:
             one.append((key, int(numbers[first])))
-    own = [key for key, label in one if label == key - border]
-    in_place = set(own) if 2 * len(own) > len(one) else _ascending(one)
+    in_place = 2 * sum(label == key - border for key, label in one) > len(one)
+    before = -1
     for key, label in one:
-        if key not in in_place:
+        if label != key - border if in_place else label <= before:
             yield f"{path}, record {key}: it is identity {key - border}, and its images have the label {label}"
-
-
-def _ascending(pairs: list[tuple[int, int]]) -> set[int]:
-    """The keys of the longest run of pairs, not necessarily neighbours, whose labels ascend (patience sorting)."""
-    ends: list[int] = []
-    last: list[int] = []
-    before: list[int] = []
-    for i, (_, label) in enumerate(pairs):
-        place = bisect.bisect_left(ends, label)
-        before.append(last[place - 1] if place else -1)
-        ends[place : place + 1] = [label]
-        last[place : place + 1] = [i]
-    run = set()
-    at = last[-1] if last else -1
-    while at >= 0:
-        run.add(pairs[at][0])
-        at = before[at]
-    return run
+        before = label
