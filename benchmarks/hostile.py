@@ -192,7 +192,7 @@ class Outcome:
     honest: int
     """Replies of others that did not count."""
     ended: bool = False
-    """It could not be judged, and the figures are those of chance."""
+    """It could not be evaluated, and the figures are those of chance."""
 
 
 def outcome(recipe: Recipe, attack: str) -> Outcome:
@@ -340,7 +340,7 @@ def tell_attacked(asked: argparse.Namespace, tell: Callable[[str], None]) -> Non
                 runs = [outcome(recipe_of(COMPARED[name], changes), attack) for changes in given]
                 accuracy, eer = (statistics.mean(getattr(r, f) for r in runs) for f in ("accuracy", "eer"))
                 sums = [sum(getattr(r, f) for r in runs) for f in ("hostile", "honest", "abandoned")]
-                ended = " (not to be judged)" * any(run.ended for run in runs)
+                ended = " (not to be evaluated)" * any(run.ended for run in runs)
                 counts = " | ".join(map(str, sums))
                 tell(f"| `{name}` | {attack} | {bound} | {accuracy:.1f}{ended} | {eer:.1f} | {counts} |")
 

@@ -5,7 +5,7 @@
 A step is forward, CosFace over 650 identities, backward and SGD with momentum. The settings take turns step by step
 (A B C A B C …), so that whatever else the machine does falls on all alike. Each figure is a median over the turns, in
 images/s and as a ratio to float32 with contiguous tensors in the same run. Denormal flushing is switched per step and
-acts on the main thread alone: judge it with `--threads 1`.
+acts on the main thread alone: measure it with `--threads 1`.
 """
 
 from __future__ import annotations

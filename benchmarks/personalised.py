@@ -10,7 +10,7 @@ float32 product of all impostor pairs in blocks, of which the largest alone is k
 which takes three products. *close*: as *paper*, of a model whose cosines lie between 0.98 and 1.
 
 Every case runs in a process of its own. `cpu` is processor time over all threads: on a busy machine it says more than
-`seconds`, at one thread. `most` is the most that the process ever held, `before` what it held before it judged, the
+`seconds`, at one thread. `most` is the most that the process ever held, `before` what it held before it evaluated, the
 embeddings among it.
 """
 
@@ -38,8 +38,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     """One case, in this process."""
     import numpy as np
 
-    from coalface.evaluation.metrics.personalised import FARS, gallery_of, judge_client
-    from coalface.evaluation.metrics.streaming import BLOCK, Pairs
+    from coalface.evaluation.metrics.exact import BLOCK
+    from coalface.evaluation.metrics.personalised import FARS, evaluate_client, gallery_of
 
     rng = np.random.default_rng(0)
     count, d = args.clients * args.identities, args.dimensions
@@ -48,10 +48,10 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
 
     def embed(labels: np.ndarray) -> np.ndarray:
         rows = np.empty((len(labels), d), np.float32)
-        for start in range(0, len(labels), BLOCK):
-            part = centres[labels[start : start + BLOCK]] + common
+        for start in range(0, len(labels), BLOCK[0]):
+            part = centres[labels[start : start + BLOCK[0]]] + common
             part += 2 * rng.standard_normal(part.shape, dtype=np.float32)
-            rows[start : start + BLOCK] = part / np.linalg.norm(part, axis=1, keepdims=True)
+            rows[start : start + BLOCK[0]] = part / np.linalg.norm(part, axis=1, keepdims=True)
         return rows
 
     identities = np.repeat(np.arange(count), args.images)
@@ -60,15 +60,17 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     trained = np.repeat(np.arange(args.identities), 60)
     gallery, names = gallery_of(embed(trained), trained)
     own = clients == 0
-    pairs = Pairs(features[own], identities[own], features, identities, np.flatnonzero(~own))
-    _ = features[:BLOCK] @ features[:BLOCK].T  # the first product starts the threads
+    mine, others = features[own], features[~own]
+    _ = mine @ mine.T  # the first product starts the threads
     before = memory("VmRSS")
     begun, used = time.perf_counter(), time.process_time()
     figures: dict[str, float] = {}
     if args.case == "bar":
-        figures["largest"] = max(float(found.max()) for _, _, found in pairs.blocks(BLOCK))
+        figures["largest"] = max(
+            float((mine @ others[start : start + BLOCK[0]].T).max()) for start in range(0, len(others), BLOCK[0])
+        )
     else:
-        result = judge_client(
+        result = evaluate_client(
             features,
             identities,
             clients,

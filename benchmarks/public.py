@@ -5,7 +5,7 @@
 
 Rounds of `fedfr-joint` by a recipe, from its pre-trained model: as they are, and with every client computing the
 features by itself. Both run in this process and take turns; a run's first round is left out. The ratio is of the
-processor time of a client's round, without judging and checkpoints. The model is the same in both, bit for bit.
+processor time of a client's round, without evaluation and checkpoints. The model is the same in both, bit for bit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    changes = [f"rounds={options.rounds}", "judge={lists: {}}", f"engine.checkpoint_every={10**6}"]
+    changes = [f"rounds={options.rounds}", "evaluation={pairs: {}}", f"engine.checkpoint_every={10**6}"]
     recipe = loader.load(options.recipe, changes)
     seconds: dict[str, list[float]] = {"each alone": [], "once": []}
     ratios, models = [], set()

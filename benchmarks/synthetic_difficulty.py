@@ -1,10 +1,10 @@
-"""How hard the synthetic faces are: a small network trained for about a minute in each domain, judged in every domain.
+"""How hard the synthetic faces are: a small network trained for a minute in each domain, evaluated in every domain.
 
     python benchmarks/synthetic_difficulty.py                     # every domain: about five minutes on two cores
     python benchmarks/synthetic_difficulty.py studio night        # two of them
 
 Each network sees 45,000 images (a minute's work for two free cores) of 400 identities × 20, under CosFace (scale 30,
-margin 0.35) and SGD with momentum. It is judged on identities 400 to 599, whom no network has seen, by the ten-fold
+margin 0.35) and SGD with momentum. It is evaluated on identities 400 to 599, whom no network has seen, by the ten-fold
 accuracy (percent) of 4,000 genuine and 4,000 impostor pairs. The rows "pixels" (cosine of the images less their mean)
 and "untrained" say what is to be had for nothing.
 """
@@ -75,7 +75,7 @@ def train(faces: FaceSet, images: int, rate: float, seed: int) -> torch.nn.Modul
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("domains", nargs="*", default=list(DOMAINS), help=f"some of {', '.join(DOMAINS)}")
-    parser.add_argument("--train", nargs="*", choices=list(DOMAINS), help="train in these alone; judge in all named")
+    parser.add_argument("--train", nargs="*", choices=list(DOMAINS), help="train in these alone; evaluate in all named")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--images", type=int, default=45_000, help="images that each network sees")
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate at the start; it falls as a cosine")

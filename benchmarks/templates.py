@@ -1,4 +1,4 @@
-"""What judging templates costs: `python benchmarks/templates.py [templates|megaface] [SHARE]`, on made-up embeddings.
+"""What templates cost to evaluate: `python benchmarks/templates.py [templates|megaface] [SHARE]`, made-up embeddings.
 
 `templates`, at IJB-C's size: the list of 15,658,489 pairs read from a text, and its pairs of 23,124 templates of 512
 dimensions scored and turned into the TAR table, as ratios to the bare matrix product of all left by all right templates
@@ -110,7 +110,7 @@ def distractors(share: float) -> None:
     times = [seconds(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)) for _ in range(4)]
     product = min(times) * (probes / len(block)) * (others / 8192)
     start = time.perf_counter()
-    found = megaface.judge(features, identity, crowd)
+    found = megaface.evaluate_probes(features, identity, crowd)
     taken = time.perf_counter() - start
     print(
         f"{probes:,} probes × {others:,} distractors: {taken:.0f} s, {taken / product:.2f} times the bare products "

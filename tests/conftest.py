@@ -27,7 +27,7 @@ def fedavg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def solo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished tiny run with a model for each party, judged on the same pairs; tests only read it."""
+    """The folder of a finished tiny run with a model for each party, evaluated on those pairs; tests only read it."""
     import tinyruns
 
     return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", name="tiny-solo", method="solo")

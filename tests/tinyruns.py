@@ -108,12 +108,12 @@ PUBLIC: dict[str, Any] = {
 
 
 def public_images(**changes: Any) -> Recipe:
-    """Six public people of five images, and six private ones at three clients; nobody of theirs is judged."""
+    """Six public people of five images, and six private ones at three clients; nobody of theirs is evaluated."""
     tree = loader.merged(loader.merged(TINY, {"data": {"faces": {"identities": 14}}}), PUBLIC)
     return loader.parse(loader.merged(tree, changes))
 
 
-JUDGED: dict[str, Any] = {
+EVALUATED: dict[str, Any] = {
     "pretrain": None,
     "data": {"test": {"images": 2}},
     "local": {"lr": 0.05},

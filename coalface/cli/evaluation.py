@@ -48,11 +48,11 @@ def evaluate(
     """
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting
-    from coalface.evaluation.finished_model import judge_model
+    from coalface.evaluation.finished_model import evaluate_model
 
     show = functools.partial(counting, quiet=quiet or as_json)
     with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
-        figures = judge_model(
+        figures = evaluate_model(
             model,
             on,
             images=images,
@@ -93,10 +93,10 @@ def ijb(
     Images of IJB-B and IJB-C are aligned by the landmarks in their list; those of IJB-A must be faces already.
     """
     from coalface.data.tools.progress_bar import counting
-    from coalface.evaluation.ijb import judge_ijb
+    from coalface.evaluation.ijb import evaluate_ijb
 
     show = functools.partial(counting, quiet=quiet)
-    found = judge_ijb(
+    found = evaluate_ijb(
         model, meta, images, party=party, flip=flip, norm=norm, detector=detector, features=features, show=show
     )
     typer.echo(json.dumps(found, indent=1)) if as_json else _print_ijb(found)
@@ -122,9 +122,9 @@ def megaface(
     Images must be faces already; noises are left out.
     """
     from coalface.data.tools.progress_bar import counting
-    from coalface.evaluation.megaface import judge_megaface
+    from coalface.evaluation.megaface import evaluate_megaface
 
-    found = judge_megaface(
+    found = evaluate_megaface(
         model,
         lists,
         probes,

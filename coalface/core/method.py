@@ -320,7 +320,7 @@ class Method(HasSteps, ABC):
 
     @abstractmethod
     def models(self, fed: Federation, state: Any) -> Models:
-        """What the run leaves, from the last state; also what an observer judges during the run."""
+        """What the run leaves, from the last state; also what an observer evaluates during the run."""
 
     def untrained(self) -> str:
         """What is wrong with starting from a model that nobody has trained; empty where the method can."""

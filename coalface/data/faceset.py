@@ -1,4 +1,4 @@
-"""The one form in which face images reach a party, a judge or a model."""
+"""The one form in which face images reach a party, an evaluator or a model."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class PairList:
     same: NDArray[np.bool_]
     """(n,) True for a genuine pair."""
     fold: NDArray[np.int64] | None = None
-    """(n,) the fold of each pair, from 0; None where the list has none, and the judge makes them."""
+    """(n,) the fold of each pair, from 0; None where the list has none, and the evaluation makes them."""
     headline: NDArray[np.bool_] | None = None
     """(n,) True for the pairs that count in the headline figure: all impostor pairs, and so many genuine ones of each
     identity. None: all pairs count."""
@@ -168,7 +168,7 @@ def refuse_matlab(path: Path) -> None:
 
 
 def devtest_all(faces: FaceSet, names: Collection[str]) -> PairList:
-    """Every genuine and 200,000 impostor pairs of the named identities: LFW's pairsDevTest, judged finely.
+    """Every genuine and 200,000 impostor pairs of the named identities: LFW's pairsDevTest, evaluated finely.
 
     It is `all_pairs` with 20 genuine pairs per identity in the headline and `numpy.random.default_rng(2048)`; its hash
     over LFW is `DEVTEST_ALL_SHA256`.
@@ -265,7 +265,7 @@ def most_pairs(faces: FaceSet) -> int:
 
 
 def list_sha256(pairs: PairList, faces: FaceSet) -> str:
-    """SHA-256 of the list as text, so that two people can know that they judge on the same pairs.
+    """SHA-256 of the list as text, so that two people can know that they evaluate on the same pairs.
 
     A pair is a line of five fields, each ended by a tab, the last by a newline: both files, `same`, the fold and
     `headline`; 1 and 0 for true and false, `-` where the list has no folds or no headline.

@@ -1,4 +1,4 @@
-"""How the identities of a face set are dealt to parties, and what is kept back to judge on.
+"""How the identities of a face set are dealt to parties, and what is kept back to evaluate on.
 
 A partition gives `{party: FaceSet}`. Its keys are in registration order, which is their sorted order. All the views
 share the pixel store of the set they were cut from, and each numbers its identities from 0. Identities of which the

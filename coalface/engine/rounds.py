@@ -28,7 +28,7 @@ class RoundPolicy:
     keep_checkpoints: int = 2
     """Checkpoints kept."""
     evaluate_every: int = 0
-    """Rounds between two judgements by the observers; 0: none during the run."""
+    """Rounds between two evaluations by the observers; 0: none during the run."""
     on_error: str = "stop"
     """`stop` ends the run at the first step that fails (a simulation), `exclude` goes on without that party."""
     faults: SimulatedFaults = SimulatedFaults()

@@ -28,7 +28,7 @@ READ = 200
 
 
 Observer = Callable[["Server", Models], dict[str, Any]]
-"""Judges models outside the method, with its own generator, nothing on the wire; its answer is the round's `judged`."""
+"""Evaluates models outside the method, with its own generator, nothing on the wire; gives the round's `judged`."""
 
 
 class Server(Lab):
@@ -156,9 +156,9 @@ class Server(Lab):
         if self.round_policy.evaluate_every and (self.at.round % self.round_policy.evaluate_every == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
-        judged = time.perf_counter()
+        evaluated = time.perf_counter()
         self.at.seconds["training"] += trained - begun
-        self.at.seconds["judging"] += judged - trained
+        self.at.seconds["judging"] += evaluated - trained
         self._metrics.update(self._write_line("metrics.jsonl", record))
         in_a_row = self.at.abandoned
         over = abandoned is not None and in_a_row >= self.round_policy.max_abandoned_rounds
@@ -167,8 +167,8 @@ class Server(Lab):
         if last or over or self.at.ordinal % self.round_policy.checkpoint_every == 0:
             self._checkpoint(state, keep=1 if last else self.round_policy.keep_checkpoints)
         ended = time.perf_counter()
-        self.at.seconds["checkpoint"] += ended - judged
-        clock = {"seconds": ended - begun, "checkpoint_seconds": ended - judged}
+        self.at.seconds["checkpoint"] += ended - evaluated
+        clock = {"seconds": ended - begun, "checkpoint_seconds": ended - evaluated}
         ends = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
         if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
             self._late, ends["late"] = dict(self.transport.late), late

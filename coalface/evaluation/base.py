@@ -1,4 +1,4 @@
-"""What a run is judged by: a list of evaluators, each of which adds to its summary."""
+"""What a run is evaluated by: a list of evaluators, each of which adds to its summary."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from coalface.engine.server import Server
 
 
 class Evaluator:
-    """Judges a run from outside its method, with nothing on the wire; it says nothing where it does not apply.
+    """Evaluates a run from outside its method, with nothing on the wire; it says nothing where it does not apply.
 
     What it returns becomes part of `summary.json`, each evaluator's under keys of its own.
     """
 
     missing: str = ""
-    """What a person is told where the run left nothing for it to judge."""
+    """What a person is told where the run left nothing for it to evaluate."""
 
     def evaluate_start(self, model: Tensors) -> dict[str, Any]:
-        """Judge the model that the run starts from: all tensors of the backbone."""
+        """Evaluate the model that the run starts from: all tensors of the backbone."""
         return {}
 
     def evaluate_round(self, server: Server, models: Models) -> dict[str, Any]:
-        """Judge what a run has reached after a round that is judged; it becomes the round's `judged`."""
+        """Evaluate what a run has reached after a round that is evaluated; it becomes the round's `judged`."""
         return {}
 
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
-        """Judge what the run leaves."""
+        """Evaluate what the run leaves."""
         return {}
 
 

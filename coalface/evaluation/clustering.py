@@ -1,4 +1,4 @@
-"""How well the parties' labels of their own images fit who is in them: the lab's judge of it, after a run.
+"""How well the parties' labels of their own images fit who is in them: as the lab evaluates it, after a run.
 
 The parties keep their labels, and the truth is the lab's alone.
 """
@@ -15,7 +15,7 @@ from coalface.core.method import Models
 from coalface.data.faceset import FaceSet
 from coalface.engine.server import Server
 from coalface.evaluation.base import Evaluator
-from coalface.evaluation.metrics.clustering import judge_clusters
+from coalface.evaluation.metrics.clustering import evaluate_clusters
 
 
 class Clustering(Evaluator):
@@ -29,8 +29,8 @@ class Clustering(Evaluator):
         figures = {}
         for party, given in server.local_results(PSEUDO_LABELS, models):
             if "labels" in given:
-                judged = judge_clusters(self.truth[party].labels, given["labels"].cpu().numpy())
-                figures[party] = judged.figures() | {"images": float(judged.images)}
+                evaluated = evaluate_clusters(self.truth[party].labels, given["labels"].cpu().numpy())
+                figures[party] = evaluated.figures() | {"images": float(evaluated.images)}
         return {"clusters": figures} if figures else {}
 
 

@@ -1,4 +1,4 @@
-"""Verification of a run's own clients by images that were kept out of training (`data.test`): the lab's judge of it.
+"""Verification of a run's own clients by images that were kept out of training (`data.test`): as the lab evaluates it.
 
 A template is enrolled for every identity that was trained on. Its own test images are its genuine trials, those of all
 others its impostor trials. Parties that verify in a way of their own (`OWN_SCORES`) do so at their executors.
@@ -41,7 +41,7 @@ class Enrolled(Evaluator):
         """The figures of the clients, under `enrolled`; {} without a shared model."""
         if models.shared is None:
             return {}
-        embedding.load(self.data, models.shared)
+        embedding.load(self.data.backbone, models.shared)
         clients = np.flatnonzero(self.train.counts())
         place = np.full(len(self.train.names), -1, dtype=np.int64)
         place[clients] = np.arange(len(clients))

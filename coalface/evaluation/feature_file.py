@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coalface.core.disk import write_json, writing
+from coalface.core.errors import DataError
 from coalface.core.text import several, shown
-from coalface.data.readers.folders import SUFFIXES
-from coalface.data.source import DECODER, in_order
+from coalface.data.readers.folders import SUFFIXES, read_file
+from coalface.data.source import DECODER, decode, in_order
 from coalface.data.tools.progress_bar import counting
 from coalface.models.embedding import raw_features, unit_features
 
@@ -52,20 +53,23 @@ class Listed:
         return len(self.names)
 
 
-def find(folder: Path, names: Sequence[str], where: str, *, spellings: bool = False) -> tuple[list[str], str]:
+def find_files(folder: Path, names: Sequence[str], where: str, *, spellings: bool = False) -> tuple[list[str], str]:
     """The files below a folder that a list names, and a SHA-256 over their names, sizes and times of change.
 
     With `spellings`, a file may have an underscore where the list has a space, and another ending of an image. Raises
-    FileNotFoundError with `where`, the list, for those that are missing, and ValueError for a name that leads out.
+    FileNotFoundError for those that are missing, and DataError for a name that leads out of the folder; `where` is the
+    list.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{shown(folder)} is not a folder: give that of the images that {where} names")
+        raise FileNotFoundError(f"{shown(folder)} is not a folder; give that of the images in {where}")
     stamp = hashlib.sha256(f"decoder {DECODER}\n".encode())
     found, missing = [], []
     for name in names:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts:
-            raise ValueError(f"{where} names {shown(name[:80])}, which lies in no folder of images: fetch it again")
+            raise DataError(
+                f"{shown(name[:80])} lies outside of the folder of images: fetch the list again", where=where
+            )
         for path in (os.path.join(folder, text) for text in (_spelled(name) if spellings else [name])):
             try:
                 status = os.stat(path)
@@ -82,6 +86,19 @@ def find(folder: Path, names: Sequence[str], where: str, *, spellings: bool = Fa
             f"below {shown(folder)}: {_some(missing)}; put them there"
         )
     return found, stamp.hexdigest()
+
+
+def listed_faces(
+    folder: Path, names: Sequence[str], about: dict[str, Any], where: str, *, spellings: bool = False
+) -> Listed:
+    """Images that are faces already, at the size and with the channels that a model's `about` says."""
+    size, grey = about["size"], about["channels"] == 1
+    files, stamp = find_files(folder, names, where, spellings=spellings)
+
+    def read(i: int) -> NDArray[np.uint8]:
+        return decode(read_file(Path(files[i])), files[i], size=size, grey=grey)
+
+    return Listed(names, read, f"{stamp} {size} {grey}")
 
 
 def _spelled(name: str) -> Iterator[str]:
@@ -122,7 +139,7 @@ class Stream:
     `kind` says what a row is: "unit" a feature of length one, "flipped" the same with the mirrored image's added
     before, "raw" a feature as the backbone gives it, "mirrored" that with the mirrored image's beside it.
 
-    A file that is there already is gone on with, or used as it is if it is whole. Raises ValueError where it belongs to
+    A file that is there already is gone on with, or used as it is if it is whole. Raises DataError where it belongs to
     another model, other images or another kind, and where it is cut short.
     """
 
@@ -141,17 +158,19 @@ class Stream:
             done, width = int(known["done"]), int(known["width"])
             differ = [key for key, value in self._mine.items() if known[key] != value]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(f"{shown(self._about)} is damaged: delete it, and begin anew") from None
+            raise DataError("the file is damaged: delete it, and begin anew", where=self._about) from None
         if differ:
-            raise ValueError(
-                f"{shown(self._rows)} holds features of other settings (not the same: {', '.join(differ)}): choose "
-                f"another folder, or delete it and {self._about.name}"
+            raise DataError(
+                f"it holds features of other settings (not the same: {', '.join(differ)}): choose another folder, or "
+                f"delete it and {self._about.name}",
+                where=self._rows,
             )
         length = self._rows.stat().st_size if self._rows.exists() else 0
         if not 0 <= done <= len(self._images) or width < 1 or length < 4 * done * width:
-            raise ValueError(
-                f"{shown(self._rows)} is damaged: it holds {length:,} bytes of {done:,} rows; delete it and "
-                f"{self._about.name}, and begin anew"
+            raise DataError(
+                f"the file is damaged: it holds {length:,} bytes of {done:,} rows; delete it and {self._about.name}, "
+                "and begin anew",
+                where=self._rows,
             )
         return done, width
 
@@ -161,30 +180,30 @@ class Stream:
         return len(self._images) - self.done
 
     def look(self, done: Callable[[int], None] = lambda count: None) -> None:
-        """Read every image that is left, and embed none. Raises ValueError with those that cannot be read."""
-        start, bad = self.done, []
-        first = ""
+        """Read every image that is left, and embed none. Raises DataError with those that cannot be read."""
+        faults: dict[str, str] = {}
 
         def fault(k: int) -> str:
             try:
-                self._images.read(start + k)
+                self._images.read(self.done + k)
             except (OSError, ValueError) as error:
                 return str(error) or type(error).__name__
             return ""
 
-        for k, said in enumerate(in_order(fault, self.left)):
-            if said:
-                bad.append(self._images.names[start + k])
-                first = first or said
+        for k, text in enumerate(in_order(fault, self.left)):
+            if text:
+                faults[self._images.names[self.done + k]] = text
             done(k + 1)
-        if bad:
-            raise ValueError(
-                f"{len(bad):,} of {several(self.left, 'image')} cannot be read: {_some(bad)} (of the "
-                f"first: {shown(first)}); nothing of these was embedded"
+        if faults:
+            name, text = next(iter(faults.items()))
+            raise DataError(
+                f"{len(faults):,} of {several(self.left, 'image')} cannot be read: {_some(list(faults))} (of the "
+                f"first: {shown(text)}); nothing of these was embedded",
+                where=shown(name[:200]),
             )
 
     def embed(self, done: Callable[[int], None] = lambda count: None) -> None:
-        """Embed what is left. Raises ValueError for a feature that is not finite."""
+        """Embed what is left. Raises DataError for a feature that is not finite."""
         start, waiting = self.done, []
         with writing(self._rows), open(self._rows, "r+b" if self.done else "wb") as file:
             file.seek(4 * self.done * self.width)
@@ -210,9 +229,9 @@ class Stream:
         else:
             rows = raw_features(self._module, faces, mirror=self._kind == "mirrored")
         if len(bad := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
-            raise ValueError(
-                f"the feature of {shown(self._images.names[first + int(bad[0])][:200])} is not finite: the model has "
-                "diverged, or its weights were not loaded whole"
+            raise DataError(
+                "its feature is not finite: the model has diverged, or its weights were not loaded whole",
+                where=shown(self._images.names[first + int(bad[0])][:200]),
             )
         return rows
 

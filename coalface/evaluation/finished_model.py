@@ -1,4 +1,4 @@
-"""Judging a finished model on pairs that it is given."""
+"""Evaluation of a finished model on pairs that it is given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
 from coalface.core.names import check_name
 from coalface.core.text import several
@@ -20,7 +21,7 @@ from coalface.data.stores import open_store
 from coalface.evaluation import membership
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.evaluation.membership import BY_NAME, STRANGER, Members
-from coalface.evaluation.metrics.verification import judge, roc, score_pairs, two_list_accuracy
+from coalface.evaluation.metrics.verification import evaluate_pairs, roc, score_pairs, two_list_accuracy
 from coalface.models import Backbone, branched, build
 from coalface.models.embedding import embed, images_needed
 from coalface.models.folder import ABOUT, read_about, read_tensors, remedy
@@ -35,25 +36,23 @@ PAIRS = 3000
 def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
     """The network of a run folder or model folder, and `model.json`.
 
-    Raises FileNotFoundError with what there is, and ValueError where a file is not as it was written, or no party can
-    be called so.
+    Raises FileNotFoundError with what there is, and DataError where a file is not as it was written.
     """
     if party is not None:
         check_name(party)
     folder = _folder(place)
     if not (folder / ABOUT).exists():
-        there = f": {place / 'model' / ABOUT} is not there" if (place / "model").exists() else ""
-        hint = remedy(place / "model") if there else "give a run folder, or the folder `model` in one"
-        raise FileNotFoundError(f"{place} holds no model{there}: {hint}")
+        hint = remedy(place / "model") if (place / "model").exists() else "give a run folder, or its folder `model`"
+        raise FileNotFoundError(f"{place} holds no model: {folder / ABOUT} does not exist; {hint}")
     about = read_about(folder)
     name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
     path = folder / name
     if party is not None and (folder / "backbone.safetensors").exists():
-        raise ValueError(f"{place}: this run left one global model, and none of {party}'s own: leave --party out")
+        raise RecipeError(f"{place} has one global model, and none of {party}'s own: leave it out", where="--party")
     if not path.exists():
-        found = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
-        hint = f"each party has its own: add --party with one of {', '.join(found[:8])}" if found else remedy(folder)
-        raise FileNotFoundError(f"{path} is not there; {hint}")
+        names = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
+        hint = f"each party has its own: add --party with one of {', '.join(names[:8])}" if names else remedy(folder)
+        raise FileNotFoundError(f"{path} does not exist; {hint}")
     module = build(
         about["backbone"],
         size=about["size"],
@@ -66,7 +65,7 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
     try:
         backbone.load(tensors)
     except ValueError as error:
-        raise ValueError(f"{path} is no {about['backbone']} as {ABOUT} says it: {error}") from None
+        raise DataError(f"it is not the {about['backbone']} that {ABOUT} describes: {error}", where=path) from None
     return Backbone(branched.Branched(module, branch)) if branch else backbone, about
 
 
@@ -83,14 +82,15 @@ def read_faces(place: Path, about: dict[str, Any], show: Show = QUIET) -> FaceSe
             return cached_pack(store, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(place)
     if faces.shape != (size, size, about["channels"]):
-        raise ValueError(
-            f"{place} holds images of {faces.shape}, the model takes {(size, size, about['channels'])}: "
-            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits"
+        raise DataError(
+            f"the images are {faces.shape}, the model takes {(size, size, about['channels'])}: "
+            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits",
+            where=place,
         )
     return faces
 
 
-def judge_model(
+def evaluate_model(
     model: Path,
     on: Path,
     *,
@@ -112,24 +112,23 @@ def judge_model(
     and `people_in_both_lists` says how many people the two share: where it is not 0, the figure flatters the model.
     `roc` holds points of the curve as `far` and `tar` from 0 to 1, all other figures are in percent.
 
-    `trained_on` says how many of the judged people were trained on (`people` of `of`, `by_name_alone` where no image
+    `trained_on` says how many of the evaluated people were trained on (`people` of `of`, `by_name_alone` where no image
     of theirs says so), and how many `pairs` show one; None where no run around the model says it.
     `threshold_trained_on` says it of the second list. If there are any, `others` has the figures on the pairs that show
-    none, as far as these carry
-    them, with the threshold chosen on such pairs alone.
+    none, as far as these carry them, with the threshold chosen on such pairs alone.
 
-    Raises ValueError for what would be left unused, where the second list holds pairs of the first, and for `own` where
-    there is no such list.
+    Raises RecipeError for an option that does not fit the others, and DataError where the second list holds pairs of
+    the first.
     """
     backbone, about = read_model(model, party)
     members = membership.read_beside(_folder(model))
     if not on.exists():
-        raise FileNotFoundError(f"{on} is not there: give a pair list, a .bin, a pack, or identity folders")
+        raise FileNotFoundError(f"{on} does not exist: give a pair list, a .bin, a pack, or identity folders")
     if own is not None and pairs is not None:
-        raise ValueError("--list takes a list of the data set, and --pairs draws pairs: leave one of them out")
+        raise RecipeError("it names a list, and --pairs draws pairs: leave one of them out", where="--list")
     faces, chosen, drawn = _chosen(on, images, about, pairs, own, show)
     figures: dict[str, Any] = {"model": str(model), "on": str(on), **({"drawn": drawn} if drawn else {})}
-    one = _Judge(backbone, faces, images or on, members, flip, show)
+    one = _Evaluation(backbone, faces, images or on, members, flip, show)
     if isinstance(chosen, PairList):
         return figures | one.figures(chosen, on, threshold_from)
     return figures | {"lists": {name: one.figures(each, on, threshold_from) for name, each in chosen.items()}}
@@ -142,15 +141,12 @@ def _chosen(
     store = open_store(on) if on.suffix == ".bin" or (on.is_dir() and not (on / "meta.json").exists()) else None
     layout = store.layout if store is not None else ""
     if own is not None and not layout:
-        raise ValueError(f"{on} is no data set with pair lists of its own: leave --list out")
+        raise RecipeError(f"{on} is not a data set with pair lists of its own: leave it out", where="--list")
     brings_images = on.is_dir() or on.suffix in (".rec", ".bin")
     if images is not None and brings_images:
-        raise ValueError(
-            f"{on} holds images, and those are judged: leave --images out; to judge {images}, give it, or a list of "
-            "its pairs, with --on"
-        )
+        raise RecipeError(f"{on} holds images itself: leave it out, or give it with --on", where="--images")
     if pairs is not None and (not brings_images or (store is not None and store.pairs is not None)):
-        raise ValueError(f"{on} says which pairs are judged, so none are drawn: leave --pairs out")
+        raise RecipeError(f"{on} says which pairs are evaluated, so none are drawn: leave it out", where="--pairs")
     if layout and pairs is None:
         faces = read_faces(on, about, show)
         if own is not None:
@@ -164,13 +160,13 @@ def _chosen(
         drawn = min(PAIRS, most_pairs(faces)) if pairs is None else pairs
         return faces, balanced_pairs(faces, pairs=drawn, rng=rng, title=on.name), drawn
     if images is None:
-        raise ValueError(f"{on} names pairs of images: say where these lie with --images FOLDER (or a pack)")
+        raise RecipeError(f"{on} names pairs of images: give their folder or pack", where="--images")
     faces = read_faces(images, about, show)
     return faces, read_pairs(on, faces, root=images), 0
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Evaluation:
     """A model, the images of a set, and who the model was trained on, if that is known."""
 
     backbone: Backbone
@@ -185,33 +181,34 @@ class _Judge:
         """Those of a list, and those of the pairs in it that show nobody who was trained on."""
         other = None if threshold_from is None else self._second(threshold_from, chosen, on)
         said, strangers = self._trained_on(chosen)
-        judged = self._embedded(chosen)
-        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": said, **_figures(judged)}
-        rest = judged.only(strangers)
+        evaluated = self._scored(chosen)
+        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": said, **_figures(evaluated)}
+        rest = evaluated.only(strangers)
         others: dict[str, Any] = {"pairs": len(rest.pairs), **(_figures(rest) if _carries(rest.pairs) else {})}
         known = not strangers.all()
         if other is not None:
             figures["people_in_both_lists"] = len(np.intersect1d(self._people(chosen), self._people(other)))
             figures["threshold_trained_on"], strangers = self._trained_on(other)
-            second = self._embedded(other)
-            figures |= _by_threshold(second, judged)
+            second = self._scored(other)
+            figures |= _by_threshold(second, evaluated)
             if _has_both(rest.pairs) and _has_both(second.only(strangers).pairs):
                 others |= _by_threshold(second.only(strangers), rest)
             known = known or not strangers.all()
         if known:
             figures["others"] = others
         counted = np.ones(len(chosen), dtype=bool) if chosen.headline is None else chosen.headline | ~chosen.same
-        curve = roc(judged.scores()[counted], chosen.same[counted])
+        curve = roc(evaluated.scores[counted], chosen.same[counted])
         return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
 
     def _second(self, path: Path, chosen: PairList, on: Path) -> PairList:
-        """The list that a threshold is chosen on. Raises ValueError where it holds pairs that are judged."""
+        """The list that a threshold is chosen on. Raises DataError where it holds pairs that are evaluated."""
         faces, other = self.faces, read_pairs(path, self.faces, root=self.root)
         if shared := _images(chosen) & _images(other):
             first, second = (faces.files[faces.rows[image]] for image in min(shared)) if faces.files else min(shared)
-            raise ValueError(
-                f"{path} and {on} share {several(len(shared), 'pair')}, such as {first} with "
-                f"{second}: a threshold chosen on pairs that are judged flatters the model; give a list of others"
+            raise DataError(
+                f"{several(len(shared), 'pair')} of it, such as {first} with {second}, are in {on} too: a threshold "
+                "chosen on pairs that are evaluated flatters the model; give a list of others",
+                where=path,
             )
         return other
 
@@ -230,40 +227,35 @@ class _Judge:
         said = {"people": int(met.sum()), "of": len(people), "by_name_alone": by_name_alone}
         return said | {"pairs": int((~strangers).sum())}, strangers
 
-    def _embedded(self, pairs: PairList) -> _Embedded:
+    def _scored(self, pairs: PairList) -> _Scored:
         needed, left, right = images_needed(pairs.left, pairs.right)
         with self.show("embedding", len(needed)) as count:
             features = embed(self.backbone.module, self.faces, needed, flip=self.flip, progress=count)
-        return _Embedded(features, replace(pairs, left=left, right=right))
+        return _Scored(score_pairs(features, left, right), pairs)
 
 
 @dataclass(frozen=True, eq=False)
-class _Embedded:
-    """Pairs, and the features that they are places in."""
+class _Scored:
+    """Pairs and their scores."""
 
-    features: NDArray[np.float32]
+    scores: NDArray[np.float64]
     pairs: PairList
 
-    def scores(self) -> NDArray[np.float64]:
-        return score_pairs(self.features, self.pairs.left, self.pairs.right)
-
-    def only(self, chosen: NDArray[np.bool_]) -> _Embedded:
-        whole = self.pairs
-        fold = None if whole.fold is None else whole.fold[chosen]
-        headline = None if whole.headline is None else whole.headline[chosen]
-        left, right, same = whole.left[chosen], whole.right[chosen], whole.same[chosen]
-        return replace(self, pairs=replace(whole, left=left, right=right, same=same, fold=fold, headline=headline))
+    def only(self, chosen: NDArray[np.bool_]) -> _Scored:
+        columns = {name: getattr(self.pairs, name) for name in ("left", "right", "same", "fold", "headline")}
+        kept = {name: column[chosen] for name, column in columns.items() if column is not None}
+        return _Scored(self.scores[chosen], replace(self.pairs, **kept))
 
 
-def _figures(judged: _Embedded) -> dict[str, float]:
-    pairs = judged.pairs
-    found = judge(judged.features, pairs.left, pairs.right, pairs.same, pairs.fold, pairs.headline, FARS)
-    return found.figures() | {f"threshold@far={tar.far:g}": tar.threshold for tar in found.tars if tar.carried}
+def _figures(evaluated: _Scored) -> dict[str, float]:
+    pairs = evaluated.pairs
+    result = evaluate_pairs(evaluated.scores, pairs.same, pairs.fold, pairs.headline, FARS)
+    return result.figures() | {f"threshold@far={tar.far:g}": tar.threshold for tar in result.tars if tar.carried}
 
 
-def _by_threshold(second: _Embedded, judged: _Embedded) -> dict[str, float]:
-    found = two_list_accuracy(second.scores(), second.pairs.same, judged.scores(), judged.pairs.same)
-    return {"accuracy_two_lists": 100 * found.mean, "threshold_two_lists": found.thresholds[0]}
+def _by_threshold(second: _Scored, evaluated: _Scored) -> dict[str, float]:
+    accuracy = two_list_accuracy(second.scores, second.pairs.same, evaluated.scores, evaluated.pairs.same)
+    return {"accuracy_two_lists": 100 * accuracy.mean, "threshold_two_lists": accuracy.thresholds[0]}
 
 
 def _has_both(pairs: PairList) -> bool:

@@ -1,6 +1,6 @@
-"""The kinds of figures of a run's own clients, as `summary.json` names them, for whoever judges and whoever reads it.
+"""The kinds of figures of a run's own clients, as `summary.json` names them, for evaluators and readers.
 
-Imports nothing, so that what reads runs needs nothing of what judges them.
+Imports nothing, so that what reads runs needs nothing of what evaluates them.
 """
 
 ENROLLED_BY = ("features", "codewords")
@@ -12,4 +12,4 @@ SERVED_BY = {
     "own": "its own backbone",
     "branch": "its own backbone and branch",
 }
-"""By which model a client's own people are judged, as the summary names it below `personalised`, and in words."""
+"""By which model a client's own people are evaluated, as the summary names it below `personalised`, and in words."""

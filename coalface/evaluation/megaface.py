@@ -1,4 +1,4 @@
-"""Judging a finished model on MegaFace: the probes of FaceScrub against up to a million distractors."""
+"""Evaluation of a finished model on MegaFace: the probes of FaceScrub against up to a million distractors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import shown
-from coalface.data.readers.folders import read_file
 from coalface.data.readers.megaface import (
     distractor_lists,
     read_distractors,
@@ -18,17 +17,16 @@ from coalface.data.readers.megaface import (
     read_megaface_noises,
     read_probes,
 )
-from coalface.data.source import decode
-from coalface.evaluation.feature_file import QUIET, Listed, Show, Stream, embed_all, find, folder_for
+from coalface.evaluation.feature_file import QUIET, Show, Stream, embed_all, folder_for, listed_faces
 from coalface.evaluation.finished_model import read_model
-from coalface.evaluation.metrics.megaface import judge
+from coalface.evaluation.metrics.megaface import evaluate_probes
 
 PROBES = "facescrub_features_list.json"
 """The kit's list of probes."""
 FARS = (1e-6,)
 
 
-def judge_megaface(
+def evaluate_megaface(
     model: Path,
     lists: Path,
     probes: Path,
@@ -52,8 +50,8 @@ def judge_megaface(
 
     Features, 4 d bytes an image, lie in a file of a temporary folder, or in the folder `features`, where a stopped run
     finds them again; pixels are held a batch at a time. All images are read once before the first is embedded. Raises
-    FileNotFoundError for lists and images that are missing, and ValueError for images that cannot be read, and for
-    probes of which no identity has two.
+    FileNotFoundError for lists and images that are missing, RecipeError for a size that the kit does not have, and
+    DataError for images that cannot be read and for probes of which no identity has two.
     """
     backbone, about = read_model(model, party)
     asked = read_probes(lists / PROBES)
@@ -62,25 +60,27 @@ def judge_megaface(
     known = distractor_lists(lists, number)
     if size not in known:
         sizes = ", ".join(map(str, known))
-        raise ValueError(f"{shown(lists)} has no list of {size:,} distractors of set {number}: choose --size {sizes}")
+        raise RecipeError(
+            f"{shown(lists)} has no list of {size:,} distractors of set {number}; it has {sizes}", where="--size"
+        )
     crowd = read_distractors(known[size])
     if megaface_noises is not None:
         noisy = read_megaface_noises(megaface_noises).among(crowd)
         crowd = tuple(file for file, wrong in zip(crowd, noisy.tolist(), strict=True) if not wrong)
     if not crowd or np.bincount(asked.identity, minlength=1).max() < 2:
         what = "no distractor" if not crowd else "no identity with two probes"
-        raise ValueError(f"{shown(lists)}: without the noises there is {what}: check that the lists belong together")
-    kind = "flipped" if flip else "unit"
-    with folder_for(features) as where:
-        streams = [
-            Stream(where, name, backbone.module, _listed(folder, names, about, shown(file)), kind)
-            for name, folder, names, file in (
-                ("facescrub", probes, asked.files, lists / PROBES),
-                (f"megaface-{size}-{number}", distractors, crowd, known[size]),
-            )
-        ]
+        raise DataError(f"without the noises there is {what}: check that the lists belong together", where=lists)
+    sides = (
+        ("facescrub", probes, asked.files, lists / PROBES),
+        (f"megaface-{size}-{number}", distractors, crowd, known[size]),
+    )
+    with folder_for(features) as place:
+        streams = []
+        for name, folder, files, where in sides:
+            images = listed_faces(folder, files, about, shown(where), spellings=True)
+            streams.append(Stream(place, name, backbone.module, images, "flipped" if flip else "unit"))
         embed_all(streams, show)
-        found = judge(np.asarray(streams[0].rows()), asked.identity, streams[1].rows(), fars=fars)
+        found = evaluate_probes(np.asarray(streams[0].rows()), asked.identity, streams[1].rows(), fars=fars)
     return {
         "model": str(model),
         "probes": len(asked.files),
@@ -91,13 +91,3 @@ def judge_megaface(
         **found.figures(),
         **{f"threshold@far={tar.far:g}": tar.threshold for tar in found.tars if tar.carried},
     }
-
-
-def _listed(folder: Path, names: Sequence[str], about: dict[str, Any], where: str) -> Listed:
-    size, grey = about["size"], about["channels"] == 1
-    files, stamp = find(folder, names, where, spellings=True)
-
-    def read(i: int) -> NDArray[np.uint8]:
-        return decode(read_file(Path(files[i])), files[i], size=size, grey=grey)
-
-    return Listed(names, read, f"{stamp} {size} {grey}")

@@ -13,6 +13,7 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
 from coalface.data.faceset import FaceSet
 
 FILE = "trained_on.npz"
@@ -83,7 +84,7 @@ def read_beside(model: Path) -> Members | None:
 def read(folder: Path, model: Path | None = None) -> Members | None:
     """The digests of a run's folder; None where it has none, or none of the `model`, if one is given.
 
-    Raises ValueError where they are damaged.
+    Raises DataError where they are damaged.
     """
     path = folder / FILE
     if not path.exists():
@@ -94,9 +95,10 @@ def read(folder: Path, model: Path | None = None) -> Members | None:
                 return None
             return Members(kept["names"].astype(np.uint64), kept["images"].astype(np.uint64))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the model "
-            "can be judged, and nobody can tell who was trained on"
+        raise DataError(
+            f"the file is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the "
+            "model can be evaluated, and nobody can tell who was trained on",
+            where=path,
         ) from None
 
 

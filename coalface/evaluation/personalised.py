@@ -1,7 +1,7 @@
-"""How well a run serves each client's own people, by test images that were kept out of training: the lab's judge of it.
+"""How well a run serves each client's own people, by test images that were kept out of training.
 
-Each client is judged on the test images of all clients by the model that everybody has, by its own backbone, and by its
-own backbone with its branch, as far as the run left them. A pooled run's clients are those of the recipe's partition.
+Each client is evaluated on the test images of all clients by the model that everybody has, by its own backbone, and by
+its own backbone with its branch, as far as the run left them. A pooled run has the clients of the recipe's partition.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
 from coalface.evaluation.kinds import SERVED_BY
-from coalface.evaluation.metrics.personalised import Personalised as Judged
-from coalface.evaluation.metrics.personalised import gallery_of, judge_client, over_clients
+from coalface.evaluation.metrics.personalised import Personalised as Figures
+from coalface.evaluation.metrics.personalised import evaluate_client, gallery_of, over_clients
 
 START, SHARED, OWN, BRANCH = SERVED_BY
 """The model before the run; everybody's Θ_g; a client's own backbone Θ_l; its features by its branch too, Π(Θ_l)."""
@@ -30,16 +30,16 @@ KINDS = (SHARED, OWN, BRANCH)
 
 
 def tested(clients: Mapping[str, FaceSet], test: FaceSet) -> list[str]:
-    """The clients that have test images, sorted: those that are judged. It takes two of them at least."""
+    """The clients that have test images, sorted: those that are evaluated. It takes two of them at least."""
     shown = {test.names[label] for label in np.unique(test.labels)}
     return [name for name in sorted(clients) if shown.intersection(clients[name].names)]
 
 
 class Personalised(Evaluator):
-    """Judges each client's own models, and everybody's, on the `test` images of all clients.
+    """Evaluates each client's own models, and everybody's, on the `test` images of all clients.
 
     `clients` are their training images by name; test images are told apart by the names of identities. `settings` are
-    those of `judge_client`. All images are embedded unaugmented.
+    those of `evaluate_client`. All images are embedded unaugmented.
     """
 
     def __init__(self, data: FederatedData, clients: Mapping[str, FaceSet], test: FaceSet, **settings: Any) -> None:
@@ -52,54 +52,59 @@ class Personalised(Evaluator):
         self.start: Tensors | None = None
 
     def evaluate_start(self, model: Tensors) -> dict[str, Any]:
-        """Keep the model that the run starts from: clients are judged by it as well."""
+        """Keep the model that the run starts from: clients are evaluated by it as well."""
         self.start = model
         return {}
 
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """The figures of every kind of model, mean and by client, under `personalised`."""
-        judged: dict[str, dict[str, Judged]] = {}
+        by_kind: dict[str, dict[str, Figures]] = {}
         for kind, model in ((START, self.start), (SHARED, models.shared)):
             if model is not None:
-                embedding.load(self.data, model)
-                probes = embedding.embeddings(self.data, self.test)
-                for name in self.tested:
-                    own = embedding.embeddings(self.data, self.clients[name])
-                    judged.setdefault(kind, {})[name] = self._judge(name, probes, own)
+                probes = self._probes(model)
+                by_kind[kind] = {name: self._evaluate(name, probes, self._own(name)) for name in self.tested}
         for name, model in server.local_results(PERSONAL_MODEL, models):
             if model and name in self.tested:
-                embedding.load(self.data, model)
-                probes = embedding.embeddings(self.data, self.test)
-                own = embedding.embeddings(self.data, self.clients[name])
-                judged.setdefault(OWN, {})[name] = self._judge(name, probes, own)
+                probes, own = self._probes(model), self._own(name)
+                by_kind.setdefault(OWN, {})[name] = self._evaluate(name, probes, own)
                 if "branch.weight" in model:
                     branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
-                    mapped = self._judge(name, F.linear(probes, *branch), F.linear(own, *branch))
-                    judged.setdefault(BRANCH, {})[name] = mapped
-        return {"personalised": _summary(judged)}
+                    mapped = self._evaluate(name, F.linear(probes, *branch), F.linear(own, *branch))
+                    by_kind.setdefault(BRANCH, {})[name] = mapped
+        return {"personalised": _summary(by_kind)}
 
-    def _judge(self, name: str, probes: Tensor, own: Tensor) -> Judged:
+    def _probes(self, model: Tensors) -> Tensor:
+        """All test images by a model, which stays loaded."""
+        embedding.load(self.data.backbone, model)
+        return embedding.embeddings(self.data, self.test)
+
+    def _own(self, name: str) -> Tensor:
+        """A client's training images by the model that is loaded."""
+        return embedding.embeddings(self.data, self.clients[name])
+
+    def _evaluate(self, name: str, probes: Tensor, own: Tensor) -> Figures:
         """A client by some features of all test images, and of its own images, whose means are its gallery."""
         number = {identity: place for place, identity in enumerate(self.test.names)}
         labels = np.array([number[identity] for identity in self.clients[name].names], dtype=np.int64)
         gallery, identities = gallery_of(embedding.unit(own), labels[self.clients[name].labels])
-        place = self.names.index(name)
-        return judge_client(
-            embedding.unit(probes), self.test.labels, self.owners, place, gallery, identities, **self.settings
+        client = self.names.index(name)
+        return evaluate_client(
+            embedding.unit(probes), self.test.labels, self.owners, client, gallery, identities, **self.settings
         )
 
 
-def _summary(judged: Mapping[str, Mapping[str, Judged]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"clients": {}}
-    for kind, each in judged.items():
-        found[kind] = (over := over_clients(list(each.values()))).figures()
-        found.setdefault("trials", {})[kind] = {"clients": over.clients, "carried": over.carried}
-        for name, one in each.items():
-            found["clients"].setdefault(name, {})[kind] = one.figures()
-            counts = {"genuine": one.genuine, "impostors": one.impostors}
-            counts |= {"mated": one.mated, "non-mated": one.non_mated}
-            found.setdefault("counts", {})[name] = counts
-    return found
+def _summary(by_kind: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"clients": {}}
+    for kind, by_client in by_kind.items():
+        mean = over_clients(list(by_client.values()))
+        summary[kind] = mean.figures()
+        summary.setdefault("trials", {})[kind] = {"clients": mean.clients, "carried": mean.carried}
+        for name, client in by_client.items():
+            summary["clients"].setdefault(name, {})[kind] = client.figures()
+            counts = {"genuine": client.genuine, "impostors": client.impostors}
+            counts |= {"mated": client.mated, "non-mated": client.non_mated}
+            summary.setdefault("counts", {})[name] = counts
+    return summary
 
 
 def by_kind(personalised: Mapping[str, Any]) -> dict[str, dict[str, float]]:

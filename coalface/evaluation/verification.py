@@ -19,15 +19,16 @@ from coalface.core.method import Backbone, Models, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
+from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
 from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
-from coalface.evaluation.metrics.identification import Identification, identify
-from coalface.evaluation.metrics.verification import histogram, judge, roc, score_pairs
+from coalface.evaluation.metrics.identification import identify
+from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs
 from coalface.models.embedding import embed, images_needed
 
 FARS = (0.01, 0.001)
-"""The false accept rates at which runs are judged unless a recipe names others."""
+"""The false accept rates at which runs are evaluated unless a recipe names others."""
 
 Figures = dict[str, dict[str, float]]
 """List name -> figure name -> percent."""
@@ -35,13 +36,13 @@ Figures = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class VerificationPairs:
-    """One thing to judge on."""
+    """One thing to evaluate on."""
 
     name: str
     faces: FaceSet
     pairs: PairList
-    judged_folds: tuple[int, ...] | None = None
-    """The folds whose pairs are judged; None: all."""
+    evaluated_folds: tuple[int, ...] | None = None
+    """The folds whose pairs are evaluated; None: all."""
     queries: NDArray[np.int64] | None = None
     """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
     gallery: NDArray[np.int64] | None = None
@@ -63,18 +64,18 @@ class VerificationPairs:
 class Verification(Evaluator):
     """Scores a shared model, or the parties' own ones, on lists of pairs."""
 
-    lists: Sequence[VerificationPairs]
+    pairs: Sequence[VerificationPairs]
     backbone: Backbone
     flip: bool = False
     device: str = "cpu"
     most: int = 16
-    """Own models that are judged, the first by party name."""
+    """Own models that are evaluated, the first by party name."""
     last_scores: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
-    """Of the last judgement: each list's scores, model by model."""
+    """Of the last evaluation: each list's scores, model by model."""
     last_hits: dict[str, list[NDArray[np.bool_]]] = field(default_factory=dict)
-    """Of the last judgement: which queries of each list were right at rank 1, model by model; none without queries."""
+    """Of the last evaluation: which queries of each list were right at rank 1, model by model; none without queries."""
     last_parties: dict[str, Figures] = field(default_factory=dict)
-    """Of the last judgement: the figures of each party's own model."""
+    """Of the last evaluation: the figures of each party's own model."""
     fars: tuple[float, ...] = ()
     """False accept rates of the TARs; none: those of the field."""
 
@@ -97,86 +98,68 @@ class Verification(Evaluator):
         Writes `judged/` and `evidence.json` into the run's folder, by which runs are compared later.
         """
         figures = self.evaluate_round(server, models)
-        keep_lists(server.folder / "judged", self.lists)
+        keep_lists(server.folder / "judged", self.pairs)
         write_json(server.folder / "evidence.json", self.evidence())
         return {"figures": figures, "curves": self.curves(), "judged": self.last_parties}
 
     def models(self, models: Sequence[Tensors]) -> Figures:
         """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""
-        found: Figures = {}
+        means: Figures = {}
         self.last_scores, self.last_hits = {}, {}
-        for chosen in self.lists if models else ():
-            each = []
-            for tensors in models:
-                features, left, right, looked_up = self._features(tensors, chosen)
-                each.append(self._judged(chosen, features, left, right))
-                self.last_scores.setdefault(chosen.name, []).append(score_pairs(features, left, right))
-                if looked_up is not None:
-                    each[-1] |= looked_up.figures()
-                    self.last_hits.setdefault(chosen.name, []).append(looked_up.right())
-            found[chosen.name] = {name: float(np.mean([f[name] for f in each])) for name in each[0]}
-        return found
+        for chosen in self.pairs if models else ():
+            figures = [self._figures(tensors, chosen) for tensors in models]
+            means[chosen.name] = {name: float(np.mean([of[name] for of in figures])) for name in figures[0]}
+        return means
 
-    def _judged(
-        self,
-        chosen: VerificationPairs,
-        features: NDArray[np.float32],
-        left: NDArray[np.int64],
-        right: NDArray[np.int64],
-    ) -> dict[str, float]:
-        pairs, fars = chosen.pairs, self.fars or FARS
-        judged = judge(
-            features, left, right, pairs.same, pairs.fold, pairs.headline, folds=chosen.judged_folds, fars=fars
-        )
-        return judged.figures()
-
-    def _features(
-        self, tensors: Tensors, chosen: VerificationPairs
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], Identification | None]:
-        """The embeddings of the images that a list names, its pairs as places among them, and who was found."""
-        shared, kept = self.backbone.shared(), self.backbone.kept()
-        self.backbone.load({n: tensors[n] for n in shared}, {n: tensors[n] for n in kept} if kept else None)
-        none = np.empty(0, dtype=np.int64)
+    def _figures(self, tensors: Tensors, chosen: VerificationPairs) -> dict[str, float]:
+        """Those of one model on one list; keeps its scores, and which queries were right."""
+        embedding.load(self.backbone, tensors)
+        pairs, none = chosen.pairs, np.empty(0, dtype=np.int64)
         queries = none if chosen.queries is None else chosen.queries
         gallery = none if chosen.gallery is None else chosen.gallery
         needed, first, second = images_needed(
-            np.concatenate([chosen.pairs.left, queries]), np.concatenate([chosen.pairs.right, gallery])
+            np.concatenate([pairs.left, queries]), np.concatenate([pairs.right, gallery])
         )
         features = embed(self.backbone.module, chosen.faces, needed, flip=self.flip, device=self.device)
-        pairs = len(chosen.pairs)
-        left, right, asked, held = first[:pairs], second[:pairs], first[pairs:], second[pairs:]
-        if not len(asked):
-            return features, left, right, None
-        who = chosen.faces.labels[needed]
-        return features, left, right, identify(features[asked], features[held], who[asked], who[held])
+        (left, probes), (right, enrolled) = (np.split(side, [len(pairs)]) for side in (first, second))
+        scores = score_pairs(features, left, right)
+        fars, folds = self.fars or FARS, chosen.evaluated_folds
+        figures = evaluate_pairs(scores, pairs.same, pairs.fold, pairs.headline, fars, folds).figures()
+        self.last_scores.setdefault(chosen.name, []).append(scores)
+        if len(probes):
+            people = chosen.faces.labels[needed]
+            ranks = identify(features[probes], features[enrolled], people[probes], people[enrolled])
+            figures |= ranks.figures()
+            self.last_hits.setdefault(chosen.name, []).append(ranks.right())
+        return figures
 
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
-        """What a paired comparison needs of the last judgement: list name -> model by model."""
-        found = {}
-        for chosen in self._judged_last():
-            evidence = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
-            for model, right in zip(evidence, self.last_hits.get(chosen.name, ()), strict=False):
+        """What a paired comparison needs of the last evaluation: list name -> model by model."""
+        evidence = {}
+        for chosen in self._evaluated_last():
+            models = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
+            for model, right in zip(models, self.last_hits.get(chosen.name, ()), strict=False):
                 model |= hits_evidence(right)
-            found[chosen.name] = evidence
-        return found
+            evidence[chosen.name] = models
+        return evidence
 
-    def _judged_last(self) -> list[VerificationPairs]:
-        """The lists of the last judgement: none where each party keeps its model to itself."""
-        return [chosen for chosen in self.lists if chosen.name in self.last_scores]
+    def _evaluated_last(self) -> list[VerificationPairs]:
+        """The lists of the last evaluation: none where each party keeps its model to itself."""
+        return [chosen for chosen in self.pairs if chosen.name in self.last_scores]
 
     def curves(self) -> dict[str, dict[str, Any]]:
-        """ROC and similarity histograms of the last judgement, all models' pairs taken together."""
-        found = {}
-        for chosen in self._judged_last():
+        """ROC and similarity histograms of the last evaluation, all models' pairs taken together."""
+        curves = {}
+        for chosen in self._evaluated_last():
             models = self.last_scores[chosen.name]
             scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
             counted = np.ones(len(same), dtype=bool)
-            if chosen.judged_folds is not None and chosen.pairs.fold is not None:
-                counted = np.tile(np.isin(chosen.pairs.fold, chosen.judged_folds), len(models))
+            if chosen.evaluated_folds is not None and chosen.pairs.fold is not None:
+                counted = np.tile(np.isin(chosen.pairs.fold, chosen.evaluated_folds), len(models))
             if chosen.pairs.headline is not None:
                 counted = np.tile(chosen.pairs.headline, len(models)) | ~same
             curve, bars = roc(scores[counted], same[counted]), histogram(scores[counted], same[counted])
-            found[chosen.name] = {
+            curves[chosen.name] = {
                 "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
                 "histogram": {
                     "edges": bars.edges.tolist(),
@@ -184,13 +167,13 @@ class Verification(Evaluator):
                     "impostor": bars.impostor.tolist(),
                 },
             }
-        return found
+        return curves
 
 
 def _evidence(scores: NDArray[np.float64], chosen: VerificationPairs, fars: Sequence[float]) -> dict[str, Any]:
     if chosen.identities.headline is not None:
         return tar_evidence(scores, chosen.identities, fars)
-    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.judged_folds)
+    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.evaluated_folds)
 
 
 def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:

@@ -17,8 +17,8 @@ DRAWS = 2000
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 EARLY = (
-    "TAR and EER have no interval, since {run} was judged before these had evidence; `coalface resume RUN` judges a "
-    "finished run again"
+    "TAR and EER have no interval, since {run} was evaluated before these had evidence; `coalface resume RUN` "
+    "evaluates a finished run again"
 )
 
 Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -28,7 +28,7 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float, float]]:
     """Difference to the first run and its 95 % interval, in percent points, by (run, `list/figure`).
 
-    Runs that were judged on other lists or on other folds of them, or that kept no evidence, have no entry.
+    Runs that were evaluated on other lists or on other folds of them, or that kept no evidence, have no entry.
     """
     first, found = runs[0], {}
     evidence = {run: _evidence(run) for run in runs}
@@ -78,7 +78,7 @@ def paired(
 ) -> dict[str, PairedDifference]:
     """First less second by figure; each side is given by its runs over the seeds, each run by its models.
 
-    Nothing where the sides were judged on other folds of the list.
+    Nothing where the sides were evaluated on other folds of the list.
     """
     sides = [resampled([e for run in side for e in run], bootstrap) for side in (first, second)]
     shared = [f for f in sides[0] if f in sides[1] and same_pairs(sides[0][f], sides[1][f])]

@@ -81,8 +81,8 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
     callback.doing("reading the images")
     data, method, notes = parts.data, parts.method, []
     numerics, verification = parts.numerics(parts.client_batch), _verification(parts)
-    if not verification.lists:
-        notes.append("evaluation.pairs is empty, so nothing will be judged")
+    if not verification.pairs:
+        notes.append("evaluation.pairs is empty, so nothing will be evaluated")
     if recipe.pretrain is None and (wrong := method.untrained()):
         notes.append(wrong)
     evaluators: list[Evaluator] = [verification]
@@ -110,22 +110,22 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
 
 
 def _verification(parts: Parts) -> Verification:
-    judge, device = parts.recipe.evaluation, parts.recipe.engine.device
-    return Verification(parts.pairs, parts.backbone, judge.flip, device, judge.parties, fars=judge.fars)
+    evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
+    return Verification(parts.pairs, parts.backbone, evaluation.flip, device, evaluation.parties, fars=evaluation.fars)
 
 
 def _of_clients(parts: Parts) -> Evaluator:
-    """What judges the test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
-    judge, test = parts.recipe.evaluation, parts.split.test
+    """Evaluates the test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
+    evaluation, test = parts.recipe.evaluation, parts.split.test
     assert test is not None
-    if judge.personalised is None:
+    if evaluation.personalised is None:
         return Enrolled(parts.data, parts.split.train, test)
     if len(served := personalised.tested(parts.clients, test)) < 2:
         raise RecipeError(
             f"evaluation.personalised: a client's people are told from those of others, and {len(served)} of the "
             "clients of data.partition has test images: deal to two or more, or take a smaller data.test.images"
         )
-    return Personalised(parts.data, parts.clients, test, **dict(judge.personalised))
+    return Personalised(parts.data, parts.clients, test, **dict(evaluation.personalised))
 
 
 def round_policy(recipe: Recipe) -> RoundPolicy:

@@ -60,7 +60,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     nearest(party, here.data, "--party")
     model = own_model(parts, run, party)
     images = here.data[party]
-    embedding.load(here, model)
+    embedding.load(here.backbone, model)
     templates, numbers = gallery_of(_features(here, images, model), images.labels)
     strangers = _strangers(recipe, here, party)
     told = {

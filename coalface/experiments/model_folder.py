@@ -94,8 +94,8 @@ def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: 
     lines += [f"- data: {what}; {parties}"]
     lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
     if models.shared is None:
-        lines += ["One model per party, in `parties/`; the figures are the mean over the parties judged.", ""]
-    lines += ["| judged on | figure | % |", "|---|---|---|"]
+        lines += ["One model per party, in `parties/`; the figures are the mean over the parties evaluated.", ""]
+    lines += ["| evaluated on | figure | % |", "|---|---|---|"]
     lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
     if readable:
         lines += ["", f"In training, {readable}."]

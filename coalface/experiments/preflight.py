@@ -138,14 +138,14 @@ def describe(recipe: Recipe) -> str:
         *_takes(recipe, parties, messages, asked),
         "",
         f"checked as a run does before it begins: {_images(parties)}, "
-        f"{several(len(recipe.evaluation.pairs), 'list')} to judge on, the device {engine.device}",
+        f"{several(len(recipe.evaluation.pairs), 'list')} to evaluate on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
     lines += passed
     if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.evaluation.pairs:
-        lines.append("evaluation.pairs is empty, so nothing will be judged")
+        lines.append("evaluation.pairs is empty, so nothing will be evaluated")
     return "\n".join(lines)
 
 
@@ -179,7 +179,7 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
         f"and the sums of the folds ({size(16 * sums * folded)})",
         *candidates,
         *(["  left out: class embeddings, as many as a party has identities"] if not found.classes else []),
-        "  left out: Python and torch themselves, judging, what a layer needs for the moment; pixels are mapped",
+        "  left out: Python and torch themselves, evaluation, what a layer needs for the moment; pixels are mapped",
         f"on disk, for each party and version: {kept}{unknown}, and some kB",
         f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "
         f"{size(len(parties) * versions * (found.private + saved))} in all",

@@ -30,7 +30,7 @@ from coalface.experiments.report import runs
 
 BEGUN = Path("checkpoints", "begun.json")
 """In a run folder: the resolved `recipe`, and `code`, the digests of `code_behind`; `sha256` is of them both."""
-SHARED = ("coalface.methods.", "coalface.training.", "coalface.evaluation.metrics.inner_products")
+SHARED = ("coalface.methods.", "coalface.training.", "coalface.evaluation.metrics.exact")
 """Where the arithmetic of the methods here stands. The rest of the package (engines, reports, commands) is none of a
 method's own code: if it counted, no run would go on after any upgrade."""
 INSTALLED = ("site-packages", "dist-packages")

@@ -74,7 +74,7 @@ def resume(
     carrier: Carrier | None = None,
     changed_code: bool = False,
 ) -> Path:
-    """Go on with a run from its last checkpoint; a finished one is only judged and reported again.
+    """Go on with a run from its last checkpoint; a finished one is only evaluated and reported again.
 
     Changes of `schema.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`.
     Raises RecipeError for other changes of what the result depends on, be they in `config.yaml`, and where the code of
@@ -198,7 +198,7 @@ def _execute(
         if adjusted:
             _adjust(out, recipe, adjusted)
         if recipe.evaluation.pairs:
-            callback.doing("judging the model that the run starts from")
+            callback.doing("evaluating the model that the run starts from")
         evaluated = {k: v for e in experiment.evaluators for k, v in e.evaluate_start(experiment.first_model).items()}
         server = Server(
             method,
@@ -216,7 +216,7 @@ def _execute(
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()
-        callback.doing("judging the model that the run leaves, and checking the ledgers")
+        callback.doing("evaluating the model that the run leaves, and checking the ledgers")
         if not any(stats.rounds for stats in server.at.party_stats.values()):
             raise RunFailed(
                 f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "

@@ -158,7 +158,7 @@ def status(out: Path) -> Status:
         elsewhere=bool(begins.get("elsewhere")),
         kits=str(begins.get("kits", "")),
         parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, party_stats, counts),
-        judged=_judged(run),
+        judged=_evaluated(run),
     )
 
 
@@ -238,7 +238,7 @@ def _held(lock: Path) -> bool:
     return False
 
 
-def _judged(run: runs.Run) -> dict[str, float]:
+def _evaluated(run: runs.Run) -> dict[str, float]:
     if run.figures:
         return run.figures
     return next((found for r in reversed(run.metrics) if (found := runs.flat_figures(r.get("judged")))), {})

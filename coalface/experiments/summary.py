@@ -22,9 +22,9 @@ from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
 def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was, who took part, what was sent, and what the evaluators have added."""
     recipe, method, members = experiment.recipe, experiment.method, server.transport.members
-    judged = evaluated.get("judged", {})
+    by_party = evaluated.get("judged", {})
     parties = [
-        {"name": name, **vars(members[name]), **vars(stats), "judged": judged.get(name)}
+        {"name": name, **vars(members[name]), **vars(stats), "judged": by_party.get(name)}
         for name, stats in server.at.party_stats.items()
     ]
     about: dict[str, Any] = {
@@ -46,7 +46,7 @@ def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Ma
 
 
 def headlines(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The figures that a run ends with, by what was judged."""
+    """The figures that a run ends with, by what was evaluated."""
     found = dict(summary["figures"])
     found |= {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(summary.get("enrolled", {})).items()}
     served = personalised.by_kind(summary.get("personalised", {}))

@@ -292,7 +292,7 @@ def _in_use(method: Method, standing: checkpoint.Checkpoint) -> Weighting | None
 
 
 def _scorers(parts: Parts) -> _Scorers:
-    """The recipe's validators, with the run's score setting; where there are none, the judge's lists by accuracy."""
+    """The recipe's validators, with the run's score setting; where there are none, the evaluation pairs."""
     recipe, method, backbone, device = parts.recipe, parts.method, parts.backbone, parts.recipe.engine.device
     if recipe.validators:
         # Under a method without FV they take no part: they are those that FedAvg with FV would have.
@@ -319,8 +319,8 @@ def _scorers(parts: Parts) -> _Scorers:
         return {name: figures["accuracy"] for name, figures in verification.models([model]).items()}
 
     counts = {one.name: len(one.pairs) for one in lists}
-    note = "the recipe has no validators: the judge's lists score the grid, so that choosing by it would fit them"
-    return _Scorers("judge's lists", "accuracy", counts, of, (note,))
+    note = "the recipe has no validators: the evaluation pairs score the grid, so that choosing by it would fit them"
+    return _Scorers("evaluation pairs", "accuracy", counts, of, (note,))
 
 
 def _by_validators(

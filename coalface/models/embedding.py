@@ -1,4 +1,4 @@
-"""Embeddings of face images, as every judge of this package takes them."""
+"""Embeddings of face images, as every evaluation of this package takes them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def embed(
     Only the images named are read, `batch` at a time; `progress` is told how many are done. The module runs in eval
     mode; afterwards each of its parts is back in the mode it was in.
 
-    An embedding of length zero stays zero, so that its cosine with any other is 0: a collapsed model can be judged,
-    and is judged badly. Embeddings that are not finite are a ValueError that says how many and which image is first.
+    An embedding of length zero stays zero, so that its cosine with any other is 0: a collapsed model can be evaluated,
+    and is evaluated badly. Embeddings that are not finite are a ValueError that says how many and which image is first.
     """
     wanted = np.arange(len(faces)) if index is None else np.asarray(index, dtype=np.int64)
     if len(wanted) == 0:

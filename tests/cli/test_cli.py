@@ -163,7 +163,7 @@ def test_a_run_says_what_takes_a_while_before_its_rounds_and_after_them(tmp_path
     lines = said("run", tinyruns.write(tmp_path / "tiny.yaml"), "--out", tmp_path / "out", "--workers", 2).splitlines()
     rounds = [place for place, line in enumerate(lines) if line.startswith("tiny  round ")]
     assert lines[rounds[0] - 1].startswith("starting 2 worker processes") and len(rounds) == 2
-    assert lines[rounds[-1] + 1].startswith("judging the model that the run leaves")
+    assert lines[rounds[-1] + 1].startswith("evaluating the model that the run leaves")
     assert any(line.startswith("tiny  done  2 rounds") for line in lines[rounds[-1] + 2 :])
 
 

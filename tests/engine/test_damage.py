@@ -99,7 +99,7 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
-def judged(run: Path) -> Any:
+def evaluated(run: Path) -> Any:
     """What an evaluation reads of a run: its model, and who it was trained on."""
     backbone, about = finished_model.read_model(run)
     members = membership.read(run)
@@ -112,7 +112,7 @@ def judged(run: Path) -> Any:
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tinyruns.run(tmp_path / "copy", name="tiny")  # of the same name, which a page shows
-    expected, seen = results(whole), judged(whole)
+    expected, seen = results(whole), evaluated(whole)
     if not finished:
         shutil.rmtree(whole)
         with monkeypatch.context() as patched:
@@ -124,9 +124,9 @@ def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, mon
     for copy, path, damage in damaged(whole, tmp_path):
         if finished:
             try:
-                known = judged(copy)
+                known = evaluated(copy)
                 if known != seen and not (damage == "removed" and path.name == membership.FILE):  # nothing says it then
-                    bad.append((str(path), damage, "judged otherwise"))
+                    bad.append((str(path), damage, "evaluated otherwise"))
             except Exception as error:
                 if not names(error, path):
                     bad.append((str(path), damage, repr(error)))

@@ -126,7 +126,7 @@ PLACES = [(name, -1) for name in SEVERAL] + [("fedfr-uda", 0)]
 )
 def test_every_method_over_several_processes_is_the_run_over_one(tmp_path: Path, name: str, place: int) -> None:
     method, build = worlds.recipe(name, rounds=2)
-    exact = not build.validators  # who judge in float32
+    exact = not build.validators  # who evaluate in float32
     build = dataclasses.replace(build, norm=True, double=exact)
     numerics = dataclasses.replace(SHARDS, shards={list(build.data())[place]: 2})
     one = run(method, tmp_path / "one", build, numerics=ONE)

@@ -55,7 +55,7 @@ def test_only_a_sample_trains_and_the_rest_stays_as_it_was(tmp_path: Path) -> No
     assert {p: c.rounds for p, c in controls(ran).items()} == {p: n for p, n in rounds.items() if n}
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def test_observers_see_models_now_and_then_and_at_the_end(tmp_path: Path) -> None:
@@ -64,14 +64,14 @@ def test_observers_see_models_now_and_then_and_at_the_end(tmp_path: Path) -> Non
         return {"first": models.shared["a"][0].item(), "own": own}
 
     plain = run(Moves(rounds=5), tmp_path / "plain")
-    judged = run(Moves(rounds=5), tmp_path / "judged", observers=[observe, lambda *_: {"two": 2}], evaluate_every=2)
+    evaluated = run(Moves(rounds=5), tmp_path / "judged", observers=[observe, lambda *_: {"two": 2}], evaluate_every=2)
     records = metrics(tmp_path / "judged")
     assert [r["round"] for r in records if "judged" in r] == [2, 4, 5]
     assert records[3]["judged"]["own"] == {"silo-0": 4.0, "silo-1": 8.0, "silo-2": 12.0}
     assert records[3]["judged"]["two"] == 2
-    with_judging, without = judged.bytes(), plain.bytes()
-    assert with_judging.pop("metrics") != without.pop("metrics")
-    assert with_judging == without
+    with_evaluation, without = evaluated.bytes(), plain.bytes()
+    assert with_evaluation.pop("metrics") != without.pop("metrics")
+    assert with_evaluation == without
 
 
 def test_the_lab_sees_every_party_whoever_dropped_out_or_is_at_work(tmp_path: Path) -> None:

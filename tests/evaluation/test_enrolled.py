@@ -14,30 +14,20 @@ import torch
 from commands import said
 from safetensors.torch import load_file
 from torch import Tensor
-from worlds import Tiny
 
 from coalface.core import codec
-from coalface.core.errors import RecipeError
-from coalface.core.local_results import OWN_MODEL, OWN_SCORES, Probes
-from coalface.core.method import DeclarationError, Federation, Models, Party, Tensors, step
-from coalface.data.augment import to_tensor
+from coalface.core.local_results import OWN_SCORES
+from coalface.core.method import DeclarationError, Party, Tensors, step
 from coalface.data.faceset import FaceSet
-from coalface.data.held_back import by_party
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import REPLY, Commit
-from coalface.evaluation import enrolled
 from coalface.evaluation.metrics.enrolled import verify
-from coalface.experiments import plan
-from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.report import page, runs
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
-from coalface.experiments.sweep import run as sweeping
 from coalface.methods import METHODS
 from coalface.methods.feduv import Code, FedUV, Projection, State
-from coalface.training.compute import Compute
 
 ALL = sorted(name for name, cls in METHODS.items() if not cls.domains)
 DEVICES: dict[str, Any] = {
@@ -85,81 +75,6 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
         assert not rows(here.public) & (rows(test) | rows(train))
     trainers = [held[name] for name, member in here.members().items() if member.role == "trainer"]
     assert set.union(*trainers) == rows(train) and sum(map(len, trainers)) == len(train)
-
-
-def test_they_are_the_same_for_all_seeds_methods_and_partitions() -> None:
-    first = rows(splits.split(recipe()).test)
-    assert len(first) == 16
-    for changes in (
-        {"seed": 5},
-        {"method": "centralized"},
-        {"data": SILOS},
-    ):
-        assert rows(splits.split(recipe(**changes)).test) == first
-    assert rows(splits.split(recipe(data={"max_identities": 5})).test) < first
-    parties = Parts(recipe()).silos
-    test = splits.split(recipe()).test
-    assert test is not None
-    for party, own in by_party(test, parties).items():
-        assert own.names == parties[party].names and len(own) == 2 and not rows(own) & rows(parties[party])
-
-
-def test_a_pretraining_trains_on_none_of_them() -> None:
-    public = recipe(
-        pretrain={"method": "centralized"},
-        data={"scenario": "private-public", "private": {"identities": 4}, "min_images": 2},
-    )
-    inner = loader.pretraining(public)
-    assert inner.data.test is None and len(splits.split(inner).train) == 4 * 5  # of other people, all images
-    same = recipe(pretrain={"method": "centralized"})
-    assert rows(splits.split(loader.pretraining(same)).train) == rows(splits.split(same).train)
-
-
-def test_a_recipe_without_them_keeps_its_digest() -> None:
-    plain = tinyruns.tiny()
-    assert plain.digest() == tinyruns.tiny(data={"test": None}).digest()
-    assert tinyruns.tiny(data={"test": {"images": 1}}).digest() != plain.digest()
-    assert splits.split(plain).test is None
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"data.test.images: .*greater than or equal to 1; got 0"):
-        recipe(data={"test": {"images": 0}})
-    with pytest.raises(RecipeError, match=r"data.test.images: nobody has more than 5 images, the most are 5"):
-        splits.split(recipe(data={"test": {"images": 5}}))
-    with pytest.raises(RecipeError, match="data.test: one identity alone"):
-        splits.split(recipe(data={"max_identities": 1}))
-    with pytest.raises(RecipeError, match="data.test.image is not a key of a recipe; did you mean data.test.images"):
-        recipe(data={"test": {"image": 2}})
-
-
-@pytest.mark.parametrize("method", ["fedavg", "centralized", "fedface", "feduv"])
-def test_no_test_image_is_read_before_the_training_ends(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = recipe(method=method, rounds=1, evaluation={"pairs": {}}, engine={"client_batch": "auto"})
-    test = splits.split(made).test
-    assert test is not None
-    wanted = {image.tobytes() for image in to_tensor(test.take(np.arange(len(test)))).numpy()}
-    wanted |= {image.flip(-1).numpy().tobytes() for image in to_tensor(test.take(np.arange(len(test))))}
-    read: set[bytes] = set()
-    ready, evaluate = Compute._ready, enrolled.Enrolled.evaluate
-
-    def noted(self: Compute, images: Tensor) -> Tensor:
-        read.update(image.contiguous().numpy().tobytes() for image in images)
-        return ready(self, images)
-
-    before: list[set[bytes]] = []
-
-    def after(*given: Any) -> dict[str, Any]:
-        before.append(set(read))
-        return evaluate(*given)
-
-    monkeypatch.setattr(Compute, "_ready", noted)
-    monkeypatch.setattr(enrolled.Enrolled, "evaluate", after)
-    experiment.run(made, tmp_path / "run", tinyruns.Silent())
-    assert len(before[0]) >= 12 and not before[0] & wanted  # three images each of four people or more
-    assert len(read & wanted) == len(test)
 
 
 # --- a run of FedUV, from the command line ----------------------------------------------------------------------------
@@ -287,88 +202,7 @@ def _float(value: int) -> str:
     return f"{value}.0"
 
 
-def test_what_it_costs_on_the_wire_is_as_without(seen: Seen, tmp_path: Path) -> None:
-    assert "verify" not in {message["step"] for message in summary(seen.folder)["messages"]}
-    for path in (seen.folder / "ledger").iterdir():
-        assert {json.loads(line)["step"] for line in path.read_text().splitlines()} <= {
-            "enrol",
-            "train",
-            "set_threshold",
-        }
-
-
-def test_it_is_printed_and_reported(seen: Seen, tmp_path: Path) -> None:
-    found = summary(seen.folder)["enrolled"]
-    assert f"enrolled by features EER {found['features']['eer']:.1f}" in seen.printed.replace("  ", " ")
-    assert "enrolled by codewords EER" in seen.printed
-    html = (seen.folder / "report.html").read_text()
-    section = html.partition("<h2>Clients verified by their own images</h2>")[2].partition("<h2>")[0]
-    assert f"8 clients, 16 genuine and 112 impostor trials; {found['never enrolled']} never enrolled" in section
-    for title in ("verified by", "TAR at FAR 0.1", "TAR at FAR 0.01", "EER", "accepted", "accepted of others"):
-        assert f">{title}</th>" in section
-    assert "<td>features</td>" in section and "<td>codewords</td>" in section
-    assert f'<td class="n">{runs.figure_text(found["codewords"], "accepted of others")}</td></tr>' in section
-    one = runs.read(seen.folder)
-    assert one.enrolled == {kind: found[kind] for kind in ("features", "codewords")}
-    two = page.build(seen.folder, tinyruns.run(tmp_path / "plain"), to=tmp_path / "two.html").read_text()
-    assert "<td>run</td><td>features</td>" in two
-    assert "Clients verified" not in (tmp_path / "plain" / "report.html").read_text()
-    assert "enrolled" not in summary(tmp_path / "plain")
-
-
-def test_a_sweep_has_a_row_for_each_and_cells_from_before_read_as_ever(tmp_path: Path) -> None:
-    changes = {"data": {"faces": {"images": 5}, "test": {"images": 2}, "partition": {"parties": 2}}, "rounds": 1}
-    path = tinyruns.write(tmp_path / "tiny.yaml", **changes)
-    view = tinyruns.Silent()
-    text = sweeping.sweep(path, ["method=fedavg,solo"], tmp_path / "out", view)
-    assert any("without a shared model nobody is verified" in note for note in view.notes)
-    cells = sweeping.read_cells(tmp_path / "out" / "cells.jsonl")
-    federated, alone = sorted(cells.values(), key=lambda cell: str(cell["method"]))
-    assert set(federated["enrolled"]) == {"features", "clients", "trials"} and "enrolled" not in alone
-    table = text.partition("Clients verified by their own test images")[2].split("\n\n")[1].splitlines()
-    assert [cell.strip() for cell in table[0].split("|")[1:3]] == ["setting", "by"] and len(table) == 3
-    shown = [cell.strip() for cell in table[2].split("|")[1:-1]]
-    assert shown == [
-        "method=fedavg",
-        "features",
-        *(f"{value:.2f}" for value in federated["enrolled"]["features"].values()),
-    ]
-    del federated["enrolled"]  # as a cell of an earlier version
-    every = sweeping.grid(path, ["method=fedavg,solo"])
-    assert "Clients verified" not in sweeping.table(every, cells)[0]
-
-
 # --- what a method may say --------------------------------------------------------------------------------------------
-
-
-class _Alone(FedUV):
-    def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=None, common=Projection(projection=state.projection))
-
-    @step(role="trainer", local=OWN_MODEL)
-    def own_model(self, party: Party) -> Tensors:
-        return {}
-
-
-class _Without(FedUV):
-    def models(self, fed: Federation, state: State) -> Models:
-        return Models(shared=state.backbone)
-
-
-@pytest.mark.parametrize(
-    ("method", "error", "words"),
-    [
-        (_Alone, DeclarationError, "step verify: it verifies probes that the shared model embeds"),
-        (_Without, TypeError, "step verify: the step needs `common`, a Projection"),
-    ],
-)
-def test_a_step_that_cannot_verify_is_refused_before_anybody_trains(
-    method: type[FedUV], error: type[Exception], words: str
-) -> None:
-    backbone, names = Tiny(one_identity=True)().backbone, {"trainer": ["a", "b"]}
-    plan.plan(FedUV(sample=None, length=127), names, backbone)
-    with pytest.raises(error, match=words):
-        plan.plan(method(sample=None, length=127), names, backbone)
 
 
 def test_a_step_that_verifies_takes_probes() -> None:
@@ -378,13 +212,3 @@ def test_a_step_that_verifies_takes_probes() -> None:
             @step(role="trainer", local=OWN_SCORES)
             def verify(self, party: Party, own: Code | None, common: Projection) -> Tensors:
                 return {"scores": torch.zeros(1)}
-
-
-def test_a_client_without_a_codeword_or_a_threshold_says_so() -> None:
-    method, party = FedUV(length=127), naive.party("silo-0", Tiny(one_identity=True))
-    common = Projection(projection=torch.ones(127, 8))
-    probes = Probes(embeddings=torch.eye(8)[:3])
-    assert method.verify(party, None, common, probes) == {}
-    code = Code(codeword=torch.ones(1, 127), threshold=None)
-    found = method.verify(party, code, common, probes)
-    assert set(found) == {"scores"} and found["scores"].tolist() == [1, 1, 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.enrolled import FARS, cosine_scores, templates, verify
+from coalface.evaluation.metrics.enrolled import FARS, templates, verify
 
 
 def unit_rows(n: int, d: int, seed: int) -> NDArray[np.float32]:
@@ -95,17 +95,6 @@ def test_templates_are_the_unit_means_of_each_identity() -> None:
     assert not templates(np.zeros((2, 3), dtype=np.float32), np.array([0, 0]), 1).any()
     with pytest.raises(ValueError, match="2 identities have no image to enrol with, the first is number 4"):
         templates(features, labels, 6)
-
-
-@pytest.mark.parametrize("block", [1, 7, 1024])
-def test_cosines_by_blocks_equal_a_double_loop(block: int) -> None:
-    enrolled, probes = unit_rows(5, 16, 2).astype(np.float64), unit_rows(23, 16, 3)
-    found = cosine_scores(enrolled, probes, block)
-    for i in range(5):
-        for j in range(23):
-            assert found[i, j] == pytest.approx(
-                sum(float(a) * float(b) for a, b in zip(enrolled[i], probes[j], strict=True)), abs=1e-14
-            )
 
 
 def test_what_is_no_verification_is_refused() -> None:

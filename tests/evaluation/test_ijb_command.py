@@ -16,10 +16,11 @@ from tinyruns import centred_model
 from typer.testing import CliRunner
 
 from coalface.cli import main
+from coalface.core.errors import DataError, RecipeError
 from coalface.data.align import TEMPLATE
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import feature_file, finished_model
-from coalface.evaluation.ijb import judge_ijb
+from coalface.evaluation.ijb import evaluate_ijb
 
 SUBJECTS, EACH = 10, 6
 GALLERIES = {"G1": range(5), "G2": range(5, 10)}
@@ -133,7 +134,7 @@ def test_the_figures_are_those_of_the_definitions(
     model: Path, ijbc: Path, flip: bool, norm: bool, scored: bool | None
 ) -> None:
     meta = ijbc / "meta"
-    found = judge_ijb(model, meta, ijbc / "loose_crop", flip=flip, norm=norm, detector=scored, fars=(1e-6, *FARS))
+    found = evaluate_ijb(model, meta, ijbc / "loose_crop", flip=flip, norm=norm, detector=scored, fars=(1e-6, *FARS))
     assert found["set"] == "IJB-C" and found["options"] == f"N{norm:d} D{scored is not False:d} F{flip:d}"
     assert (found["images"], found["templates"]) == (60, 40)
 
@@ -180,9 +181,9 @@ def test_the_figures_are_those_of_the_definitions(
 def test_the_command_prints_tables_or_json(model: Path, ijbc: Path) -> None:
     arguments = ["ijb", str(model), str(ijbc / "meta"), "--images", str(ijbc / "loose_crop"), "--flip"]
     told = CliRunner().invoke(main.app, [*arguments, "--json"], catch_exceptions=False).stdout
-    assert json.loads(told) == judge_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True)
+    assert json.loads(told) == evaluate_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True)
     printed = CliRunner().invoke(main.app, [*arguments, "--no-detector-score", "--no-norm"], catch_exceptions=False)
-    expected = judge_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True, norm=False, detector=False)
+    expected = evaluate_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True, norm=False, detector=False)
     lines = [line.split() for line in printed.stdout.splitlines()]
     assert ["options", "N0", "D0", "F1"] in lines
     assert ["tar@far=0.1", f"{expected['tar@far=0.1']:.2f}", f"{expected['threshold@far=0.1']:.6f}"] in lines
@@ -218,10 +219,10 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_images_that_are_missing_are_named_and_counted(model: Path, copied: Path, embedded: list[int]) -> None:
     for name in ("7.png", "31.png"):
         (copied / "loose_crop" / name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"2 of 60 images of .*meta are not below .*: 7\.png, 31\.png; put"):
-        judge_ijb(model, copied / "meta", copied / "loose_crop")
+    with pytest.raises(FileNotFoundError, match=r"2 of 60 images .*: 7\.png, 31\.png"):
+        evaluate_ijb(model, copied / "meta", copied / "loose_crop")
     with pytest.raises(FileNotFoundError, match="none is not a folder"):
-        judge_ijb(model, copied / "meta", copied / "none")
+        evaluate_ijb(model, copied / "meta", copied / "none")
     assert embedded == []
 
 
@@ -231,9 +232,9 @@ def test_images_that_cannot_be_read_are_named_before_any_is_embedded(
     (copied / "loose_crop" / "58.png").write_bytes(b"no image")
     whole = (copied / "loose_crop" / "60.png").read_bytes()
     (copied / "loose_crop" / "60.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"2 of 60 images cannot be read: 58\.png, 60\.png \(of the first: .*damaged"):
-        judge_ijb(model, copied / "meta", copied / "loose_crop")
-    assert embedded == []
+    with pytest.raises(DataError, match=r"2 of 60 images .*: 58\.png, 60\.png") as error:
+        evaluate_ijb(model, copied / "meta", copied / "loose_crop")
+    assert error.value.where == "58.png" and embedded == []
 
 
 def test_landmarks_of_other_images(model: Path, copied: Path, embedded: list[int]) -> None:
@@ -245,22 +246,11 @@ def test_landmarks_of_other_images(model: Path, copied: Path, embedded: list[int
         return " ".join([name, *(f"{float(x) + 500}" for x in numbers), score])
 
     path.write_text("\n".join([*map(far_off, lines[:7]), *lines[7:]]))
-    with pytest.raises(ValueError, match=r"landmarks of 7 of 60 images lie outside of them, such as of .*/1\.png"):
-        judge_ijb(model, copied / "meta", copied / "loose_crop")
-    assert embedded == []
+    with pytest.raises(DataError, match="7 of 60 images") as error:
+        evaluate_ijb(model, copied / "meta", copied / "loose_crop")
+    assert error.value.where == str(copied / "meta") and embedded == []
     path.write_text("\n".join([*map(far_off, lines[:6]), *lines[6:]]))  # a few may, as a detector errs
-    judge_ijb(model, copied / "meta", copied / "loose_crop")
-    path.write_text("\n".join([*lines[:-1], "60.png" + " 30" * 10 + " 0.5"]))
-    with pytest.raises(ValueError, match=r"1 of 60 images cannot be read: 60\.png .*are not several places"):
-        judge_ijb(model, copied / "meta", copied / "loose_crop")
-
-
-def test_a_name_that_leads_out_of_the_folder(model: Path, copied: Path) -> None:
-    for list_ in ("face_tid_mid", "name_5pts_score"):
-        path = copied / "meta" / f"ijbc_{list_}.txt"
-        path.write_text(path.read_text().replace("7.png", "../loose_crop/7.png", 1))
-    with pytest.raises(ValueError, match=r"names \.\./loose_crop/7\.png, which lies in no folder of images"):
-        judge_ijb(model, copied / "meta", copied / "loose_crop")
+    evaluate_ijb(model, copied / "meta", copied / "loose_crop")
 
 
 # A run that is stopped
@@ -272,7 +262,7 @@ def test_a_stopped_run_goes_on(
     monkeypatch.setattr(feature_file, "BATCH", 8)
     monkeypatch.setattr(feature_file, "KEPT", 2)
     meta, images, features = ijbc / "meta", ijbc / "loose_crop", tmp_path / "features"
-    expected = judge_ijb(model, meta, images)
+    expected = evaluate_ijb(model, meta, images)
     embedded.clear()
     counted = feature_file.raw_features
 
@@ -284,41 +274,37 @@ def test_a_stopped_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(feature_file, "raw_features", stopped)
         with pytest.raises(KeyboardInterrupt):
-            judge_ijb(model, meta, images, features=features)
+            evaluate_ijb(model, meta, images, features=features)
     assert embedded == [8] * 5 and json.loads((features / "IJB-C.json").read_text())["done"] == 32
     embedded.clear()
-    assert judge_ijb(model, meta, images, features=features) == expected
+    assert evaluate_ijb(model, meta, images, features=features) == expected
     assert embedded == [8, 8, 8, 4]  # the 28 that were not kept
     embedded.clear()
-    assert judge_ijb(model, meta, images, features=features) == expected
+    assert evaluate_ijb(model, meta, images, features=features) == expected
     # Other options of the pooling need no other features.
-    assert judge_ijb(model, meta, images, features=features, detector=False)["options"] == "N1 D0 F0"
+    assert evaluate_ijb(model, meta, images, features=features, detector=False)["options"] == "N1 D0 F0"
     assert embedded == []
 
 
 def test_features_of_other_settings_are_not_taken(model: Path, solo_run: Path, copied: Path, tmp_path: Path) -> None:
     meta, images, features = copied / "meta", copied / "loose_crop", tmp_path / "features"
-    judge_ijb(model, meta, images, features=features)
-    with pytest.raises(ValueError, match=r"IJB-C.f32 holds features of other settings \(not the same: kind\)"):
-        judge_ijb(model, meta, images, features=features, flip=True)
-    with pytest.raises(ValueError, match=r"\(not the same: model\): choose another folder"):
-        judge_ijb(solo_run, meta, images, features=features, party="silo-00")
-    rows = (features / "IJB-C.f32").read_bytes()
-    (features / "IJB-C.f32").write_bytes(rows[:-4])
-    with pytest.raises(
-        ValueError, match="IJB-C.f32 is damaged: it holds .* bytes of 60 rows; delete it and IJB-C.json"
-    ):
-        judge_ijb(model, meta, images, features=features)
-    (features / "IJB-C.f32").write_bytes(rows)
-    (features / "IJB-C.json").write_text("{}")
-    with pytest.raises(ValueError, match="IJB-C.json is damaged"):
-        judge_ijb(model, meta, images, features=features)
-    (features / "IJB-C.json").unlink()
-    judge_ijb(model, meta, images, features=features)
+    rows, about = features / "IJB-C.f32", features / "IJB-C.json"
+    evaluate_ijb(model, meta, images, features=features)
     points = meta / "ijbc_name_5pts_score.txt"
-    points.write_text(points.read_text().replace("1.png ", "1.png 1", 1))
-    with pytest.raises(ValueError, match=r"\(not the same: images\)"):
-        judge_ijb(model, meta, images, features=features)
+    others = points.read_text().replace("1.png ", "1.png 1", 1)
+    kept = {path: path.read_bytes() for path in (rows, about, points)}
+    for run, options, damaged, content, where, said in (
+        (model, {"flip": True}, about, kept[about], rows, "not the same: kind"),
+        (solo_run, {"party": "silo-00"}, about, kept[about], rows, "not the same: model"),
+        (model, {}, points, others.encode(), rows, "not the same: images"),
+        (model, {}, rows, kept[rows][:-4], rows, "60 rows"),
+        (model, {}, about, b"{}", about, "damaged"),
+    ):
+        damaged.write_bytes(content)
+        with pytest.raises(DataError, match=said) as error:
+            evaluate_ijb(run, meta, images, features=features, **options)  # type: ignore[arg-type]
+        assert error.value.where == str(where)
+        damaged.write_bytes(kept[damaged])
 
 
 # IJB-A
@@ -345,7 +331,7 @@ def ijba(tmp_path: Path) -> Path:
 
 
 def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
-    found = judge_ijb(model, ijba / "splits", ijba / "images")
+    found = evaluate_ijb(model, ijba / "splits", ijba / "images")
     assert (found["set"], found["splits"], found["images"], found["options"]) == ("IJB-A", 2, 60, "N1 D0 F0")
     embed, each = network(model), []
     for number in (1, 2):
@@ -371,20 +357,10 @@ def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
 
 
 def test_what_is_wrong_with_splits(model: Path, ijba: Path) -> None:
-    with pytest.raises(ValueError, match="no scores of a detector: give --no-detector-score"):
-        judge_ijb(model, ijba / "splits", ijba / "images", detector=True)
+    with pytest.raises(RecipeError) as option:
+        evaluate_ijb(model, ijba / "splits", ijba / "images", detector=True)
+    assert option.value.where == "--detector-score"
     metadata = ijba / "splits" / "split2" / "verify_metadata_2.csv"
-    whole = metadata.read_text()
-    metadata.write_text(whole.replace("2019,9,img/59.png", "2019,9,frame/0.png"))
-    with pytest.raises(ValueError, match=r"frame/0.png of subject 0 and of subject 9: cut out each face"):
-        judge_ijb(model, ijba / "splits", ijba / "images")
-    metadata.write_text(whole)
-    (ijba / "splits" / "verify_metadata_2.csv").write_text(whole)
-    with pytest.raises(ValueError, match="holds verify_metadata_2.csv twice"):
-        judge_ijb(model, ijba / "splits", ijba / "images")
-    (ijba / "splits" / "verify_metadata_2.csv").unlink()
-    (ijba / "splits" / "split1" / "verify_comparisons_1.csv").unlink()
-    with pytest.raises(FileNotFoundError, match="verify_comparisons_1.csv is missing"):
-        judge_ijb(model, ijba / "splits", ijba / "images")
-    with pytest.raises(FileNotFoundError, match="holds neither ijbb_face_tid_mid.txt nor ijbc.*of IJB-B or IJB-C"):
-        judge_ijb(model, ijba / "images", ijba / "images")
+    metadata.write_text(metadata.read_text().replace("2019,9,img/59.png", "2019,9,frame/0.png"))
+    with pytest.raises(DataError, match=r"frame/0.png is of subject 0 and of subject 9"):
+        evaluate_ijb(model, ijba / "splits", ijba / "images")

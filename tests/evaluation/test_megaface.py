@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from unit_rows import coarse, collapsed, crowded, spread
 
-from coalface.evaluation.metrics import exact, megaface, verification
+from coalface.evaluation.metrics import megaface, verification
 
 FARS = (1e-4, 1e-3, 0.02, 0.3)
 
@@ -43,7 +43,7 @@ def naive(probes, identities, distractors, fars):
 def test_the_figures_are_those_of_single_scores(kind, block):
     for seed in range(3):
         probes, identities, distractors = drawn(kind, seed)
-        found = megaface.judge(probes, identities, distractors, fars=FARS, block=block)
+        found = megaface.evaluate_probes(probes, identities, distractors, fars=FARS, block=block)
         pairs, right, nearest, tars = naive(probes, identities, distractors, FARS)
         assert (found.pairs, found.right, found.distractors) == (pairs, right, 150)
         np.testing.assert_allclose(found.nearest, nearest, atol=1e-12)
@@ -57,66 +57,38 @@ def test_the_figures_are_those_of_single_scores(kind, block):
             assert one.threshold == pytest.approx(other.threshold, abs=1e-15)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_figures_are_those_of_t_to_the_last_bit(kind):
-    for seed in range(3):
-        probes, identities, distractors = drawn(kind, seed, probes=30, others=400)
-        found = megaface.judge(probes, identities, distractors, fars=FARS, block=(8, 32))
-        i, k = (side.ravel() for side in np.indices((30, 400)))
-        impostor = exact.exactly(probes, i, distractors, k)
-        a, b = np.nonzero(identities[:, None] == identities)
-        a, b = a[a != b], b[a != b]
-        own = exact.exactly(probes, a, probes, b)
-        assert found.pairs == len(own)
-        assert found.right == int((own > impostor.reshape(30, 400).max(axis=1)[a] + 1e-10).sum())
-        scores = np.concatenate([own, impostor])
-        assert list(found.tars) == verification.tar_at_far(scores, np.arange(len(scores)) < len(own), FARS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("crowd", [0, 8, 10**9])  # in float64 at once, where it pays, and never
-def test_the_nearest_distractor(monkeypatch, kind, crowd):
-    monkeypatch.setattr(megaface, "CROWDED", crowd)
-    probes, identities, distractors = drawn(kind, 7, probes=30, others=300)
-    found = megaface.judge(probes, identities, distractors, fars=(), block=(16, 64))
-    exact = probes.astype(np.float64) @ distractors.astype(np.float64).T
-    np.testing.assert_allclose(found.nearest, exact.max(axis=1), atol=1e-13)
-    assert found.tars == () and set(found.figures()) == {"rank-1"}
-
-
 def test_worked_by_hand():
     probes = np.array([[1, 0], [0.8, 0.6], [0, 1], [0.6, 0.8], [0, -1]], np.float32)
     identities = np.array([4, 4, 9, 9, 7])
     # The nearest distractors are at 0.96, 0.936, 0.96, 0.8, −0.28; the mates at 0.8, 0.8 and 0.8, 0.8.
     distractors = np.array([[0.96, 0.28], [-0.28, 0.96], [0, 1]], np.float32)
-    found = megaface.judge(probes, identities, distractors[1:], fars=(0.1, 0.2, 0.5))
+    found = megaface.evaluate_probes(probes, identities, distractors[1:], fars=(0.1, 0.2, 0.5))
     # Without the first: 0, 0.6, 1, 0.8 and below 0. Both of identity 4 are right; of 9, 1 and 0.8 = 0.8 beat the mate.
     assert (found.pairs, found.right) == (4, 2)
     np.testing.assert_allclose(found.nearest, [0, 0.6, 1, 0.8, -0.96], atol=1e-6)
     tenth, fifth, half = found.tars  # impostors: 1, 0.96, 0.8, 0.6, 0.6, …: 1, 2 and 5 of 10 may be accepted
     assert (tenth.false_accepts, tenth.tar) == (1, 0) and (fifth.false_accepts, fifth.tar) == (2, 0)
     assert (half.false_accepts, half.tar) == (5, 1)
-    assert megaface.judge(probes, identities, distractors, fars=()).figures() == {"rank-1": 0}
+    assert megaface.evaluate_probes(probes, identities, distractors, fars=()).figures() == {"rank-1": 0}
 
 
 def test_ties_go_against_the_model():
     probes, distractors = np.eye(2, dtype=np.float32)[[0, 0]], np.eye(2, dtype=np.float32)
-    found = megaface.judge(probes, np.zeros(2, int), distractors, fars=(0.25, 0.5))
+    found = megaface.evaluate_probes(probes, np.zeros(2, int), distractors, fars=(0.25, 0.5))
     assert found.right == 0  # the mate is as like the probe as a distractor
     quarter, half = found.tars  # of the four impostors two are at 1: one may be accepted, or both
     assert (quarter.tar, quarter.false_accepts) == (0, 0) and (half.tar, half.false_accepts) == (1, 2)
-    assert megaface.judge(probes, np.zeros(2, int), distractors[1:], fars=()).right == 2
+    assert megaface.evaluate_probes(probes, np.zeros(2, int), distractors[1:], fars=()).right == 2
 
 
-def test_distractors_from_a_file_and_by_a_list(tmp_path):
+def test_distractors_from_a_file(tmp_path):
     probes, identities, distractors = drawn(coarse, 3)
     path = tmp_path / "features"
     distractors.tofile(path)
     mapped = np.memmap(path, np.float32, "r", shape=distractors.shape)
-    rows = np.random.default_rng(0).permutation(150)[:40]
-    found = megaface.judge(probes, identities, mapped, rows=rows, fars=FARS, block=(16, 16))
-    again = megaface.judge(probes, identities, distractors[rows], fars=FARS)
-    assert found.tars == again.tars and found.right == again.right and found.distractors == 40
+    found = megaface.evaluate_probes(probes, identities, mapped, fars=FARS, block=(16, 16))
+    again = megaface.evaluate_probes(probes, identities, distractors, fars=FARS)
+    assert found.tars == again.tars and found.right == again.right and found.distractors == 150
 
 
 def test_what_does_not_fit():
@@ -130,9 +102,8 @@ def test_what_does_not_fit():
         ((probes, identities, distractors[:0]), {}, "no distractors"),
         ((probes, np.arange(40), distractors), {}, "no identity has two probes"),
         ((probes, identities, bad), {"block": (8, 32)}, "distractors 64 to 96: 1 of 32 .* distractor 6,"),
-        ((probes, identities, distractors), {"rows": np.array([0, 150])}, "from 0 to 150, and there are 150"),
         ((probes, identities, distractors), {"fars": (0.1, 1)}, "one allows all impostors"),
         ((probes, identities, distractors), {"fars": (0,)}, "not a rate"),
     ]:
         with pytest.raises(ValueError, match=says):
-            megaface.judge(*arguments, **options)
+            megaface.evaluate_probes(*arguments, **options)

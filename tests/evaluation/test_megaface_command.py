@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from tinyruns import centred_model
 from typer.testing import CliRunner
 
 from coalface.cli import main
+from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.evaluation import feature_file, finished_model
-from coalface.evaluation.megaface import judge_megaface
+from coalface.evaluation import finished_model
+from coalface.evaluation.megaface import evaluate_megaface
 
 NOISY = ("Ann Lee/Ann Lee_2.png", "1/12@N00/3_0.jpg")
 """A probe and a distractor that insightface's lists have, in the kit's words."""
@@ -59,9 +59,9 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def judged(run: Path, kit: Path, **more: Any) -> dict[str, Any]:
+def evaluated(run: Path, kit: Path, **more: Any) -> dict[str, Any]:
     more = {"size": 50, "fars": (1e-6, 0.01, 0.1), **more}
-    return judge_megaface(run, kit / "lists", kit / "facescrub", kit / "megaface", **more)
+    return evaluate_megaface(run, kit / "lists", kit / "facescrub", kit / "megaface", **more)
 
 
 def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str, float]:
@@ -103,7 +103,7 @@ def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str
 @pytest.mark.parametrize(("size", "flip", "noises"), [(50, False, False), (50, True, True), (20, False, True)])
 def test_the_figures_are_those_of_the_definitions(model: Path, kit: Path, size: int, flip: bool, noises: bool) -> None:
     lists = {"facescrub_noises": kit / "facescrub_noises.txt", "megaface_noises": kit / "megaface_noises.txt"}
-    found = judged(model, kit, size=size, flip=flip, **(lists if noises else {}))
+    found = evaluated(model, kit, size=size, flip=flip, **(lists if noises else {}))
     expected = naive(model, kit, size, flip, noises)
     assert expected["distractors"] == size - noises and expected["pairs"] == 36 - 6 * noises
     for name, value in expected.items():
@@ -113,7 +113,7 @@ def test_the_figures_are_those_of_the_definitions(model: Path, kit: Path, size: 
 
 
 def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
-    expected = judge_megaface(
+    expected = evaluate_megaface(
         model,
         kit / "lists",
         kit / "facescrub",
@@ -134,65 +134,13 @@ def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
     assert ["rank-1", f"{expected['rank-1']:.2f}", "%"] in lines and ["distractors", "29"] in lines
 
 
-def test_pixels_are_held_a_batch_at_a_time_and_a_stopped_run_goes_on(
-    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feature_file, "BATCH", 8)
-    monkeypatch.setattr(feature_file, "KEPT", 1)
-    expected, unit = judged(model, kit), feature_file.unit_features
-    batches: list[int] = []
-
-    def limited(module: Any, faces: np.ndarray, **more: Any) -> np.ndarray:
-        if len(batches) == 4:
-            raise KeyboardInterrupt
-        batches.append(len(faces))
-        return unit(module, faces, **more)
-
-    monkeypatch.setattr(feature_file, "unit_features", limited)
-    with pytest.raises(KeyboardInterrupt):
-        judged(model, kit, features=tmp_path)
-    assert batches == [8, 4, 8, 8]  # the probes, and 16 of 50 distractors
-    batches = [0] * 5
-    assert judged(model, kit, features=tmp_path) == expected
-    assert batches[5:] == [8, 8, 8, 8, 2]
-    rows = np.fromfile(tmp_path / "megaface-50-1.f32", np.float32).reshape(50, -1)
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
-
-
-def test_nothing_is_left_in_the_temporary_folder(
-    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    judged(model, kit)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_images_that_are_missing_or_damaged_are_named_before_any_is_embedded(
-    model: Path, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(*arguments: Any, **more: Any) -> None:
-        raise AssertionError("an image was embedded")
-
-    monkeypatch.setattr(feature_file, "unit_features", none)
-    shutil.copytree(kit, tmp_path / "kit")
-    place = tmp_path / "kit"
-    (place / "megaface" / "1/12@N00/5_0.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"1 of 50 images cannot be read: 1/12@N00/5_0\.jpg \(of the first: "):
-        judged(model, place)
-    for file in (place / "facescrub" / "Ann_Lee").iterdir():
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"4 of 12 images of .*_list\.json are not below .*: Ann Lee/Ann Lee_0"):
-        judged(model, place)
-
-
 def test_what_is_wrong_with_the_lists(model: Path, kit: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no list of 1,000,000 distractors of set 1: choose --size 20, 50"):
-        judged(model, kit, size=1_000_000)
+    with pytest.raises(RecipeError, match="it has 20, 50") as size:
+        evaluated(model, kit, size=1_000_000)
+    assert size.value.where == "--size"
     with pytest.raises(FileNotFoundError, match="json_SIZE_3"):
-        judged(model, kit, number=3)
-    with pytest.raises(FileNotFoundError, match="facescrub_features_list.json is missing"):
-        judge_megaface(model, tmp_path, kit, kit)
+        evaluated(model, kit, number=3)
     noises = tmp_path / "noises.txt"
     noises.write_text("\n".join(f"{name}_{n}.png" for name in ("Ann_Lee", "Bo", "Cid_Dee") for n in range(3)))
-    with pytest.raises(ValueError, match="without the noises there is no identity with two probes"):
-        judged(model, kit, facescrub_noises=noises)
+    with pytest.raises(DataError, match="no identity with two probes"):
+        evaluated(model, kit, facescrub_noises=noises)

@@ -1,4 +1,4 @@
-"""The lab's judge of how each client's own people are served, against the protocols on embeddings made here."""
+"""The lab's evaluation of how each client's own people are served, against the protocols on embeddings made here."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tinyruns import JUDGED, Normed, Silent
+from tinyruns import EVALUATED, Normed, Silent
 from tinyruns import public_images as recipe
 
 from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.evaluation import personalised
-from coalface.evaluation.metrics.personalised import OverClients, judge_client, over_clients
+from coalface.evaluation.metrics.personalised import OverClients, evaluate_client, over_clients
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
-from coalface.methods.fedfr_joint import FedFRJoint, Own
+from coalface.methods.fedfr_joint import Own
 from coalface.models import BACKBONES
 
 PAIRS = {"genuine": 2, "impostors": 32}
@@ -62,7 +62,7 @@ class Hand:
                 rows = torch.stack([model["branch.weight"] @ row + model["branch.bias"] for row in rows])
         return np.stack([(row / row.norm()).numpy() for row in rows])
 
-    def judged(self, models: Mapping[str, Tensors], **modes: Any) -> OverClients:
+    def evaluated(self, models: Mapping[str, Tensors], **modes: Any) -> OverClients:
         """Each client by its model."""
         names, found = [self.test.names[label] for label in self.test.labels], []
         numbers = {name: number for number, name in enumerate(sorted(self.whose))}
@@ -77,7 +77,7 @@ class Hand:
                 mean = features[own.labels == number].astype(np.float64).mean(0)
                 gallery.append(mean / np.linalg.norm(mean))
             found.append(
-                judge_client(
+                evaluate_client(
                     self.unit(model, self.test),
                     identities,
                     clients,
@@ -104,7 +104,7 @@ def own_models(folder: Path, made: Recipe, *, branch: bool) -> dict[str, Tensors
 
 
 def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
-    made = recipe(**JUDGED)
+    made = recipe(**EVALUATED)
     told, hand = done(made, tmp_path / "run"), Hand(made)
     shared = load_file(tmp_path / "run" / "model" / "backbone.safetensors")
     by_kind = {
@@ -115,11 +115,11 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
     }
     assert set(told) == {*by_kind, "clients", "trials", "counts"}
     for kind, models in by_kind.items():
-        expected = hand.judged(models)
+        expected = hand.evaluated(models)
         assert told[kind] == pytest.approx(expected.figures()) and len(told[kind]) == 3
         assert told["trials"][kind] == {"clients": 3, "carried": expected.carried}
         for party, model in models.items():
-            assert told["clients"][party][kind] == pytest.approx(hand.judged({party: model}).figures())
+            assert told["clients"][party][kind] == pytest.approx(hand.evaluated({party: model}).figures())
     assert told["counts"] == dict.fromkeys(hand.clients, {**PAIRS, "mated": 4, "non-mated": 8})
     assert len({json.dumps(told["clients"][p]) for p in told["clients"]}) > 1
     said = page.build(tmp_path / "run").read_text()
@@ -127,37 +127,37 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
     assert list(personalised.by_kind(told)) == ["start", "shared", "own", "branch"]
 
 
-def test_models_that_a_run_does_not_leave_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_a_run_does_not_leave_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
     monkeypatch.setitem(BACKBONES, "normed", Normed)
     wanted = {"one_to_one": "official", "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}
-    changes = {**JUDGED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": wanted}}
+    changes = {**EVALUATED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": wanted}}
     made = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     told, hand = done(made, tmp_path / "run"), Hand(made)
     assert set(told) == {"start", "own", "clients", "trials", "counts"}
     models = own_models(tmp_path / "run", made, branch=False)
-    expected = hand.judged(models, one_to_one="official", one_to_many="legacy").figures()
+    expected = hand.evaluated(models, one_to_one="official", one_to_many="legacy").figures()
     assert told["own"] == pytest.approx(expected) and all("official" in n or "legacy" in n for n in told["own"])
     assert {of["impostors"] for of in told["counts"].values()} == {32 + 4}
 
 
-def test_a_pooled_run_is_judged_for_the_clients_of_the_partition(tmp_path: Path) -> None:
+def test_a_pooled_run_is_evaluated_for_the_clients_of_the_partition(tmp_path: Path) -> None:
     """Public people, whom it trains on as well, are neither clients nor impostors."""
-    made = recipe(**JUDGED, method="centralized")
+    made = recipe(**EVALUATED, method="centralized")
     both = made.model_copy(update={"data": made.data.model_copy(update={"side": "both"})})
     told, hand = done(both, tmp_path / "both"), Hand(both)
     assert len(hand.test) == 12 and sum(len(own.names) for own in hand.clients.values()) == 6
     shared = load_file(tmp_path / "both" / "model" / "backbone.safetensors")
     assert set(told) == {"start", "shared", "clients", "trials", "counts"}
-    assert told["shared"] == pytest.approx(hand.judged(dict.fromkeys(hand.clients, shared)).figures())
+    assert told["shared"] == pytest.approx(hand.evaluated(dict.fromkeys(hand.clients, shared)).figures())
     assert all(of.items() >= PAIRS.items() for of in told["counts"].values())
 
 
 # --- clients of whom some have no test images -------------------------------------------------------------------------
 
 
-def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, Tensors], made: Recipe) -> Any:
-    """By the judge itself, with models that no run left."""
+def evaluated(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, Tensors], made: Recipe) -> Any:
+    """By the evaluator itself, with models that no run left."""
     here = Parts(made).data
     first = here.backbone.shared()
     settings = dict(sections.Personalised(fars=(0.1, 0.5), fpirs=(0.25,)))
@@ -167,29 +167,24 @@ def judged(clients: Mapping[str, FaceSet], test: FaceSet, models: Mapping[str, T
     return evaluator.evaluate(server, Models(shared=first))["personalised"]
 
 
-def test_a_client_without_test_images_is_not_judged_nor_one_without_a_model() -> None:
-    made = recipe(**JUDGED)
+def test_a_client_without_test_images_is_not_evaluated_nor_one_without_a_model() -> None:
+    made = recipe(**EVALUATED)
     hand = Hand(made)
     model = {name: tensor + 0.01 for name, tensor in first_backbone(made).shared().items()}
     theirs = [i for i, label in enumerate(hand.test.labels) if hand.whose[hand.test.names[label]] != "silo-01"]
     hand.test = hand.test.select(np.array(theirs))
     assert personalised.tested(hand.clients, hand.test) == ["silo-00", "silo-02"]
-    told = judged(hand.clients, hand.test, {"silo-00": {}, "silo-01": model, "silo-02": model}, made)
+    told = evaluated(hand.clients, hand.test, {"silo-00": {}, "silo-01": model, "silo-02": model}, made)
     assert set(told["clients"]) == {"silo-00", "silo-02"} and set(told["clients"]["silo-00"]) == {"start", "shared"}
-    assert told["own"] == pytest.approx(hand.judged({"silo-02": model}).figures())
+    assert told["own"] == pytest.approx(hand.evaluated({"silo-02": model}).figures())
     assert told["trials"]["own"]["clients"] == 1 and told["trials"]["shared"]["clients"] == 2
     assert told["counts"]["silo-02"]["mated"] == told["counts"]["silo-02"]["non-mated"] == 4
 
 
 def test_test_images_of_people_who_are_nobodys_are_left_out() -> None:
-    made = recipe(**JUDGED)
+    made = recipe(**EVALUATED)
     hand = Hand(made)
     others = Parts(made).public
     assert others is not None
     strange = hand.test.beside(others)
-    assert judged(hand.clients, strange, {}, made) == judged(hand.clients, hand.test, {}, made)
-
-
-def test_what_the_step_gives_is_judged_and_nothing_else() -> None:
-    """A client that never took part has no model of its own."""
-    assert FedFRJoint().personal(naive.party("silo-0", naive.Tiny(public=3)), None) == {}
+    assert evaluated(hand.clients, strange, {}, made) == evaluated(hand.clients, hand.test, {}, made)

@@ -21,7 +21,7 @@ def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_r
     found = compare.intervals([fedavg_run, solo_run])
     assert set(found) == {(solo_run, "unseen/accuracy"), (solo_run, "unseen/eer")}  # 20 impostors carry no FAR of 0.01
     difference, low, high = found[solo_run, "unseen/accuracy"]
-    # The paired figure takes one threshold over all pairs, the judge one a fold: with 40 pairs they are points apart.
+    # The paired figure takes one threshold over all pairs, the evaluation one a fold: points apart with 40 pairs.
     assert difference == pytest.approx(accuracy(solo_run) - accuracy(fedavg_run), abs=8)
     assert low <= high and low > -100 and high < 100
 
@@ -47,7 +47,7 @@ def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run:
     assert one.counts.shape[1] == compare.DRAWS == 2000
 
 
-def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
+def test_runs_evaluated_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
     other = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
     assert compare.intervals([fedavg_run, other]) == {}

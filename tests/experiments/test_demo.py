@@ -53,7 +53,7 @@ def test_it_compares_three_ways_on_one_page(finished: tuple[Path, Silent, str]) 
     assert max(len(line) for line in said.splitlines()[:8]) <= 120
 
 
-def test_the_three_are_judged_alike(finished: tuple[Path, Silent, str]) -> None:
+def test_the_three_are_evaluated_alike(finished: tuple[Path, Silent, str]) -> None:
     lists = {
         json.loads((finished[0] / method / "evidence.json").read_text())["unseen"][0]["list"] for method in demo.METHODS
     }

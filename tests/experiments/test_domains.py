@@ -1,4 +1,4 @@
-"""Who holds which images of two domains, who is told what, and who is judged."""
+"""Who holds which images of two domains, who is told what, and who is evaluated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def whole(recipe: Recipe) -> dict[int, str]:
     return {int(row): faces.names[label] for row, label in zip(faces.rows, faces.labels, strict=True)}
 
 
-def judged(recipe: Recipe) -> set[str]:
+def evaluated(recipe: Recipe) -> set[str]:
     return set(splits.split(recipe).held.names)
 
 
@@ -54,39 +54,39 @@ def test_every_method_for_domains_is_looked_at() -> None:
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def test_splits_judge_other_people_as_long_as_there_are_enough() -> None:
-    found = [judged(two_domains(domains(split=split))) for split in range(4)]
+def test_splits_evaluate_other_people_as_long_as_there_are_enough() -> None:
+    found = [evaluated(two_domains(domains(split=split))) for split in range(4)]
     assert all(len(each) == 3 and all(name.startswith("street/") for name in each) for each in found)
     assert len(found[0] | found[1] | found[2]) == 9  # all of them, each once
     assert found[3] == found[0]
-    around = [judged(two_domains(domains(hold_out=4, split=split))) for split in range(3)]
+    around = [evaluated(two_domains(domains(hold_out=4, split=split))) for split in range(3)]
     assert not around[0] & around[1] and len(around[0] | around[1] | around[2]) == 9
 
 
 def test_a_split_is_the_seeds_unless_it_is_given() -> None:
-    by_seed = [judged(two_domains({"seed": seed})) for seed in (0, 1)]
-    assert by_seed == [judged(two_domains(domains(split=split))) for split in (0, 1)]
-    assert judged(two_domains({"seed": 7}, domains(split=1))) == by_seed[1]
+    by_seed = [evaluated(two_domains({"seed": seed})) for seed in (0, 1)]
+    assert by_seed == [evaluated(two_domains(domains(split=split))) for split in (0, 1)]
+    assert evaluated(two_domains({"seed": 7}, domains(split=1))) == by_seed[1]
 
 
 @pytest.mark.parametrize("split", [0, 1])
 @every_method
-def test_a_split_judges_and_calibrates_on_the_same_people_whatever_the_method(method: str, split: int) -> None:
+def test_a_split_evaluates_and_calibrates_on_the_same_people_whatever_the_method(method: str, split: int) -> None:
     for clients in (1, 3):
         recipe = two_domains({"method": method}, domains(split=split, clients=clients))
-        assert judged(recipe) == judged(two_domains(domains(split=split)))
+        assert evaluated(recipe) == evaluated(two_domains(domains(split=split)))
         lists = Parts(recipe).pairs
-        assert people(lists[0].faces) == judged(recipe)
+        assert people(lists[0].faces) == evaluated(recipe)
 
 
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("seed", [0, 1])
 @every_method
-def test_nobody_who_is_judged_or_calibrated_by_is_in_anybodys_images(method: str, seed: int, clients: int) -> None:
+def test_nobody_who_is_evaluated_or_calibrated_by_is_in_anybodys_images(method: str, seed: int, clients: int) -> None:
     recipe = two_domains(
         {"method": method, "seed": seed, "pretrain": {"method": "centralized"}}, domains(clients=clients)
     )
-    here, held, who = built(recipe), judged(recipe), whole(recipe)
+    here, held, who = built(recipe), evaluated(recipe), whole(recipe)
     trained = {who[row] for row in rows(*here.data.values())}
     aside = {who[row] for row in rows(*here.calibration_data.values())}
     before = {who[row] for row in rows(*built(loader.pretraining(recipe)).data.values())}
@@ -316,7 +316,7 @@ def test_a_side_without_two_is_refused(side: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (domains(hold_out=9), "data.hold_out: 9 of the 9 identities of street would be judged, and none would"),
+        (domains(hold_out=9), "data.hold_out: 9 of the 9 identities of street would be evaluated, and none would"),
         (
             domains(calibrate=10),
             "data.calibrate: 10 of the 10 identities of studio would be kept out of training",

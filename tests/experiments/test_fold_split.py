@@ -19,7 +19,7 @@ from coalface.data.pairs import all_pairs
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
-from coalface.evaluation.metrics.verification import eer, judge, score_pairs, tar_at_far, tenths
+from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tar_at_far, tenths
 from coalface.evaluation.verification import Verification, VerificationPairs
 from coalface.experiments.compare import intervals, paired
 from coalface.experiments.recipe import loader, schema
@@ -42,7 +42,7 @@ def recipe(half: str, **changes: Any) -> schema.Recipe:
 
 
 def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
-    """(the validator's images and pairs, the list as it is judged)."""
+    """(the validator's images and pairs, the list as it is evaluated)."""
     parts = Parts(made)
     (chosen,) = parts.pairs
     return parts.validators["v"], chosen
@@ -65,11 +65,11 @@ def weights(seed: int) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("half", "mine", "judged"), [("first", range(5), range(5, 10)), ("second", range(5, 10), range(5))]
+    ("half", "mine", "evaluated"), [("first", range(5), range(5, 10)), ("second", range(5, 10), range(5))]
 )
-def test_the_validator_holds_one_half_and_the_other_is_judged(half: str, mine: range, judged: range) -> None:
+def test_the_validator_holds_one_half_and_the_other_is_evaluated(half: str, mine: range, evaluated: range) -> None:
     (faces, pairs), chosen = parts(recipe(half))
-    assert sorted(set(pairs.fold.tolist())) == list(mine) and chosen.judged_folds == tuple(judged)
+    assert sorted(set(pairs.fold.tolist())) == list(mine) and chosen.evaluated_folds == tuple(evaluated)
     whole, fold = chosen.pairs, chosen.pairs.fold
     assert fold is not None
     files, of_list = faces.files, chosen.faces.files
@@ -108,7 +108,7 @@ def test_the_validators_accuracy_chooses_each_threshold_on_its_other_four_folds(
     assert score == pytest.approx(naive_accuracy(cosines.tolist(), pairs.same.tolist(), pairs.fold.tolist()))
 
 
-# --- the judge --------------------------------------------------------------------------------------------------------
+# --- the evaluation ---------------------------------------------------------------------------------------------------
 
 
 def naive_half(scores: list[float], same: list[bool], fold: list[int], half: set[int]) -> float:
@@ -124,17 +124,17 @@ def naive_half(scores: list[float], same: list[bool], fold: list[int], half: set
     return 100 * sum(rates) / len(rates)
 
 
-@pytest.mark.parametrize(("half", "judged"), [("first", {5, 6, 7, 8, 9}), ("second", {0, 1, 2, 3, 4})])
+@pytest.mark.parametrize(("half", "evaluated"), [("first", {5, 6, 7, 8, 9}), ("second", {0, 1, 2, 3, 4})])
 def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_folds(
-    half: str, judged: set[int]
+    half: str, evaluated: set[int]
 ) -> None:
     _, chosen = parts(recipe(half))
     mine = Verification([chosen], first_backbone(tiny()))
     found = mine.models([weights(0)])["unseen"]
     scores, same, fold = mine.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
     assert fold is not None
-    assert found["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), judged))
-    own = np.isin(fold, list(judged))
+    assert found["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), evaluated))
+    own = np.isin(fold, list(evaluated))
     assert found["eer"] == pytest.approx(100 * eer(scores[own], same[own]))
     bars = mine.curves()["unseen"]["histogram"]
     assert sum(bars["genuine"]) == sum(bars["impostor"]) == 10
@@ -202,14 +202,14 @@ def test_a_draw_that_leaves_a_half_without_impostors_does_not_count() -> None:
     assert np.isnan(found["accuracy"].values).tolist() == [True, False]
 
 
-def test_judging_some_folds_of_a_list_that_brings_none_makes_tenths_first() -> None:
+def test_evaluating_some_folds_of_a_list_that_brings_none_makes_tenths_first() -> None:
     pairs, _ = made_list(3, pairs=80)
     features = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     features = np.concatenate([features, -features])  # a second image of each, so that genuine pairs are no 1
     sides = pairs.left, np.where(pairs.same, pairs.right + 60, pairs.right)
-    explicit = judge(features, *sides, pairs.same, tenths(pairs.same), folds=(0, 1, 2, 3, 4))
-    assert judge(features, *sides, pairs.same, None, folds=(0, 1, 2, 3, 4)) == explicit
+    explicit = evaluate_pairs(score_pairs(features, *sides), pairs.same, tenths(pairs.same), folds=(0, 1, 2, 3, 4))
+    assert evaluate_pairs(score_pairs(features, *sides), pairs.same, None, folds=(0, 1, 2, 3, 4)) == explicit
     assert explicit.genuine == 20
 
 
@@ -223,7 +223,7 @@ def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pair
     both = paired([first, second], [second, first], bootstrap)
     assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
     assert set(both["accuracy"].first) == set(both["accuracy"].second)
-    with pytest.raises(ValueError, match="on other folds of one: give each side the same"):
+    with pytest.raises(ValueError, match="on different lists or folds"):
         compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
 
 
@@ -292,7 +292,7 @@ def test_the_differences_are_of_both_halves_together(swept: Path) -> None:
     assert not any("fold_split" in row[0] for row in found)
 
 
-def test_methods_without_validators_are_judged_on_the_same_half(swept: Path) -> None:
+def test_methods_without_validators_are_evaluated_on_the_same_half(swept: Path) -> None:
     for cell in read_cells(swept / "out" / "cells.jsonl").values():
         (evidence,) = cell["evidence"]["unseen"]
         assert evidence["folds"] == ([5, 6, 7, 8, 9] if cell["cell"]["fold_split"] == "first" else [0, 1, 2, 3, 4])
@@ -306,7 +306,7 @@ def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_pat
     shown = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
     assert shown["method=fedavg"] == "2" and shown["method=fedavg-fv"] == "1 of 2"
     assert "method=fedavg-fv, fold_split=second" not in shown
-    assert "judged on other pairs" in text  # a half is not held against both
+    assert "evaluated on other pairs" in text  # a half is not held against both
 
 
 def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
@@ -371,10 +371,10 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
             _ = Parts(made).pairs
 
 
-def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_judged() -> None:
+def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_evaluated() -> None:
     lists = {"more": {"kind": "balanced", "pairs": 15}}
     made = recipe("first", evaluation={"pairs": lists})
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of evaluation.pairs.more \(s0-"):
         _ = Parts(made).validators
     split = recipe("first", evaluation={"pairs": lists}, validators={"w": {"validates": "more"}})
-    assert set(Parts(split).validators) == {"v", "w"}  # of both lists the other half is judged
+    assert set(Parts(split).validators) == {"v", "w"}  # of both lists the other half is evaluated

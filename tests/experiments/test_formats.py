@@ -1,4 +1,4 @@
-"""A recipe that trains on insightface's records and judges on its `.bin` packs gives what folders and lists give."""
+"""A recipe that trains on insightface's records and evaluates on its `.bin` packs gives what folders and lists give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coalface.core.text import shown
 from coalface.data.stores import open_store
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.convert import Pairs, convert
-from coalface.evaluation.finished_model import judge_model
+from coalface.evaluation.finished_model import evaluate_model
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
@@ -57,7 +57,7 @@ def test_records_train_as_the_folders_that_they_were_made_of(root: Path) -> None
     assert runs[0] == runs[1]
 
 
-def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path) -> None:
+def test_a_run_over_records_is_evaluated_on_a_bin_by_insightfaces_words(root: Path) -> None:
     words: dict[str, Any] = {"val_targets": ["other"], "margin_list": [1.0, 0.5, 0.0], "embedding_size": 16}
     tree = {
         "rounds": 1,
@@ -74,9 +74,9 @@ def test_a_run_over_records_is_judged_on_a_bin_by_insightfaces_words(root: Path)
     out = experiment.run(made, root / "run", Silent(), report=False)
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["figures"]) == {"other"}
-    judged = judge_model(out, root / "records" / "other.bin")
-    assert judged["pairs"] == 40
-    assert judged["accuracy"] == pytest.approx(summary["figures"]["other"]["accuracy"])
+    evaluated = evaluate_model(out, root / "records" / "other.bin")
+    assert evaluated["pairs"] == 40
+    assert evaluated["accuracy"] == pytest.approx(summary["figures"]["other"]["accuracy"])
 
 
 def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
         _ = Parts(made).pairs
 
 
-def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
-    """One party for each race, and a list of one race; the identities judged are left out by hand."""
+def test_rfw_is_trained_on_by_race_and_evaluated_on_its_lists(root: Path) -> None:
+    """One party for each race, and a list of one race; the identities evaluated are left out by hand."""
     source = SyntheticFaces(8, 3, 0, size=32, grey=False, first=80)
     for i, (label, pixels) in enumerate(zip(source.labels, source.images(size=32, grey=False), strict=True)):
         race = ("African", "Asian")[label // 4]
@@ -114,8 +114,8 @@ def test_rfw_is_trained_on_by_race_and_judged_on_its_lists(root: Path) -> None:
     deal = Parts(loader.parse({**made.model_dump(), "data": by_domain})).trainers
     assert {name: len(faces) for name, faces in deal.items()} == {"African": 12, "Asian": 12}
     lists = {"evaluation": {"pairs": {"x": {"kind": "layout", "path": "rfw", "list": "rfw-asian"}}}}
-    judging = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    (found,) = Parts(judging).pairs
+    made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
+    (found,) = Parts(made).pairs
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
     with pytest.raises(RecipeError, match="would be trained on as well"):
         _ = Parts(recipe(root, {"kind": "folder", "path": "rfw"}, **lists)).pairs

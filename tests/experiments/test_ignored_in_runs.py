@@ -25,7 +25,7 @@ UNREAD = "1 file with other endings than images have (.heic 1): q01/1.heic"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Folders of people to train on and of others to judge on, each with something that is not read."""
+    """Folders of people to train on and of others to evaluate on, each with something that is not read."""
     picture_folders(tmp_path / "data" / "faces", PEOPLE)
     picture_folders(tmp_path / "data" / "other", ["q00", "q01", "q02"], seed=1)
     deeper = tmp_path / "data" / "faces" / "p00" / "2019"

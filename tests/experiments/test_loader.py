@@ -132,7 +132,7 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
         ),
         (
             {"evaluation": {"pairs": {"a": {"source": JOINED}}}},
-            "evaluation.pairs.a.source: a list is judged on images of one",
+            "evaluation.pairs.a.source: a list is evaluated on images of one",
         ),
     ],
 )

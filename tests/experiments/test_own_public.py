@@ -149,7 +149,7 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Pa
         assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
 
 
-def test_who_is_judged_is_none_of_them_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
+def test_who_is_evaluated_is_none_of_them_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
     public = pictures(tmp_path / "public")
     same = recipe(
         data={"public": public}, evaluation={"pairs": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None

@@ -50,7 +50,7 @@ def test_training_and_held_out_identities_are_disjoint_and_together_all() -> Non
     assert not set(train.names) & set(held.names)
 
 
-def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() -> None:
+def test_runs_of_every_seed_are_evaluated_on_the_same_pairs_of_the_same_people() -> None:
     shas = set()
     for seed in (0, 1):
         recipe = tiny(seed=seed)
@@ -136,7 +136,7 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
             splits.split(on_folder(root, **data))
 
 
-def test_who_is_judged_must_not_be_trained_on(root: Path) -> None:
+def test_who_is_evaluated_must_not_be_trained_on(root: Path) -> None:
     tree = on_folder(root).model_dump(mode="json")
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     recipe = loader.parse(loader.merged(tree, {"evaluation": {"pairs": lists}}))
@@ -182,7 +182,7 @@ def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
     assert sorted(built.members()) == ["made", "people"]
 
 
-def test_a_list_is_judged_on_the_part_that_it_names(root: Path) -> None:
+def test_a_list_is_evaluated_on_the_part_that_it_names(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt", "part": "people"}}
     recipe = joined(root, lists, exclude={"people": ["pairs.txt"]})
     (chosen,) = Parts(recipe).pairs

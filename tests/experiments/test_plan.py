@@ -110,7 +110,7 @@ def test_the_dry_run_reads_well() -> None:
     assert "about: the digits of plain numbers are not known before" in text
     assert "a window of 2 replies (2.1 MB)" in text  # not eight: there are two parties
     assert "2 processes of 1 thread; a checkpoint every 5 rounds" in text
-    assert "checked as a run does before it begins: 32 training images, 16 a party, 1 list to judge on" in text
+    assert "checked as a run does before it begins: 32 training images, 16 a party, 1 list to evaluate on" in text
     assert "not checked: whether every image can be decoded" in text
     assert "pooled: one party holds everybody's images" in preflight.describe(tiny(method="centralized"))
 
@@ -168,7 +168,7 @@ def test_a_dry_run_wants_the_data_root_and_decodes_nothing(folders: Path, monkey
 
 
 @pytest.mark.parametrize("method", ["fedavg", "solo"])
-def test_a_dry_run_deals_and_judges_as_a_run_does(method: str, folders: Path) -> None:
+def test_a_dry_run_deals_and_evaluates_as_a_run_does(method: str, folders: Path) -> None:
     recipe = tiny(method=method, **OF_FOLDER)
     dryly = preflight.check(recipe)
     really = Parts(recipe).data.data

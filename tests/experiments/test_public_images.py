@@ -60,7 +60,7 @@ def own_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_fa
 # --- who is public ----------------------------------------------------------------------------------------------------
 
 
-def test_public_private_and_judged_people_are_apart() -> None:
+def test_public_private_and_evaluated_people_are_apart() -> None:
     made = recipe(data={"test": {"images": 2}})
     here, train, held = Parts(made).data, splits.split(made).train, splits.split(made).held
     public, test = here.public, splits.split(made).test

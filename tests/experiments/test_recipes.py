@@ -38,7 +38,7 @@ def test_there_are_recipes() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_recipe_loads_judges_something_and_prints_its_plan(path: Path) -> None:
+def test_every_recipe_loads_evaluates_something_and_prints_its_plan(path: Path) -> None:
     recipe = loader.load(path)
     assert recipe.evaluation.pairs
     if why := absent(recipe):

@@ -116,7 +116,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(fedavg_run: Path) -> None:
     assert (fedavg_run / "config.yaml").read_bytes() == before
 
 
-def test_a_finished_run_is_judged_again_and_comes_out_the_same(fedavg_run: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_evaluated_again_and_comes_out_the_same(fedavg_run: Path, tmp_path: Path) -> None:
     copy, view = tmp_path / "copy", Silent()
     shutil.copytree(fedavg_run, copy)
     shutil.rmtree(copy / "model")
@@ -322,16 +322,16 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
     assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
-def test_a_run_without_lists_says_that_nothing_is_judged(tmp_path: Path) -> None:
+def test_a_run_without_lists_says_that_nothing_is_evaluated(tmp_path: Path) -> None:
     view = Silent()
     tree = {**tiny(rounds=1).model_dump(mode="json"), "evaluation": {}}
     out = experiment.run(loader.parse(tree), tmp_path / "run", view)
-    assert "tiny: evaluation.pairs is empty, so nothing will be judged" in view.notes
+    assert "tiny: evaluation.pairs is empty, so nothing will be evaluated" in view.notes
     assert summary(out)["figures"] == {}
-    assert "This run has not been judged yet." in (out / "report.html").read_text(encoding="utf-8")
+    assert "This run has not been evaluated yet." in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_judging_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
+def test_evaluation_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
     out = tinyruns.run(tmp_path / "run", evaluation={"every": 1})
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert all(set(record["judged"]["unseen"]) >= {"accuracy", "eer"} for record in records)

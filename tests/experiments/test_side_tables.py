@@ -35,7 +35,7 @@ Swept = tuple[list[Cell], dict[str, dict[str, Any]]]
 CENTRAL, RESET, NONE = "method=centralized", "methods.fedavg.momentum=reset", "methods.fedavg.momentum=none"
 
 BESIDE = """
-Differences to the setting named beside each, percent points, 95 % interval (2,000 paired draws of the judged identities):
+Differences to the setting named beside each, percent points, 95 % interval (2,000 paired draws of the evaluated identities):
 
 | setting                                 | to                                           | figure          | difference |         interval | verdict |
 |-----------------------------------------|----------------------------------------------|-----------------|-----------:|-----------------:|--------:|
@@ -45,7 +45,7 @@ Differences to the setting named beside each, percent points, 95 % interval (2,0
 | method=fedavg, local.steps_per_round=75 | method=centralized, local.steps_per_round=75 | unseen EER      |     -22.50 | -34.17 to -15.70 |   lower |
 """  # noqa: E501
 TO_ONE = """
-Differences to method=centralized, local.steps_per_round=75, percent points, 95 % interval (2,000 paired draws of the judged identities):
+Differences to method=centralized, local.steps_per_round=75, percent points, 95 % interval (2,000 paired draws of the evaluated identities):
 
 | setting                                     | figure          | difference |         interval |   verdict |
 |---------------------------------------------|-----------------|-----------:|-----------------:|----------:|
@@ -188,7 +188,7 @@ def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swe
 
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(("folds", "other"), [([0, 1, 2], {}), (None, {"list": "another"})])
-def test_settings_judged_on_other_pairs_say_so_in_each_column(
+def test_settings_evaluated_on_other_pairs_say_so_in_each_column(
     swept: Swept, folder: Path, folds: list[int] | None, other: dict[str, str]
 ) -> None:
     cells, done = swept
@@ -198,13 +198,13 @@ def test_settings_judged_on_other_pairs_say_so_in_each_column(
     for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.steps_per_round=75"):
         changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
-    assert next(row for row in rows if row[0].startswith("method=solo"))[1:] == ["judged on other pairs"] * 2
+    assert next(row for row in rows if row[0].startswith("method=solo"))[1:] == ["evaluated on other pairs"] * 2
     assert sum("other pairs" in text for row in rows for text in row) == 2
     base, changed = "method=centralized, loss.name=cosface, local.steps_per_round=75", dict(done)
     for cell in (c for c in cells if c.setting == base):
         changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
-    said = {row[0]: row[1:] for row in rows if row[1:] == ["judged on other pairs"] * 2}
+    said = {row[0]: row[1:] for row in rows if row[1:] == ["evaluated on other pairs"] * 2}
     assert said.keys() == {label for label, to in compared(rows).items() if to == base}
 
 

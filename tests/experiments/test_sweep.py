@@ -247,9 +247,9 @@ def test_differences_are_to_the_baseline_that_was_asked_for(swept: Path, tmp_pat
     assert turned[0] == "method=solo" and float(turned[2]) == -float(plain[2])
 
 
-def test_settings_judged_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
+def test_settings_evaluated_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
     text = sweep(recipe(tmp_path), ["evaluation.pairs.unseen.pairs=20,18"], tmp_path / "out", Silent())
-    assert rows(text)[-1] == ["evaluation.pairs.unseen.pairs=18", "unseen", "", "", "judged on other pairs"]
+    assert rows(text)[-1] == ["evaluation.pairs.unseen.pairs=18", "unseen", "", "", "evaluated on other pairs"]
 
 
 def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
     for place, line in enumerate(done.values()):
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
     shown = charting.page(cells, done, "", "coalface sweep", ["local.steps_per_round"])
-    assert "Clients judged by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+    assert "Clients evaluated by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
 
 
 def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(finished: Path) -> None:

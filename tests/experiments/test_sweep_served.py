@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tinyruns import JUDGED, Silent
+from tinyruns import EVALUATED, Silent
 from tinyruns import public_images as recipe
 
 from coalface.core.method import generator
@@ -31,7 +31,7 @@ GRIDS = [
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of clients that have models of their own; tests only read it."""
     folder, threads = tmp_path_factory.mktemp("served"), torch.get_num_threads()
-    made = recipe(**JUDGED).model_dump(mode="json", exclude_unset=True)
+    made = recipe(**EVALUATED).model_dump(mode="json", exclude_unset=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(made), encoding="utf-8")
     (folder / "grids.yaml").write_text(yaml.safe_dump({"recipe": "tiny.yaml", "grids": GRIDS}), encoding="utf-8")
     sweep(folder / "grids.yaml", [], folder / "out", Silent(), baselines=["base"])
@@ -141,7 +141,7 @@ def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:
     same = [cell for cell in every if cell.chosen["name"] != "one person each"]
     assert "other people than the baseline's" not in table(same, done, ["base"])[0]
     other = [
-        cell if cell.chosen["name"] != "faster" else type(cell)(cell.chosen, judged_otherwise(cell.recipe))
+        cell if cell.chosen["name"] != "faster" else type(cell)(cell.chosen, evaluated_otherwise(cell.recipe))
         for cell in same
     ]
     moved = {cell.recipe.digest(): done[old.recipe.digest()] for cell, old in zip(other, same, strict=True)}
@@ -150,6 +150,6 @@ def test_clients_who_have_other_people_are_not_compared(swept: Path) -> None:
     assert "| base by branch " not in "".join(line for line in text.splitlines() if line.startswith("| faster by"))
 
 
-def judged_otherwise(made: schema.Recipe) -> schema.Recipe:
+def evaluated_otherwise(made: schema.Recipe) -> schema.Recipe:
     """The recipe, with impostors of the same client too."""
     return loader.parse(loader.merged(made.resolved(), {"evaluation": {"personalised": {"one_to_one": "official"}}}))

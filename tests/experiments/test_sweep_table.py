@@ -1,4 +1,4 @@
-"""Sweeps of two domains, whose seeds are judged on people of their own: the table, the comparison and the page."""
+"""Sweeps of two domains, whose seeds are evaluated on people of their own: the table, the comparison and the page."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_clusters_are_judged_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
+def test_the_clusters_are_evaluated_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
     mine = loader.load(folder / "config.yaml")
@@ -174,7 +174,7 @@ def test_a_baseline_that_is_a_whole_setting_is_not_what_others_have_in_common_wi
     }
 
 
-def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_alike(swept: Path) -> None:
+def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_evaluated_alike(swept: Path) -> None:
     first, second, other = run(swept, "source-only", 0), run(swept, "fedfr-uda", 0), run(swept, "fedfr-uda", 1)
     found = json.loads(said("compare", first, second, "--json"))
     assert {key.partition("/")[0] for key in found["runs"][1]["against_first"]} == {"street", "studio"}
@@ -200,7 +200,7 @@ def test_the_report_names_each_partys_role_and_what_it_may_know(swept: Path) -> 
     assert "source-only trained" in alone and "over 1 party" in alone and "trainer/target" not in alone
 
 
-def test_a_finished_run_can_be_judged_again_to_the_same(swept: Path) -> None:
+def test_a_finished_run_can_be_evaluated_again_to_the_same(swept: Path) -> None:
     folder = run(swept, "fedfr-uda", 0)
     before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     said("resume", folder, "--quiet")

@@ -83,7 +83,7 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
     assert found["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
     assert view.started and view.rounds and view.finished == [out]
     assert len(list((out / tensorboard.FOLDER).iterdir())) == 1
-    experiment.resume(out, Silent())  # a finished run is judged again
+    experiment.resume(out, Silent())  # a finished run is evaluated again
     assert read(out) == found
 
 

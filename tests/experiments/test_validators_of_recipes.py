@@ -45,7 +45,7 @@ def people(faces: Any) -> set[str]:
 # --- who they hold ----------------------------------------------------------------------------------------------------
 
 
-def test_validators_are_set_aside_from_training_and_judging_whatever_the_method() -> None:
+def test_validators_are_set_aside_from_training_and_evaluation_whatever_the_method() -> None:
     held_by: dict[str, set[str]] = {name: people(faces) for name, (faces, _) in validating(recipe()).items()}
     assert {name: len(names) for name, names in held_by.items()} == {"v": 4, "w": 3}
     for method in ("fedavg-fv", "pfm-fv", "fedavg", "solo", "centralized"):
@@ -53,8 +53,8 @@ def test_validators_are_set_aside_from_training_and_judging_whatever_the_method(
             made = recipe(method, seed=seed)
             parts = Parts(made)
             train = parts.split.train
-            (judged,) = parts.pairs
-            everybody = [set(train.names), people(judged.faces), *held_by.values()]
+            (evaluated,) = parts.pairs
+            everybody = [set(train.names), people(evaluated.faces), *held_by.values()]
             assert [len(names) for names in everybody] == [9, 4, 4, 3]
             assert set.union(*everybody) == set(SyntheticFaces(20, 4, 0).names)  # so no two share anybody
     assert {name: people(f) for name, (f, _) in validating(recipe(seed=1)).items()} == held_by
@@ -148,7 +148,7 @@ def own(**source: Any) -> dict[str, Any]:
     return {"validators": {"v": {"identities": None, "source": {"kind": "synthetic", "images": 4, **source}}}}
 
 
-def test_people_who_are_trained_on_or_judged_are_no_validators() -> None:
+def test_people_who_are_trained_on_or_evaluated_are_no_validators() -> None:
     with pytest.raises(RecipeError, match=r"validators.v: it would hold .* identities of the trainers \(s0-"):
         validating(recipe(**own(identities=20)))
     lists = {"other": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 5}}}
@@ -160,12 +160,12 @@ def test_people_who_are_trained_on_or_judged_are_no_validators() -> None:
 
 def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -> None:
     parts = {n: {"kind": "synthetic", "identities": 8, "images": 4, "seed": s} for s, n in enumerate(("a", "b"))}
-    judged = {"mine": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 7}}}
+    evaluated = {"mine": {"kind": "balanced", "pairs": 10, "source": {"identities": 6, "images": 4, "seed": 7}}}
 
     def joined(**source: Any) -> schema.Recipe:
         data = {"faces": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
         wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
-        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": judged}, "validators": {"v": wanted}}
+        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": evaluated}, "validators": {"v": wanted}}
         return loader.parse(tree)
 
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
@@ -177,7 +177,7 @@ def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -
     assert len(people(validating(joined(seed=8))["v"][0])) > 3
 
 
-def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None:
+def test_a_pack_of_pairs_that_is_evaluated_is_no_validators(tmp_path: Path) -> None:
     """Of the people in a `.bin` nothing is known but the file."""
     for name, seed in (("one", 0), ("other", 1)):
         rng = np.random.default_rng(seed)
@@ -187,9 +187,9 @@ def test_a_pack_of_pairs_that_is_judged_is_no_validators(tmp_path: Path) -> None
 
     def with_bins(mine: str) -> schema.Recipe:
         packs = {name: {"kind": "bin", "path": f"{path}.bin"} for name, path in (("j", "one"), ("v", mine))}
-        judged = {"pairs": {"j": packs["j"]}}
+        evaluated = {"pairs": {"j": packs["j"]}}
         return recipe(
-            data={"root": str(tmp_path)}, evaluation=judged, validators={"v": {**packs["v"], "identities": None}}
+            data={"root": str(tmp_path)}, evaluation=evaluated, validators={"v": {**packs["v"], "identities": None}}
         )
 
     for mine in ("one", "linked"):

@@ -155,14 +155,14 @@ def test_three_of_more_are_chosen_and_the_others_have_no_weight(four: Path) -> N
     assert "weights and shares are among silo-03, silo-00, silo-01; the other trainer has no weight" in grid.notes
 
 
-def test_without_validators_the_judge_scores_and_it_is_said(four: Path) -> None:
+def test_without_validators_the_evaluation_pairs_score_and_it_is_said(four: Path) -> None:
     grid = weighting_grid.build(four, steps=1, parties=("silo-00", "silo-01", "silo-02"))
-    assert grid.scored_by == "judge's lists" and grid.score == "accuracy" and grid.pairs == {"unseen": 40}
+    assert grid.scored_by == "evaluation pairs" and grid.score == "accuracy" and grid.pairs == {"unseen": 40}
     assert any("choosing by it would fit them" in note for note in grid.notes)
     assert [point.name for point in grid.marks] == ["equal weights", "shares of the images"]  # it has no FV
 
 
-def test_the_judges_score_is_the_one_of_the_run(tmp_path: Path) -> None:
+def test_the_evaluations_score_is_the_one_of_the_run(tmp_path: Path) -> None:
     changes = {"method": "fedavg", "rounds": 1, "data": {"faces": {"identities": 14}, "partition": {"parties": 3}}}
     run = tinyruns.run(tmp_path / "run", **changes)
     shares = {point.name: point for point in weighting_grid.build(run, steps=1).marks}["shares of the images"]

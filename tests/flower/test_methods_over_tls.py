@@ -40,7 +40,7 @@ SILOS: dict[str, Any] = {
     "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
     "engine": {"threads": 1},
 }
-"""Two silos of two identities each, whom a validator judges."""
+"""Two silos of two identities each, whom a validator evaluates."""
 
 PRETRAINED: dict[str, Any] = {
     **{key: value for key, value in SILOS.items() if key != "validators"},
@@ -97,7 +97,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """Method -> the recipe that it is run by."""
 
-STAYS = {"solo": "each party has a model of its own, which the laboratory's judge sees here and no server elsewhere"}
+STAYS = {"solo": "each party has a model of its own, which the laboratory sees here and no server elsewhere"}
 """Methods that leave no model at the server, and why; all else of them is compared."""
 
 
@@ -137,7 +137,7 @@ def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: St
     asked = {party["name"] for party in summary(here)["parties"] if party["rounds"]}  # a method may sample them
     assert asked and {name.split("/")[1] for name in ours if name.startswith("parties/")} == asked
     assert all(f"ledger/{party}.jsonl" in ours for party in asked)
-    if method in STAYS:  # what is judged and given on
+    if method in STAYS:  # what is evaluated and given on
         assert not [name for name in theirs if name.endswith(".safetensors")]
         of_models = {name for name in ours if name.startswith("model/")} | {"evidence.json"}
         ours, theirs = ({name: found[name] for name in found.keys() - of_models} for found in (ours, theirs))

@@ -193,7 +193,7 @@ def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -
     assert not here.pairs.keys() - {"clinic"} and not len(here.data["silo-00"])
 
 
-def test_who_is_judged_is_not_trained_on_where_both_lie_in_one_folder(parties: Path) -> None:
+def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties: Path) -> None:
     same = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
     made = recipe(
         method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": same, "pairs": 10}}}

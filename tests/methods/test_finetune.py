@@ -47,7 +47,7 @@ def test_the_second_stage_goes_on_from_everybodys_model_with_the_clients_own_cla
     personal, generic = dict(ran.server.local_results(PERSONAL_MODEL, ran.models)), ran.own_models()
     assert set(generic) == (set(members) if build.policy != "average" else set())
     for name, client in members.items():
-        if generic:  # everybody's model is judged with the BatchNorm of the first stage
+        if generic:  # everybody's model is evaluated with the BatchNorm of the first stage
             assert naive.furthest(generic[name], {**theta, **client.kept}) < 1e-10
         # FedFR without a branch and a contrastive term, for `tuning` epochs at the first learning rate.
         client.method = FedFRJoint(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.data.faceset import FaceSet
-from coalface.evaluation.metrics.clustering import judge_clusters
+from coalface.evaluation.metrics.clustering import evaluate_clusters
 from coalface.training.clustering.finch import GRID, cfinch
 from coalface.training.clustering.pseudo_labels import Labelling
 
@@ -57,7 +57,7 @@ def test_cfinch_is_refined_to_the_number_that_it_is_told(wanted: int) -> None:
     features, labels = groups(6, 5, 0.05)
     found = Labelling(clusters=wanted)(features, 2.0, rng())
     assert len(set(found.tolist())) == wanted
-    assert wanted != 6 or judge_clusters(labels, found).pairwise_f == 1
+    assert wanted != 6 or evaluate_clusters(labels, found).pairwise_f == 1
 
 
 def test_cfinch_told_more_clusters_than_its_first_level_has_keeps_that_level() -> None:
@@ -96,7 +96,7 @@ def test_finch_between_two_levels_takes_the_finer() -> None:
 def test_k_means_finds_groups_that_lie_apart() -> None:
     features, labels = groups(5, 6, 0.05)
     found = Labelling(algorithm="k-means", clusters=5)(features, 0.0, rng())
-    assert judge_clusters(labels, found).pairwise_f == 1
+    assert evaluate_clusters(labels, found).pairwise_f == 1
     again = Labelling(algorithm="k-means", clusters=5)(features, 0.5, rng())
     assert again.tolist() == found.tolist()  # drawn from the generator, and τ means nothing
 
@@ -144,7 +144,7 @@ def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorith
     labelling = Labelling(algorithm=algorithm, min_samples=3)
 
     def score(threshold: float) -> float:
-        return judge_clusters(labels, labelling(features, threshold, rng())).pairwise_f
+        return evaluate_clusters(labels, labelling(features, threshold, rng())).pairwise_f
 
     chosen = labelling.choose(features, labels)
     assert score(chosen) >= max(map(score, GRID)) > min(map(score, GRID))

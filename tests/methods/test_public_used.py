@@ -131,7 +131,7 @@ def test_a_run_that_broke_off_says_the_same(tmp_path: Path) -> None:
     experiment.resume(tmp_path / "broken", Silent())
     summary = json.loads((tmp_path / "broken" / "summary.json").read_text())
     assert summary["public_images"] == whole and all(len(counts) == 2 for counts in whole["used"].values())
-    experiment.resume(tmp_path / "broken", Silent())  # and a finished one that is judged again
+    experiment.resume(tmp_path / "broken", Silent())  # and a finished one that is evaluated again
     assert json.loads((tmp_path / "broken" / "summary.json").read_text())["public_images"] == whole
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.evaluation.metrics.inner_products import inner
+from coalface.evaluation.metrics.exact import inner
 from coalface.training.clustering import neighbours
 from coalface.training.clustering.neighbours import Precision, _Search, first_neighbours
 

@@ -27,7 +27,7 @@ from coalface.data.readers.headers import kind_of
 from coalface.data.source import DECODER, decode, in_order
 
 FOLDS = 10
-"""Folds of a verification list by position, as insightface's own judge makes them."""
+"""Folds of a verification list by position, as insightface's own evaluation makes them."""
 
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png", "pnm": ".ppm", "bmp": ".bmp", "webp": ".webp", None: ".jpg"}
 

@@ -67,7 +67,7 @@ def read_pair_lines(path: Path) -> list[ListedPair]:
     if len(lines) > 1 and all(len(fields) == 2 and fields[1].isdigit() for fields in (x.split() for _, x in lines[1:])):
         raise DataError(
             "it has two lines for a pair, as CALFW's and CPLFW's lists: call it pairs_CALFW.txt or "
-            "pairs_CPLFW.txt, put it into the folder of its images, and judge on that folder",
+            "pairs_CPLFW.txt, put it into the folder of its images, and evaluate on that folder",
             where=path,
         )
     raise DataError(f"{_FORMS}; found {header.strip()[:80]!r}", where=where)

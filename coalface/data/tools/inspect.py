@@ -242,7 +242,7 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
     if report.doubled_across_count:
         yield (
             f"{_are(report.doubled_across_count, 'image')} also there under another identity: the labels contradict "
-            "each other, and one that is judged on may be trained on"
+            "each other, and one that is evaluated on may be trained on"
         )
     if report.doubled_within_count and report.kind != "bin":  # where an image stands in several pairs
         yield f"{several(report.doubled_within_count, 'copy', 'copies')} of images of the same identity"

@@ -57,8 +57,8 @@ class Clusters:
         return figures | {"clusters": float(self.clusters), "identities": float(self.identities)}
 
 
-def judge_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
-    """Judge predicted clusters (n,) by the true identities (n,), both integers whose order means nothing.
+def evaluate_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
+    """Evaluate predicted clusters (n,) by the true identities (n,), both integers whose order means nothing.
 
     With n_ij images of identity i in cluster j, a_i = Σ_j n_ij and b_j = Σ_i n_ij:
 
@@ -68,7 +68,7 @@ def judge_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
 
     An image whose predicted label is −1 is in no cluster. It counts as a cluster of its own in every figure, so that
     leaving out what is hard costs recall, and cannot buy a better F; `kept` says how many are left. What the figures
-    are on the images kept, `judge_clusters(true[kept], predicted[kept])` tells.
+    are on the images kept, `evaluate_clusters(true[kept], predicted[kept])` tells.
 
     Counts of pairs are exact integers up to 3 · 10⁹ images. Raises ValueError for no images, for labels that are no
     integers or not one for each image, for predicted labels below −1 and for negative identities.
@@ -76,7 +76,7 @@ def judge_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
     Sources: Bagga and Baldwin, LREC workshop 1998, and Amigó et al., Information Retrieval 12 (2009) (BCubed); Vinh,
     Epps and Bailey, JMLR 11 (2010) (NMI).
 
-    >>> found = judge_clusters([0, 0, 1, 1], [0, 0, 0, 1])
+    >>> found = evaluate_clusters([0, 0, 1, 1], [0, 0, 0, 1])
     >>> found.pairwise_precision, found.pairwise_recall, found.bcubed_recall
     (0.3333333333333333, 0.5, 0.75)
     """
@@ -87,7 +87,7 @@ def judge_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
         )
     count = len(identity)
     if count == 0:
-        raise ValueError("there are no images to judge a clustering on: pass at least one")
+        raise ValueError("there are no images to evaluate a clustering on: pass at least one")
     noise = clustered == NOISE
     rows, a = _numbered(identity)
     columns = np.empty(count, np.int64)

@@ -66,7 +66,7 @@ class Verified:
 def verify(
     scores: NDArray[np.float64], clients: NDArray[np.int64], owners: NDArray[np.int64], thresholds: object = None
 ) -> Verified:
-    """Judge the scores (C, M) of M probes against C clients' templates; it takes some 50 bytes a trial.
+    """Evaluate the scores (C, M) of M probes against C clients' templates; it takes some 50 bytes a trial.
 
     `clients` (C,) and `owners` (M,) say whose template and whose probe each is; nobody has two templates. A probe whose
     owner has no template makes impostor trials alone. `thresholds` (C,) are clients' own, NaN where one has none: a

@@ -29,14 +29,14 @@ def accuracy_evidence(
     """What `resample` needs for the cross-validated accuracy, and for EER and TAR at some FARs: the rank of each score.
 
     Equal scores have one rank. FARs that the list is too short to carry are left out, as among the figures of a run.
-    `folds` are those judged, as in `judge`; None: all.
+    `folds` are those evaluated, as in `evaluate_pairs`; None: all.
     """
     check_scores(scores, pairs.same)
     if pairs.headline is not None:
-        raise ValueError("a list with a headline mask is not judged by accuracy: keep tar_evidence of it")
+        raise ValueError("a list with a headline mask is not evaluated by accuracy: keep tar_evidence of it")
     _, ranks = np.unique(scores, return_inverse=True)
-    judged = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(pairs.folds, folds))
-    carried = [float(far) for far in fars if allowed(far, len(judged))]
+    evaluated = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(pairs.folds, folds))
+    carried = [float(far) for far in fars if allowed(far, len(evaluated))]
     half = {} if folds is None else {"folds": list(folds)}
     return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, **half, "data": _packed([ranks])}
 
@@ -193,7 +193,7 @@ def _eers(genuine: NDArray[np.int64], impostor: NDArray[np.int64]) -> NDArray[np
 def _best_cuts(
     weights: NDArray[np.int32], same: NDArray[np.bool_], own: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each draw, the rank from which on it is best to accept, judged on all pairs but `own`.
+    """For each draw, the rank from which on it is best to accept, evaluated on all pairs but `own`.
 
     The rule is that of `best_threshold`: of the ranks that occur in the draw (and the one above all), the middle best.
     """
@@ -225,7 +225,7 @@ def _unpacked(data: str, sizes: Sequence[int]) -> list[NDArray[np.int64]]:
         if len(raw) != 4 * sum(sizes):
             raise ValueError(f"{len(raw)} bytes where {4 * sum(sizes)} are due")
     except (ValueError, zlib.error, binascii.Error) as cause:
-        raise ValueError(f"the evidence is damaged ({cause}): judge the run again") from cause
+        raise ValueError(f"the evidence is damaged ({cause}): evaluate the run again") from cause
     columns, start = [], 0
     for size in sizes:
         planes = np.frombuffer(raw, dtype=np.uint8, count=4 * size, offset=start).reshape(4, size)

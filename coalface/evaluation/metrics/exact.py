@@ -1,60 +1,272 @@
-"""The exact score of two unit rows, and how far a product that is computed quickly may be from it.
+"""The exact score T of two unit rows, and what very many scores say: the highest of each row, and the highest of all.
 
-The score T is the inner product in float64 as `evaluation.metrics.inner_products` defines it to the last bit. Products
-in float32 differ from T by at most `rounding`, whatever their blocks and threads: they tell for all but a few pairs on
-which side of a threshold they lie, and T decides those few. Templates, open-set search and MegaFace count so.
+T(x, y): the d products in float64, with zeros up to a power of two, then the second half added to the first until one
+number is left. Each step rounds alone, and of float32 rows the products are exact: T is the same to the last bit on
+every device, at any threads and in any blocks, and T(x, y) = T(y, x).
+
+A float32 matrix product of a block of pairs differs from T by at most `rounding`, whatever its order of additions. So
+it tells for all but a few pairs on which side of a threshold they lie, and T decides those few.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from coalface.evaluation.metrics.inner_products import inner
+from coalface.evaluation.metrics.verification import Ranked
 
-_Floats = NDArray[np.float32]
-_Scores = NDArray[np.float64]
-_Places = NDArray[np.int64]
+CHUNK = 2**18
+"""Numbers that are widened to float64 at a time."""
+PAIRS = 256
+"""Pairs whose T is computed at a time."""
+BLOCK = (2048, 8192)
+"""Rows and columns whose products are held together, in 64 MiB."""
+MANY = 2**20
+"""The largest rank that is found by keeping all T above it."""
+BINS = 2**16
+"""Intervals of a count."""
+LEAST = -2.0
+"""Below the T of any two rows of length one."""
+
+Floats = NDArray[np.float32]
+Scores = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
-def exactly(left: _Floats, rows: _Places, right: _Floats, columns: _Places, block: int = 4096) -> _Scores:
+def inner(left: Tensor, right: Tensor) -> Tensor:
+    """(n,) T of the n pairs of rows of (n, d) `left` and `right`, or of every row and the only one of `right`."""
+    count, d = left.shape
+    scores = left.new_empty(count, dtype=torch.float64)
+    for part in slices(count, max(1, CHUNK >> max(0, d - 1).bit_length())):
+        scores[part] = _added(left[part].double() * (right[part] if len(right) > 1 else right).double())
+    return scores
+
+
+def inner_of(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """(n,) T of the pairs of rows that `left` and `right`, (n,) each, name."""
+    scores = rows.new_empty(len(left), dtype=torch.float64)
+    for part in slices(len(left), few(rows)):
+        scores[part] = inner(rows[left[part]], rows[right[part]])
+    return scores
+
+
+def exactly(left: Floats, rows: Places, right: Floats, columns: Places) -> Scores:
     """(n,) T of the pairs of rows that `rows` and `columns` (n,) name."""
-    found = np.empty(len(rows))
-    for start in range(0, len(rows), block):
-        some = slice(start, start + block)
-        sides = (np.asarray(side, np.float32) for side in (left[rows[some]], right[columns[some]]))
-        found[some] = inner(*(torch.from_numpy(side) for side in sides)).numpy()
-    return found
+    scores = np.empty(len(rows))
+    for part in slices(len(rows), PAIRS):
+        products = left[rows[part]].astype(np.float64)
+        products *= right[columns[part]]
+        scores[part] = _added(products)
+    return scores
 
 
-def rounding(d: int, double: bool = False) -> float:
-    """By how much a product of unit rows of d dimensions in float32, or in float64, may differ from T.
+def _added(products: Any) -> Any:
+    """(n,) the sums of the rows of an array or a tensor (n, d), which is overwritten."""
+    if not products.shape[1]:
+        return products.sum(1)
+    while products.shape[1] > 1:
+        half = 1 << (products.shape[1] - 1).bit_length() - 1
+        # The missing entries up to a power of two are zeros, which alter nothing: they are not added.
+        products, rest = products[:, :half], products[:, half:]
+        products[:, : rest.shape[1]] += rest
+    return products[:, 0]
 
-    Adding up d products in any order errs by less than (d + 1) u X², of which twice as much is allowed; X is their
-    length, of at most 1.001, and u 2⁻²⁴ or 2⁻⁵³ (Higham, "Accuracy and Stability of Numerical Algorithms", 2002,
-    Section 3.1). T itself errs by (⌈log₂ d⌉ + 2) 2⁻⁵³ X².
+
+def few(rows: Tensor) -> int:
+    """How many rows are widened at a time."""
+    return max(1, CHUNK // max(1, rows.shape[1]))
+
+
+def slices(count: int, step: int) -> Iterator[slice]:
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def rounding(d: int) -> float:
+    """By how much a product of unit rows of d dimensions in float32 may differ from T.
+
+    Adding up d products in any order errs by less than (d + 1) 2⁻²⁴ X², of which twice as much is allowed; X is their
+    length, of at most 1.001 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, Section 3.1). T itself
+    errs by (⌈log₂ d⌉ + 2) 2⁻⁵³ X².
     """
-    unit = 2.0**-52 if double else 2.0**-23
-    return ((d + 1) * unit + (math.ceil(math.log2(max(2, d))) + 2) * 2.0**-53) * 1.01 + 1e-30
+    return ((d + 1) * 2.0**-23 + (math.ceil(math.log2(max(2, d))) + 2) * 2.0**-53) * 1.01 + 1e-30
 
 
-def no_less(value: float) -> np.float32:
-    """A float32 that is not below the value."""
-    return np.nextafter(np.float32(value), np.float32(np.inf))
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What `scan` found among all pairs of m rows and some columns."""
+
+    nearest: Scores
+    """(m,) the highest T of each row; −inf where no pair of it counts, and empty unless it was asked for."""
+    ranked: list[Ranked]
+    """T at the ranks that were asked for, 1 the highest."""
 
 
-def no_more(value: float) -> np.float32:
-    """A float32 that is not above the value."""
-    return np.nextafter(np.float32(value), np.float32(-np.inf))
+def scan(
+    rows: Floats,
+    columns: Floats,
+    *,
+    nearest: bool = False,
+    ranks: Sequence[int] = (),
+    places: Places | None = None,
+    excluded: Callable[[slice, slice], NDArray[np.bool_]] | None = None,
+    check: Callable[[slice, Floats], None] | None = None,
+    block: tuple[int, int] = BLOCK,
+) -> Scan:
+    """Look at all pairs of unit rows (m, d) and columns (n, d), a block at a time; `block` alters no bit.
+
+    `columns` may be mapped from a file; those at `places` alone are read (None: all), and `check` sees each block of
+    them. `excluded` says which pairs of some rows and some of the columns do not count.
+
+    Up to the rank `MANY`, a pass keeps the highest T. Beyond it, a first pass counts the products in intervals, which
+    encloses T at each rank, and the second computes T of the pairs near it alone. Time O(m n d); memory beside the
+    arguments is a block, and 24 bytes for each T that is kept. Where very many pairs have nearly the same score, as
+    when a model collapses, each needs its T, which takes some hundred times longer.
+    """
+    error = rounding(rows.shape[1])
+    best = np.full(len(rows), -np.inf) if nearest else np.empty(0)
+
+    def blocks() -> Iterator[_Block]:
+        return _blocks(rows, columns, places, excluded, check, block)
+
+    tops = [_Highest(max(ranks))] * len(ranks) if ranks else []
+    if ranks and max(ranks) > MANY:
+        tops = _enclose(blocks(), ranks, error)
+    for one in blocks():
+        if nearest:
+            one.raise_nearest(best[one.at], error)
+        for top in dict.fromkeys(tops):
+            top.take_block(one, error)
+    return Scan(best, [top.at_rank(rank) for top, rank in zip(tops, ranks, strict=True)])
 
 
-def check_unit(features: _Floats, what: str) -> None:
-    """Raise ValueError unless features are (n, d) float32, at least one, each of length 1 or 0 to 1e-3."""
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Some rows and columns, and their products in float32; −inf where a pair does not count."""
+
+    at: slice
+    rows: Floats
+    columns: Floats
+    products: Floats
+    peaks: Scores
+    """Of each row."""
+
+    def raise_nearest(self, known: Scores, error: float) -> None:
+        """Raise what is known of each row's highest T."""
+        higher = np.flatnonzero(self.peaks + error > known)
+        for part in slices(len(higher), PAIRS):
+            some = higher[part]
+            limits = np.maximum(self.peaks[some] - 2 * error, known[some] - error)
+            row, column = np.nonzero(self.products[some] >= limits[:, None])
+            np.maximum.at(known, some[row], exactly(self.rows, some[row], self.columns, column))
+
+
+def _blocks(
+    rows: Floats,
+    columns: Floats,
+    places: Places | None,
+    excluded: Callable[[slice, slice], NDArray[np.bool_]] | None,
+    check: Callable[[slice, Floats], None] | None,
+    block: tuple[int, int],
+) -> Iterator[_Block]:
+    """The products lie in memory that the next block takes again."""
+    count = len(columns) if places is None else len(places)
+    high, wide = min(block[0], len(rows)), min(block[1], count)
+    memory = np.empty(high * wide, np.float32)
+    for there in slices(count, wide):
+        others = np.ascontiguousarray(columns[there] if places is None else columns[places[there]], np.float32)
+        if check is not None:
+            check(there, others)
+        for at in slices(len(rows), high):
+            size = at.stop - at.start, there.stop - there.start
+            products = memory[: size[0] * size[1]].reshape(size)
+            np.matmul(rows[at], others.T, out=products)
+            if excluded is not None:
+                products[excluded(at, there)] = -np.inf
+            yield _Block(at, rows[at], others, products, products.max(axis=1).astype(np.float64))
+
+
+class _Highest:
+    """The highest T of very many pairs whose products lie from `low` to `high`; how many products are higher."""
+
+    def __init__(self, count: int, low: float = LEAST, high: float = np.inf) -> None:
+        self.count = count
+        self.low, self.high = low, np.nextafter(np.float32(high), np.float32(np.inf))
+        self.higher = 0
+        self.floor = LEAST
+        """What is below it is not among the highest."""
+        self._kept: list[Scores] = []
+        self._waiting = 0
+
+    def take_block(self, block: _Block, error: float) -> None:
+        products, floor = block.products, self.floor
+        if self.high < np.inf:
+            self.higher += int(np.count_nonzero(products > self.high))
+        elif floor == LEAST and products.size > self.count:
+            # So many of this block have a product of at least this, and a T of at least this less the error.
+            place = products.size - self.count
+            floor = max(LEAST, float(np.partition(products, place, axis=None)[place]) - error)
+        limit = np.nextafter(np.float32(max(self.low, floor - error)), np.float32(-np.inf))  # not above it, in float32
+        rows = np.flatnonzero(block.peaks >= limit)  # most have nothing, and are not looked at
+        for part in slices(len(rows), max(1, 2**22 // products.shape[1])):
+            some = products[rows[part]]
+            row, column = np.nonzero((some >= limit) & (some <= self.high))
+            for pairs in slices(len(row), 2**16):
+                self._take(exactly(block.rows, rows[part][row[pairs]], block.columns, column[pairs]))
+
+    def _take(self, values: Scores) -> None:
+        self._kept.append(values[values > self.floor])  # so many as are sought are at the floor or above it already
+        self._waiting += len(self._kept[-1])
+        if self._waiting >= (self.count if self.floor == LEAST else 2 * self.count + 1024):
+            self._settle()
+
+    def _settle(self) -> None:
+        together = np.concatenate([np.empty(0), *self._kept])
+        if len(together) >= self.count:
+            together = np.partition(together, len(together) - self.count)[len(together) - self.count :]
+            self.floor = float(together.min())
+        self._kept, self._waiting = [together], len(together)
+
+    def at_rank(self, rank: int) -> Ranked:
+        self._settle()
+        found = Ranked.of_sorted(np.sort(self._kept[0])[::-1], rank - self.higher)
+        return Ranked(found.value, found.above + self.higher)
+
+
+def _enclose(blocks: Iterator[_Block], ranks: Sequence[int], error: float) -> list[_Highest]:
+    """What is to be kept for each rank, by counts of the products in intervals."""
+    counts, reach = np.zeros(BINS + 1, np.int64), np.float32(1.01)
+    scale = np.float32(BINS / 2.02)
+    for block in blocks:
+        # A larger product is in no lower interval, since each operation rounds larger numbers to no smaller ones.
+        place = ((block.products[block.products > LEAST] + reach) * scale).astype(np.int32)
+        counts += np.bincount(place, minlength=BINS + 1)
+    # Sum, factor and product are rounded, by 2⁻²⁴ of the whole width each at most.
+    slack = 2.02 * 2.0**-21 + 2 * error
+    margin = 2 + math.ceil(2 * slack * float(scale))
+    upward = np.cumsum(counts[::-1])[::-1]  # how many are in each interval or higher
+    tops = []
+    for rank in ranks:
+        own = int(np.flatnonzero(upward >= rank)[-1])
+        low, high = (edge / float(scale) - 1.01 for edge in (own, own + 1))
+        surely = int(upward[own + margin]) if own + margin <= BINS else 0
+        tops.append(_Highest(rank - surely, low - slack, high + slack))
+    return tops
+
+
+def check_unit(features: Floats, what: str, identities: Places | None = None) -> None:
+    """Raise ValueError unless features are (n, d) float32, at least one, with one identity each, of length 1 or 0."""
     if features.ndim != 2 or not len(features) or features.dtype != np.float32:
         raise ValueError(f"features {features.dtype} {features.shape}: give (n, d) float32, at least one {what}")
+    if identities is not None and identities.shape != features.shape[:1]:
+        raise ValueError(f"features {features.shape} with identities {identities.shape}: give one for each {what}")
     squares = np.einsum("id,id->i", features, features)
     if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0)))):
         raise ValueError(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.evaluation.metrics.exact import check_unit, exactly
+
 TIE = 1e-10
 """Cosines that differ by no more are equal: it is far above what the order of a float64 sum changes, and far below the
 rounding of float32 embeddings."""
@@ -50,7 +52,6 @@ def identify(
     query_identities: NDArray[np.int64],
     gallery_identities: NDArray[np.int64],
     *,
-    own: NDArray[np.int64] | None = None,
     block: int = 1024,
 ) -> Identification:
     """Look up unit embeddings (q, d) among unit embeddings (g, d), with the identities of both, (q,) and (g,).
@@ -60,21 +61,18 @@ def identify(
     of the gallery makes of it. Cosines are summed in float64, and equal if they differ by at most `TIE`, so that
     neither `block` nor the place of an image decides; embeddings of length zero have cosine 0 with all.
 
-    `own` (q,) is the place in the gallery of each query's own image, which is then passed over; −1 where it is not
-    there. Time is O(q g d), memory O(block² + block d) beside the embeddings.
+    Time is O(q g d), memory O(block² + block d) beside the embeddings.
 
     Raises ValueError where a query's identity is not in the gallery (this is closed-set identification), where an
     embedding has another length than 1 or 0, and where the shapes do not fit.
     """
-    _check(queries, query_identities, "query")
-    _check(gallery, gallery_identities, "gallery image")
+    check_unit(queries, "query", query_identities)
+    check_unit(gallery, "gallery image", gallery_identities)
     if queries.shape[1] != gallery.shape[1]:
         raise ValueError(
             f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: one model each"
         )
-    own = np.full(len(queries), -1) if own is None else own
-    _check_own(own, query_identities, gallery_identities)
-    best = _best_of_own(queries, gallery, query_identities, gallery_identities, own, block)
+    best = mate_scores(queries, gallery, query_identities, gallery_identities)
     before = np.zeros(len(queries), np.int64)
     for start in range(0, len(gallery), block):
         there, names = gallery[start : start + block].astype(np.float64), gallery_identities[start : start + block]
@@ -112,61 +110,22 @@ def query_and_gallery(
     return queries, np.setdiff1d(np.arange(len(identities)), queries)
 
 
-def _check(features: NDArray[np.float32], identities: NDArray[np.int64], what: str) -> None:
-    if features.ndim != 2 or identities.shape != features.shape[:1]:
-        raise ValueError(
-            f"embeddings {features.shape} with identities {identities.shape}: give (n, d) and one identity each"
-        )
-    if len(features) == 0:
-        raise ValueError(f"there is no {what}: pass at least one")
-    squares = np.einsum("id,id->i", features, features)
-    if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0)))):
-        raise ValueError(
-            f"{len(odd):,} of {len(features):,} embeddings are not of length 1 (or 0), the first is that of "
-            f"{what} {odd[0]:,}, of length {np.sqrt(squares[odd[0]]):g}: normalise them"
-        )
-
-
-def _check_own(
-    own: NDArray[np.int64], query_identities: NDArray[np.int64], gallery_identities: NDArray[np.int64]
-) -> None:
-    if own.shape != query_identities.shape or own.min() < -1 or own.max() >= len(gallery_identities):
-        raise ValueError(
-            f"`own` says for each query where its image lies among the {len(gallery_identities):,} of the gallery, or "
-            f"−1: got {own.shape} for {len(query_identities):,} queries"
-            + (f", from {own.min()} to {own.max()}" if own.size else "")
-        )
-    if len(odd := np.flatnonzero((own >= 0) & (gallery_identities[own] != query_identities))):
-        raise ValueError(
-            f"query {odd[0]:,} shows identity {query_identities[odd[0]]}, and its own image in the gallery "
-            f"{gallery_identities[own[odd[0]]]}: `own` belongs to another gallery"
-        )
-
-
-def _best_of_own(
+def mate_scores(
     queries: NDArray[np.float32],
     gallery: NDArray[np.float32],
     query_identities: NDArray[np.int64],
     gallery_identities: NDArray[np.int64],
-    own: NDArray[np.int64],
-    block: int,
 ) -> NDArray[np.float64]:
-    """(q,) the cosine of each query with the image of its identity that is most like it."""
+    """(q,) the highest T of each query with an image of its identity. Raises ValueError where the gallery has none."""
     order = np.argsort(gallery_identities, kind="stable")
     begins, ends = (np.searchsorted(gallery_identities[order], query_identities, side) for side in ("left", "right"))
-    candidates = ends - begins - (own >= 0)
-    if len(lost := np.flatnonzero(candidates < 1)):
+    counts = ends - begins
+    if len(lost := np.flatnonzero(counts < 1)):
         raise ValueError(
-            f"the gallery holds no image of the identity of {len(lost):,} of {len(queries):,} queries"
-            f"{', but for the query itself' if own[lost[0]] >= 0 else ''}; the first is query {lost[0]:,}, of identity "
-            f"{query_identities[lost[0]]}: a closed set has everybody who is looked for; leave these out"
+            f"the gallery holds no image of the identity of {len(lost):,} of {len(queries):,} queries; the first is "
+            f"query {lost[0]:,}, of identity {query_identities[lost[0]]}: a closed set has everybody who is looked for"
         )
-    best = np.empty(len(queries))
-    for i, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        query, highest = queries[i].astype(np.float64), -np.inf
-        for start in range(begin, end, block):
-            places = order[start : min(start + block, end)]
-            scores = gallery[places].astype(np.float64) @ query
-            highest = max(highest, float(scores[places != own[i]].max(initial=-np.inf)))
-        best[i] = highest
-    return best
+    starts = np.cumsum(counts) - counts
+    places = order[np.arange(counts.sum()) - np.repeat(starts - begins, counts)]
+    scores = exactly(queries, np.repeat(np.arange(len(queries)), counts), gallery, places)
+    return np.asarray(np.maximum.reduceat(scores, starts))

@@ -1,6 +1,6 @@
 """Open-set search, 1:N: probes are looked up in a gallery that holds some of their subjects.
 
-This is how IJB-A, IJB-B and IJB-C judge identification, with the template features of `templates`. Ranks are those of
+The identification of IJB-A, IJB-B and IJB-C, with the template features of `templates`. Ranks are those of
 `identification`; FPIR is a count, thresholds are exact order statistics of the scores T of `exact`, and ties go against
 the model. `docs/figures.md` has the definitions. Functions return fractions; `figures` alone speak in percent.
 """
@@ -14,31 +14,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import check_unit, exactly, rounding
-from coalface.evaluation.metrics.identification import Identification, identify
-from coalface.evaluation.metrics.verification import allowed
+from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, scan
+from coalface.evaluation.metrics.identification import Identification, identify, mate_scores
+from coalface.evaluation.metrics.verification import Ranked, allowed, ranks_asked
 
 FPIRS = (0.01, 0.1)
 RANKS = (1, 5, 10)
 
-_Floats = NDArray[np.float32]
-_Scores = NDArray[np.float64]
-_Places = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class TpirAtFpir:
-    """The true positive identification rate where at most floor(fpir × searches) of others find somebody."""
+    """The true positive identification rate where at most floor(fpir × trials) of others find somebody."""
 
     fpir: float
     tpir: float
     """Fraction, 0 to 1, of the searches for somebody in the gallery."""
     threshold: float
     false_positives: int
-    searches: int
-    """Searches for somebody who is not in the gallery."""
+    trials: int
+    """Searches for somebody who is not in the gallery; in `personalised`'s `legacy`, pairs with another's template."""
     carried: bool
-    """False where floor(fpir × searches) is 0."""
+    """False where no false positive is allowed: there are too few trials."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +53,10 @@ class OpenSet:
 
 
 def search(
-    probes: _Floats,
-    gallery: _Floats,
-    probe_subjects: _Places,
-    gallery_subjects: _Places,
+    probes: Floats,
+    gallery: Floats,
+    probe_subjects: Places,
+    gallery_subjects: Places,
     *,
     fpirs: Sequence[float] = FPIRS,
     block: int = 1024,
@@ -87,9 +83,21 @@ def search(
     found = identify(probes[mated], gallery, probe_subjects[mated], gallery_subjects, block=block)
     if mated.all():
         return OpenSet(found, ())
-    scores = _mates(probes[mated], gallery, probe_subjects[mated], gallery_subjects)
-    others = np.sort(_highest(probes[~mated], gallery, block))
-    return OpenSet(found, tuple(_tpir(scores, found.right(1), others, fpir) for fpir in fpirs))
+    scores = mate_scores(probes[mated], gallery, probe_subjects[mated], gallery_subjects)
+    others = scan(probes[~mated], gallery, nearest=True).nearest
+    return OpenSet(found, tuple(tpirs_at(fpirs, scores, found.right(1), others)))
+
+
+def tpirs_at(fpirs: Sequence[float], mated: Scores, first: NDArray[np.bool_], non_mated: Scores) -> list[TpirAtFpir]:
+    """TPIR at each FPIR of the scores of mated probes, of which those at rank 1 are `first`, and of the others."""
+    highest = np.sort(non_mated)[::-1]
+    results = []
+    for fpir, rank in zip(fpirs, ranks_asked(fpirs, len(highest)), strict=True):
+        count = allowed(fpir, len(highest))
+        threshold, wrong = Ranked.of_sorted(highest, rank).allowing(count, len(highest), mated)
+        taken = int((first & (mated >= threshold)).sum())
+        results.append(TpirAtFpir(float(fpir), taken / len(mated), threshold, wrong, len(highest), count >= 1))
+    return results
 
 
 def mean_figures(results: Sequence[OpenSet], ks: Sequence[int] = RANKS) -> dict[str, float]:
@@ -102,49 +110,9 @@ def mean_figures(results: Sequence[OpenSet], ks: Sequence[int] = RANKS) -> dict[
     }
 
 
-def _tpir(scores: _Scores, first: NDArray[np.bool_], others: _Scores, fpir: float) -> TpirAtFpir:
-    """`others` ascend."""
-    count = allowed(fpir, len(others))
-    if count >= len(others):
-        threshold = min(float(others[0]), float(scores.min()))
-    else:
-        threshold = float(np.nextafter(others[len(others) - 1 - count], np.inf))
-    taken = int(np.count_nonzero(first & (scores >= threshold)))
-    wrong = int(np.count_nonzero(others >= threshold))
-    return TpirAtFpir(float(fpir), taken / len(scores), threshold, wrong, len(others), count >= 1)
-
-
-def _mates(probes: _Floats, gallery: _Floats, probe_subjects: _Places, gallery_subjects: _Places) -> _Scores:
-    """(p,) the highest T of each probe with a template of its subject."""
-    order = np.argsort(gallery_subjects, kind="stable")
-    begins, ends = (np.searchsorted(gallery_subjects[order], probe_subjects, side) for side in ("left", "right"))
-    counts = ends - begins
-    starts = np.cumsum(counts) - counts
-    column = order[np.arange(counts.sum()) - np.repeat(starts - begins, counts)]
-    values = exactly(probes, np.repeat(np.arange(len(probes)), counts), gallery, column)
-    return np.maximum.reduceat(values, starts)
-
-
-def _highest(probes: _Floats, gallery: _Floats, block: int) -> _Scores:
-    """(p,) the highest T of each probe with anybody."""
-    found = np.empty(len(probes))
-    there, error = gallery.astype(np.float64), rounding(probes.shape[1], double=True)
-    for start in range(0, len(probes), block):
-        products = probes[start : start + block].astype(np.float64) @ there.T
-        row, column = np.nonzero(products >= products.max(axis=1, keepdims=True) - 2 * error)
-        values = exactly(probes, row + start, gallery, column)
-        found[start : start + block] = np.maximum.reduceat(values, np.searchsorted(row, np.arange(len(products))))
-    return found
-
-
-def _check_search(probes: _Floats, gallery: _Floats, probe_subjects: _Places, gallery_subjects: _Places) -> None:
-    for features, subjects, what in (
-        (probes, probe_subjects, "probe"),
-        (gallery, gallery_subjects, "gallery template"),
-    ):
-        check_unit(features, what)
-        if subjects.shape != (len(features),):
-            raise ValueError(f"features {features.shape} with subjects {subjects.shape}: give one for each {what}")
+def _check_search(probes: Floats, gallery: Floats, probe_subjects: Places, gallery_subjects: Places) -> None:
+    check_unit(probes, "probe", probe_subjects)
+    check_unit(gallery, "gallery template", gallery_subjects)
     if probes.shape[1] != gallery.shape[1]:
         raise ValueError(
             f"probes have {probes.shape[1]} dimensions and the gallery {gallery.shape[1]}: one model for both"

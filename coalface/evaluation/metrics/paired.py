@@ -1,7 +1,7 @@
 """Is one method better than another? A paired bootstrap over identities, from the evidence that runs left.
 
 The same draws serve every method and every seed. The difference of two methods in a draw is that of their means over
-seeds; its 2.5 % and 97.5 % quantiles over the draws are the interval. Where seeds are judged on lists of their own
+seeds; its 2.5 % and 97.5 % quantiles over the draws are the interval. Where seeds are evaluated on lists of their own
 (other people each), both methods have the same lists, each with draws of its own.
 
 The interval speaks of the test identities alone; the spread over seeds is given apart. It errs on the wide side: a
@@ -35,12 +35,12 @@ class Resampled:
     point: float
     """Fraction, on the list as it is."""
     values: NDArray[np.float64]
-    """(draws,) fractions; NaN in a draw in which no genuine or no impostor pair is left of those judged."""
+    """(draws,) fractions; NaN in a draw in which no genuine or no impostor pair is left of those evaluated."""
     short: NDArray[np.bool_]
     """(draws,) True where the kept tail did not reach the threshold: the value is then a lower bound."""
     bootstrap: Bootstrap
     folds: tuple[int, ...] | None = None
-    """The folds whose pairs were judged; None: all."""
+    """The folds whose pairs were evaluated; None: all."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
 
     Evidence of a tail gives TARs alone; evidence of ranks that names no FARs, as it was kept at first, accuracy alone.
 
-    Evidence of some folds gives the figures of their pairs, as `judge` does with `folds`.
+    Evidence of some folds gives the figures of their pairs, as `evaluate_pairs` does with `folds`.
 
     Raises ValueError for evidence of another list, of an unknown form or damaged.
     """
@@ -93,7 +93,7 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
     if evidence.get("list") != pairs.sha256:
         raise ValueError(
             f"the evidence is of pair list {evidence.get('list')}, the comparison is on {pairs.sha256}: "
-            "judge the run again on this list, or compare on that one"
+            "evaluate the run again on this list, or compare on that one"
         )
     if evidence.get("form") not in RESAMPLERS:
         raise ValueError(f"evidence of form {evidence.get('form')!r} is unknown: it must be one of {list(RESAMPLERS)}")
@@ -119,7 +119,7 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
     if len({run.figure for run in runs}) > 1 or apart or len({run.values.shape for run in runs}) > 1:
         raise ValueError("paired runs need the same figure and the same draws: resample a list's from one Bootstrap")
     if not same_pairs(first, second):
-        raise ValueError("the two sides were judged on other lists, or on other folds of one: give each side the same")
+        raise ValueError("the two sides were evaluated on different lists or folds: give each side the same")
     drawn = np.mean([run.values for run in first], axis=0) - np.mean([run.values for run in second], axis=0)
     counted = np.isfinite(drawn)
     if not counted.any():
@@ -140,7 +140,7 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
 
 
 def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:
-    """Whether both sides were judged on the same lists and folds of them, each as often in proportion."""
+    """Whether both sides were evaluated on the same lists and folds of them, each as often in proportion."""
 
     def halves(runs: Sequence[Resampled]) -> dict[tuple[str, tuple[int, ...] | None], Fraction]:
         told = [(run.bootstrap.pairs.sha256, run.folds) for run in runs]

@@ -1,12 +1,11 @@
 """The personalised protocols: how well a client's own model serves the client's own identities.
 
 FedFR (C.-T. Liu et al. 2022), "Evaluation Metrics": every client's model embeds the test images of all clients, and is
-judged by 1:1 verification and 1:N identification; the figures are means over the clients. With C clients of 100
+evaluated by 1:1 verification and 1:N identification; the figures are means over the clients. With C clients of 100
 identities of 40 test images each, C = 40, one client has 78,000 genuine and 624,000,000 impostor pairs, 4,000 mated and
 156,000 non-mated probes. `docs/figures.md` writes the convention down.
 
-The score of a pair is that of `verification.score_pairs`, to the last bit; counts are exact, and no matrix of scores is
-stored (`coalface.evaluation.metrics.streaming`).
+Scores are T of `exact`; counts are exact, and no matrix of scores is stored.
 """
 
 from __future__ import annotations
@@ -21,34 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.enrolled import templates
-from coalface.evaluation.metrics.streaming import BLOCK, Pairs, order_statistics, scores_of
-from coalface.evaluation.metrics.verification import TarAtFar, allowed, score_pairs, tar_at_far
+from coalface.evaluation.metrics.exact import BLOCK, Floats, Places, check_unit, exactly, scan
+from coalface.evaluation.metrics.open_set import TpirAtFpir, tpirs_at
+from coalface.evaluation.metrics.verification import (
+    Ranked,
+    TarAtFar,
+    allowed,
+    genuine_pairs,
+    ranks_asked,
+    tars_of_ranked,
+)
 
 OneToOne = Literal["paper", "official"]
 """Impostors of 1:1. `paper`: an image of the client with one of another client. `official`, as in the paper's public
 code: these, and the pairs of the client's own images that show different identities."""
 OneToMany = Literal["standard", "legacy"]
-"""Which 1:N: the standard definition, or that of the paper's public code; see `judge_client`."""
+"""Which 1:N: the standard definition, or that of the paper's public code; see `evaluate_client`."""
 
 FARS = (1e-6, 1e-5)
 FPIRS = (1e-5, 1e-4)
-
-
-@dataclass(frozen=True)
-class TpirAtFpir:
-    """The true positive identification rate where few who are not enrolled are taken for somebody who is."""
-
-    fpir: float
-    tpir: float
-    """Fraction, 0 to 1, of the mated probes."""
-    threshold: float
-    """The lowest threshold that keeps to the allowance."""
-    false_positives: int
-    """Non-mated probes accepted; in `legacy`, pairs that are."""
-    trials: int
-    """Non-mated probes; in `legacy`, pairs of a probe and the template of another identity."""
-    carried: bool
-    """False where the allowance is 0: there are too few probes for this FPIR, and `tpir` is that at no accepts."""
 
 
 @dataclass(frozen=True)
@@ -89,54 +79,48 @@ class OverClients:
         return dict(self.means)
 
 
-def over_clients(judged: Sequence[Personalised]) -> OverClients:
+def over_clients(evaluated: Sequence[Personalised]) -> OverClients:
     """The mean of every figure over the clients that carry it.
 
-    Raises ValueError where there is no client, or where two were judged by different modes.
+    Raises ValueError where there is no client, or where two were evaluated by different modes.
     """
-    if not judged:
-        raise ValueError("there is no client to take a mean over: judge one at least")
-    if len(modes := sorted({(each.one_to_one, each.one_to_many) for each in judged})) > 1:
-        raise ValueError(f"the clients were judged by different modes, {modes}: judge all of them by one")
+    if not evaluated:
+        raise ValueError("there is no client to take a mean over: evaluate one at least")
+    if len(modes := sorted({(each.one_to_one, each.one_to_many) for each in evaluated})) > 1:
+        raise ValueError(f"the clients were evaluated by different modes, {modes}: evaluate all of them by one")
     values: dict[str, list[float]] = {}
-    for each in judged:
+    for each in evaluated:
         for name, value in each.figures().items():
             values.setdefault(name, []).append(value)
     means = {name: math.fsum(found) / len(found) for name, found in values.items()}
-    return OverClients(means, {name: len(found) for name, found in values.items()}, len(judged))
+    return OverClients(means, {name: len(found) for name, found in values.items()}, len(evaluated))
 
 
-def gallery_of(
-    features: NDArray[np.float32], identities: NDArray[np.int64], *, unit: bool = True
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def gallery_of(features: Floats, identities: Places) -> tuple[Floats, Places]:
     """(k, d) a client's gallery by the unit features (n, d) of its training images, and the k identities, ascending.
 
-    A template is the mean of an identity's features, at length one. With `unit=False` it keeps the length of the mean,
-    as in the paper's public code: scores then favour identities whose images lie close together.
+    A template is the mean of an identity's features, at length one.
     """
+    check_unit(features, "training image", identities)
     names, labels = np.unique(identities, return_inverse=True)
-    _check(features, identities, "training image")
-    found = templates(features, labels, len(names))
-    if not unit:
-        found = np.stack([features[labels == label].mean(axis=0, dtype=np.float64) for label in range(len(names))])
-    return found.astype(np.float32), names
+    return templates(features, labels, len(names)).astype(np.float32), names
 
 
-def judge_client(
-    features: NDArray[np.float32],
-    identities: NDArray[np.int64],
-    clients: NDArray[np.int64],
+def evaluate_client(
+    features: Floats,
+    identities: Places,
+    clients: Places,
     client: int,
-    gallery: NDArray[np.float32],
-    gallery_identities: NDArray[np.int64],
+    gallery: Floats,
+    gallery_identities: Places,
     *,
     fars: Sequence[float] = FARS,
     fpirs: Sequence[float] = FPIRS,
     one_to_one: OneToOne = "paper",
     one_to_many: OneToMany = "standard",
-    block: int = BLOCK,
+    block: tuple[int, int] = BLOCK,
 ) -> Personalised:
-    """Judge one client's model on the test images of all clients.
+    """Evaluate one client's model on the test images of all clients.
 
     `features` (n, d) are the unit embeddings of all test images by this client's model (zeros stay zeros),
     `identities` (n,) whom they show, and `clients` (n,) whose they are. `gallery` (k, d) are the templates of the
@@ -163,130 +147,71 @@ def judge_client(
         if mode not in get_args(known):
             raise ValueError(f"there is no mode {mode!r}: choose {' or '.join(get_args(known))}")
     mine, others = np.flatnonzero(own), np.flatnonzero(~own)
-    within = mine if one_to_one == "official" else None
-    impostors = Pairs(features[mine], identities[mine], features, identities, others, within)
-    genuine = _genuine_scores(features, identities, mine)
-    tars = _tars(impostors, genuine, fars, block) if len(genuine) else []
-    judge = _standard if one_to_many == "standard" else _legacy
+    left, right = genuine_pairs(identities[mine])
+    genuine = exactly(features, mine[left], features, mine[right])
+    impostors = len(mine) * len(others)
+    if one_to_one == "official":
+        impostors += len(mine) * (len(mine) - 1) // 2 - len(genuine)
+    tars: list[TarAtFar] = []
+    if len(genuine):
+        ranks = ranks_asked(fars, impostors)
+        ranked = _ranked_impostors(features, identities, mine, others, one_to_one, ranks, block)
+        tars = tars_of_ranked(ranked, impostors, genuine, fars)
+    order = np.argsort(gallery_identities)
+    templates_of_mine = order[np.searchsorted(gallery_identities[order], identities[mine])]
+    mate = exactly(features, mine, gallery, templates_of_mine)
+
+    def mates(rows: slice, there: slice) -> NDArray[np.bool_]:
+        return identities[rows, None] == gallery_identities[there]
+
+    if one_to_many == "standard":
+        rival = scan(features, gallery, nearest=True, excluded=mates, block=block).nearest
+        tpirs = tpirs_at(fpirs, mate, mate > rival[own], rival[~own])
+    else:
+        trials = len(features) * len(gallery) - len(mine)
+        counts = [_allowed_by_legacy(fpir, len(features)) for fpir in fpirs]
+        ranks = [min(1 + count, trials) for count in counts]
+        ranked = scan(features, gallery, ranks=ranks, excluded=mates, block=block).ranked
+        tpirs = []
+        for fpir, count, best_rejected in zip(fpirs, counts, ranked, strict=True):
+            threshold, wrong = best_rejected.allowing(count, trials, mate)
+            tpir = float((mate >= threshold).mean())
+            tpirs.append(TpirAtFpir(float(fpir), tpir, threshold, wrong, trials, carried=count >= 1))
     return Personalised(
         one_to_one=one_to_one,
         one_to_many=one_to_many,
         tars=tuple(tars),
-        tpirs=tuple(judge(_Lookup(features, identities, own, gallery, gallery_identities), fpirs, block)),
+        tpirs=tuple(tpirs),
         genuine=len(genuine),
-        impostors=len(impostors),
+        impostors=impostors,
         mated=len(mine),
         non_mated=len(others),
     )
 
 
-# 1:1
+def _ranked_impostors(
+    features: Floats,
+    identities: Places,
+    mine: Places,
+    others: Places,
+    mode: OneToOne,
+    ranks: Sequence[int],
+    block: tuple[int, int],
+) -> list[Ranked]:
+    """The scores of impostor pairs at some ranks."""
+    if mode == "paper":
+        return scan(features[mine], features, ranks=ranks, places=others, block=block).ranked
+    columns = np.concatenate([others, mine])
+    turn = np.append(np.full(len(others), len(mine)), np.arange(len(mine)))
 
+    def excluded(rows: slice, there: slice) -> NDArray[np.bool_]:
+        one_person = identities[mine[rows], None] == identities[columns[there]]
+        twice = (
+            turn[there] <= np.arange(rows.start, rows.stop)[:, None]
+        )  # a pair of the client's own images counts once
+        return one_person | twice
 
-def _genuine_scores(
-    features: NDArray[np.float32], identities: NDArray[np.int64], mine: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    found = []
-    for identity in np.unique(identities[mine]):
-        images = mine[identities[mine] == identity]
-        left, right = np.triu_indices(len(images), 1)
-        found.append(score_pairs(features, images[left], images[right]))
-    return np.concatenate(found)
-
-
-def _tars(pairs: Pairs, genuine: NDArray[np.float64], fars: Sequence[float], block: int) -> list[TarAtFar]:
-    """What `tar_at_far` says of the genuine scores and those of all impostor pairs."""
-    counts = [allowed(far, len(pairs)) for far in fars]
-    return [
-        TarAtFar(float(far), float((genuine >= threshold).mean()), threshold, accepted, len(pairs), count >= 1)
-        for far, count, (threshold, accepted) in zip(
-            fars, counts, _thresholds(pairs, counts, float(genuine.min()), block), strict=True
-        )
-    ]
-
-
-def _thresholds(pairs: Pairs, counts: Sequence[int], lowest: float, block: int) -> list[tuple[float, int]]:
-    """The lowest threshold that accepts at most so many of the pairs, for each count, and how many it accepts.
-
-    Where all may be accepted it is the least score of all, `lowest` of the genuine ones included.
-    """
-    total, found = len(pairs), []
-    statistics = order_statistics(pairs, [min(count + 1, total) for count in counts], block=block)
-    for count, one in zip(counts, statistics, strict=True):
-        everybody = (min(one.value, lowest), total)
-        found.append(everybody if count >= total else (float(np.nextafter(one.value, np.inf)), one.above))
-    return found
-
-
-# 1:N
-
-
-@dataclass(frozen=True, eq=False)
-class _Lookup:
-    """Probes and a gallery, as in `judge_client`."""
-
-    features: NDArray[np.float32]
-    identities: NDArray[np.int64]
-    own: NDArray[np.bool_]
-    """(n,) which probes are mated."""
-    gallery: NDArray[np.float32]
-    gallery_identities: NDArray[np.int64]
-
-    def pairs(self) -> Pairs:
-        """All templates and probes of different identities."""
-        places = np.arange(len(self.features))
-        return Pairs(self.gallery, self.gallery_identities, self.features, self.identities, places)
-
-    def mate_scores(self) -> NDArray[np.float64]:
-        """The score of each mated probe with its own template."""
-        order = np.argsort(self.gallery_identities)
-        place = order[np.searchsorted(self.gallery_identities[order], self.identities[self.own])]
-        return scores_of(self.features, np.flatnonzero(self.own), self.gallery, place)
-
-    def best_of_others(self, block: int) -> NDArray[np.float64]:
-        """(n,) the largest score of each probe with a template of another identity; −inf where there is none.
-
-        A float32 product tells which templates can be the best; the scores of these decide.
-        """
-        best, error = np.full(len(self.features), -np.inf), self.pairs().error
-        for start in range(0, len(self.features), block):
-            product = self.features[start : start + block] @ self.gallery.T
-            mates = self.identities[start : start + block, None] == self.gallery_identities
-            product[mates] = -np.inf
-            bound = (product.max(axis=1).astype(np.float64) - 2 * error).astype(np.float32)
-            near = (product >= np.nextafter(bound, np.float32(-np.inf))[:, None]) & ~mates
-            probe, template = np.nonzero(near)
-            np.maximum.at(best, probe + start, scores_of(self.features, probe + start, self.gallery, template))
-        return best
-
-
-def _standard(lookup: _Lookup, fpirs: Sequence[float], block: int) -> list[TpirAtFpir]:
-    best, mate = lookup.best_of_others(block), lookup.mate_scores()
-    first = mate > best[lookup.own]
-    scores = np.concatenate([mate, best[~lookup.own]])
-    found = tar_at_far(scores, np.arange(len(scores)) < len(mate), fpirs)
-    return [
-        TpirAtFpir(
-            fpir=one.far,
-            tpir=float((first & (mate >= one.threshold)).mean()),
-            threshold=one.threshold,
-            false_positives=one.false_accepts,
-            trials=one.impostors,
-            carried=one.carried,
-        )
-        for one in found
-    ]
-
-
-def _legacy(lookup: _Lookup, fpirs: Sequence[float], block: int) -> list[TpirAtFpir]:
-    mate, pairs = lookup.mate_scores(), lookup.pairs()
-    counts = [_allowed_by_legacy(fpir, len(lookup.own)) for fpir in fpirs]
-    return [
-        TpirAtFpir(float(fpir), float((mate >= threshold).mean()), threshold, accepted, len(pairs), count >= 1)
-        for fpir, count, (threshold, accepted) in zip(
-            fpirs, counts, _thresholds(pairs, counts, float(mate.min()), block), strict=True
-        )
-    ]
+    return scan(features[mine], features, ranks=ranks, places=columns, excluded=excluded, block=block).ranked
 
 
 def _allowed_by_legacy(fpir: float, probes: int) -> int:
@@ -294,20 +219,12 @@ def _allowed_by_legacy(fpir: float, probes: int) -> int:
     return math.ceil(Fraction(str(float(fpir))) * probes) - 1
 
 
-# Helpers
-
-
 def _check_client(
-    features: NDArray[np.float32],
-    identities: NDArray[np.int64],
-    clients: NDArray[np.int64],
-    client: int,
-    gallery: NDArray[np.float32],
-    gallery_identities: NDArray[np.int64],
+    features: Floats, identities: Places, clients: Places, client: int, gallery: Floats, gallery_identities: Places
 ) -> NDArray[np.bool_]:
     """(n,) which test images are the client's own."""
-    _check(features, identities, "test image")
-    _check(gallery, gallery_identities, "template", least=0.0)
+    check_unit(features, "test image", identities)
+    check_unit(gallery, "template", gallery_identities)
     if clients.shape != identities.shape or features.shape[1] != gallery.shape[1]:
         raise ValueError(
             f"test images {features.shape}, clients {clients.shape} and gallery {gallery.shape} do not go together: "
@@ -316,43 +233,17 @@ def _check_client(
     own: NDArray[np.bool_] = clients == client
     if own.all() or not own.any():
         raise ValueError(
-            f"client {client} has {int(own.sum()):,} of {len(own):,} test images: a client without any has nothing to "
-            "be judged on, leave it out; one alone has nobody to be told from"
+            f"client {client} has {int(own.sum()):,} of {len(own):,} test images: give some, and of others"
         )
     mine, theirs = np.unique(identities[own]), np.unique(identities[~own])
-    if len(twice := np.intersect1d(mine, theirs)):
-        raise ValueError(
-            f"{len(twice)} identities of client {client} have test images at another client too, the first is "
-            f"{twice[0]}: these would be impostors to themselves; judge clients with identities of their own"
-        )
+    for people, what in (
+        (np.intersect1d(mine, theirs), "have test images at another client too"),
+        (np.setdiff1d(mine, gallery_identities), "have no template in its gallery"),
+    ):
+        if len(people):
+            raise ValueError(f"{len(people)} identities of client {client} {what}, the first is {people[0]}")
     if len(np.unique(gallery_identities)) < len(gallery_identities):
         raise ValueError("an identity has two templates in the gallery: give it one, the mean of its features")
-    if len(lost := np.setdiff1d(mine, gallery_identities)):
-        raise ValueError(
-            f"{len(lost)} identities of client {client} with test images have no template in its gallery, the first is "
-            f"{lost[0]}: add the mean of its training features, or leave its test images out"
-        )
     if len(strange := np.intersect1d(theirs, gallery_identities)):
-        raise ValueError(
-            f"the gallery of client {client} has a template of identity {strange[0]}, which is another client's: a "
-            "client registers its own identities alone"
-        )
+        raise ValueError(f"the gallery of client {client} has a template of identity {strange[0]}, another client's")
     return own
-
-
-def _check(rows: NDArray[np.float32], identities: NDArray[np.int64], what: str, least: float = 1.0) -> None:
-    """Raise ValueError unless there is a row, each of length one (`least` at least) or zero, with one identity each."""
-    if rows.ndim != 2 or rows.dtype != np.float32 or identities.shape != rows.shape[:1]:
-        raise ValueError(
-            f"{what}s: {rows.dtype} {rows.shape} with identities {identities.shape} do not go together: "
-            "give float32 (n, d), and one identity each"
-        )
-    if not len(rows):
-        raise ValueError(f"there is no {what}: give one at least")
-    squares = np.einsum("id,id->i", rows, rows)
-    right = (squares >= least - 1e-3) & (squares <= 1 + 1e-3) | (squares == 0)
-    if len(odd := np.flatnonzero(~right)):
-        raise ValueError(
-            f"{len(odd):,} of {len(rows):,} {what}s have embeddings that are not of length one, the first is number "
-            f"{odd[0]:,}, of length {np.sqrt(squares[odd[0]]):g}: normalise them"
-        )

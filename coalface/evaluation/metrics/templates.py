@@ -1,34 +1,26 @@
 """Templates: several images of a person as one vector, and their comparison 1:1 over listed pairs.
 
-This is how IJB-A, IJB-B and IJB-C are judged; `coalface.data.readers.ijb` reads their lists, and `open_set` looks
+This is how IJB-A, IJB-B and IJB-C are evaluated; `coalface.data.readers.ijb` reads their lists, and `open_set` looks
 templates up 1:N. The conventions are those of `verification`: FAR is a count, thresholds are exact order statistics of
 the scores T of `exact`, and ties go against the model. `docs/figures.md` has the definitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import check_unit, exactly, no_less, no_more, rounding
-from coalface.evaluation.metrics.verification import TarAtFar, allowed
+from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly
+from coalface.evaluation.metrics.verification import TarAtFar, tar_at_far
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Those of the field's tables of IJB-B and IJB-C; of IJB-A it is 1e-3."""
 
 IMAGES = 8192
 """Images that are pooled together, if no template has more."""
-LEFT = 128
-"""Templates whose pairs are scored together."""
-SPARSE = 24
-"""Where not one of so many products of a block is a pair of the list, its pairs are multiplied one by one."""
-
-_Floats = NDArray[np.float32]
-_Scores = NDArray[np.float64]
-_Places = NDArray[np.int64]
 
 
 # Template features
@@ -38,19 +30,19 @@ _Places = NDArray[np.int64]
 class Templates:
     """The features of t templates."""
 
-    template: _Places
+    template: Places
     """(t,) their numbers, ascending."""
-    features: _Floats
+    features: Floats
     """(t, d) of length one; zeros where a template's images add up to nothing."""
 
 
 def template_features(
     features: NDArray[np.floating],
-    template: _Places,
-    media: _Places,
+    template: Places,
+    media: Places,
     *,
     norm: bool = True,
-    flip: bool | None = None,
+    flip: bool = False,
     detector: NDArray[np.floating] | None = None,
 ) -> Templates:
     """Pool the features of n images, as the backbone gives them, into one of length one for each template.
@@ -63,7 +55,7 @@ def template_features(
     order, the options of the field's script (insightface, `ijb_11.py`):
 
     - `flip`: F1 is True: `features` (n, 2d) hold the feature of the image and that of its mirror, which are added. F0
-      is False: only the first half counts. None: `features` (n, d) have no second half.
+      is False.
     - `norm`: N1 is True: x_i keeps its length, so that what the backbone is sure of weighs more. N0 is False: each x_i
       is brought to length one; one of length zero stays zero.
     - `detector`: D1 is the scores (n,) of the face detector, by which each x_i is multiplied. D0 is None.
@@ -96,9 +88,9 @@ def template_features(
 
 def _shape(
     features: NDArray[np.floating],
-    template: _Places,
-    media: _Places,
-    flip: bool | None,
+    template: Places,
+    media: Places,
+    flip: bool,
     detector: NDArray[np.floating] | None,
 ) -> tuple[int, int]:
     """How many images there are, and the dimensions of a template."""
@@ -113,37 +105,36 @@ def _shape(
         )
     if any(not np.isfinite(one).all() for one in scores):
         raise ValueError("scores of the detector are not finite: read its list again")
-    if flip is None:
+    if not flip:
         return features.shape
     if features.shape[1] % 2:
         raise ValueError(
-            f"features of {features.shape[1]} dimensions have no halves: give image and mirror side by side, or "
-            "flip=None"
+            f"features of {features.shape[1]} dimensions have no halves: give image and mirror side by side"
         )
     return len(features), features.shape[1] // 2
 
 
 def _prepared(
     features: NDArray[np.floating],
-    places: _Places,
+    places: Places,
     norm: bool,
-    flip: bool | None,
+    flip: bool,
     detector: NDArray[np.floating] | None,
-) -> _Scores:
+) -> Scores:
     images = features[places].astype(np.float64)
     if len(bad := np.flatnonzero(~np.isfinite(images).all(axis=1))):
         raise ValueError(
             f"the feature of image {places[bad[0]]:,} is not finite: the model has diverged, or its weights were not "
             "loaded whole"
         )
-    if flip is not None:
+    if flip:
         half = images.shape[1] // 2
-        images = images[:, :half] + images[:, half:] if flip else images[:, :half]
+        images = images[:, :half] + images[:, half:]
     images = images if norm else _unit(images)
     return images if detector is None else images * detector[places, None]
 
 
-def _unit(rows: _Scores) -> _Scores:
+def _unit(rows: Scores) -> Scores:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
@@ -152,45 +143,19 @@ def _unit(rows: _Scores) -> _Scores:
 
 
 def verify_pairs(
-    features: _Floats, left: _Places, right: _Places, same: NDArray[np.bool_], fars: Sequence[float] = FARS
+    features: Floats, left: Places, right: Places, same: NDArray[np.bool_], fars: Sequence[float] = FARS
 ) -> list[TarAtFar]:
     """TAR at each FAR over n listed pairs of t unit templates (t, d): `left` and `right` (n,) are their rows.
 
     The figures are those of `verification.tar_at_far` on the scores T. (IJB-A's TAR at 0.1 % FAR is that at 1e-3, of
-    each of its ten splits; `over_splits` has their mean.) Beside the arguments, 21 bytes a pair and some blocks.
-
-    Where pairs fill a block of the t × t products well, the block is one matrix product, else each pair is: for IJB-C,
-    where 15,658,489 of 69 million products are on the list, far less than the reading of 2 × 15,658,489 vectors.
+    each of its ten splits; `over_splits` has their mean.)
 
     Raises ValueError where the shapes do not fit, unless there are pairs of both kinds, and for features of another
     length than 1 or 0.
     """
     check_unit(features, "template")
     _check_pairs(features, left, right, same)
-    scores = screened(features, left, right)
-    error = rounding(features.shape[1])
-    impostors, genuine = np.flatnonzero(~same), np.flatnonzero(same)
-
-    def exact(pairs: _Places) -> _Scores:
-        return exactly(features, left[pairs], features, right[pairs])
-
-    of_impostors, of_genuine = scores[impostors], scores[genuine]
-    counts = [allowed(far, len(impostors)) for far in fars]
-    places = sorted({len(impostors) - 1 - count for count in counts if count < len(impostors)})
-    ordered = np.partition(of_impostors, places) if places else of_impostors
-    found = []
-    for far, count in zip(fars, counts, strict=True):
-        if count >= len(impostors):
-            lowest = exact(np.flatnonzero(scores <= no_less(float(scores.min()) + 2 * error))).min()
-            accepted, taken, threshold = len(impostors), len(genuine), float(lowest)
-        else:
-            near = float(ordered[len(impostors) - 1 - count])
-            # The (count + 1)-th highest T lies within `error` of that of the float32 products: see `_ranked`.
-            limit, accepted = _ranked(of_impostors, near, count, error, lambda some: exact(impostors[some]))
-            taken = _over(of_genuine, limit, error, lambda some: exact(genuine[some]))
-            threshold = float(np.nextafter(limit, np.inf))
-        found.append(TarAtFar(float(far), taken / len(genuine), threshold, accepted, len(impostors), count >= 1))
-    return found
+    return tar_at_far(exactly(features, left, features, right), same, fars)
 
 
 def over_splits(splits: Sequence[Sequence[TarAtFar]]) -> dict[str, tuple[float, float]]:
@@ -203,78 +168,11 @@ def over_splits(splits: Sequence[Sequence[TarAtFar]]) -> dict[str, tuple[float, 
     return found
 
 
-def screened(features: _Floats, left: _Places, right: _Places) -> _Floats:
-    """(n,) the inner products of pairs of rows of (t, d), in float32, in blocks: each within `rounding` of T."""
-    count = len(features)
-    scores = np.empty(len(left), np.float32)
-    small = np.uint16 if count <= 2**16 else np.uint32  # 16 bits are sorted by their digits, in no time
-    order = None if (left[1:] >= left[:-1]).all() else np.argsort(left.astype(small), kind="stable")
-    sizes = np.bincount(left, minlength=count)
-    ends = np.cumsum(sizes)
-    place = np.empty(count, np.int64)
-    for low in range(0, count, LEFT):
-        high = min(low + LEFT, count)
-        start, stop = int(ends[low] - sizes[low]), int(ends[high - 1])
-        if start == stop:
-            continue
-        pairs = slice(start, stop) if order is None else order[start:stop]
-        rows, columns = left[pairs] - low, right[pairs]
-        there = np.zeros(count, bool)
-        there[columns] = True
-        width = int(there.sum())
-        if (high - low) * width > SPARSE * len(rows):
-            scores[pairs] = _one_by_one(features, rows + low, columns)
-            continue
-        if 2 * width > count:  # then a copy of those that are there costs more than it saves
-            product = features[low:high] @ features.T
-            scores[pairs] = product.ravel()[rows * count + columns]
-        else:
-            place[there] = np.arange(width)
-            product = features[low:high] @ features[there].T
-            scores[pairs] = product.ravel()[rows * width + place[columns]]
-    return scores
-
-
-def _one_by_one(features: _Floats, rows: _Places, columns: _Places, block: int = 1024) -> _Floats:
-    found = np.empty(len(rows), np.float32)
-    for start in range(0, len(rows), block):
-        some = slice(start, start + block)
-        np.einsum("id,id->i", features[rows[some]], features[columns[some]], out=found[some])
-    return found
-
-
-def _ranked(
-    scores: _Floats, near: float, count: int, error: float, exact: Callable[[_Places], _Scores]
-) -> tuple[float, int]:
-    """The (count + 1)-th highest T, and how many are above it, where `near` is that of the float32 `scores`.
-
-    At most `count` scores are above `near`, so at most so many T are above near + error; at least count + 1 scores are
-    not below `near`, so their T are not below near − error. Between the two lies the T that is sought. What differs
-    from `near` by more than 2 error has its T on the same side.
-    """
-    above = int(np.count_nonzero(scores > no_less(near + 2 * error)))
-    band = np.flatnonzero((scores >= no_more(near - 2 * error)) & (scores <= no_less(near + 2 * error)))
-    values = exact(band)
-    limit = float(-np.partition(-values, count - above)[count - above])
-    return limit, above + int(np.count_nonzero(values > limit))
-
-
-def _over(scores: _Floats, limit: float, error: float, exact: Callable[[_Places], _Scores]) -> int:
-    """How many T are above `limit`."""
-    sure = int(np.count_nonzero(scores > no_less(limit + error)))
-    band = np.flatnonzero((scores >= no_more(limit - error)) & (scores <= no_less(limit + error)))
-    return sure + int(np.count_nonzero(exact(band) > limit))
-
-
-def _check_pairs(features: _Floats, left: _Places, right: _Places, same: NDArray[np.bool_]) -> None:
+def _check_pairs(features: Floats, left: Places, right: Places, same: NDArray[np.bool_]) -> None:
     if left.shape != same.shape or right.shape != same.shape or same.ndim != 1 or same.dtype != np.bool_:
         raise ValueError(
             f"pairs {left.shape}, {right.shape} with same {same.dtype} {same.shape}: give two rows for each pair, and "
             "one bool that says whether it is genuine"
-        )
-    if not same.any() or same.all():
-        raise ValueError(
-            f"the list has no {'genuine' if not same.any() else 'impostor'} pairs: verification needs both kinds"
         )
     low, high = min(left.min(), right.min()), max(left.max(), right.max())
     if low < 0 or high >= len(features):

@@ -1,7 +1,7 @@
 """Verification: are two images of one identity? Accuracy, TAR at FAR, EER, ROC.
 
 A pair is accepted iff its score is at least the threshold. Every threshold is an exact order statistic of the scores;
-`docs/figures.md` writes the convention down. Functions return fractions; `Judgement.figures` alone speaks in percent.
+`docs/figures.md` writes the convention down. Functions return fractions; `VerificationResult.figures` gives percent.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-GRID = np.arange(0, 4, 0.01)
-"""The grid of the field's scripts: 400 squared Euclidean distances of unit vectors."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class VerificationResult:
     """What one pair list says of one model."""
 
     accuracy: Accuracy | None
@@ -89,33 +86,31 @@ class Judgement:
         return figures | {"eer": 100 * self.eer}
 
 
-def judge(
-    features: NDArray[np.float32],
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
+def evaluate_pairs(
+    scores: NDArray[np.float64],
     same: NDArray[np.bool_],
     fold: NDArray[np.int64] | None = None,
     headline: NDArray[np.bool_] | None = None,
     fars: Sequence[float] = (0.01, 0.001),
     folds: Sequence[int] | None = None,
-) -> Judgement:
-    """Judge unit embeddings (images, d) on pairs (n,) of them.
+) -> VerificationResult:
+    """Evaluate a model by the scores (n,) of pairs.
 
-    `headline` (n,) marks the genuine pairs that count (impostor pairs all count); a list that has it is judged by
-    TAR and EER alone. `fold` is as in `ten_fold_accuracy`. With `folds` only the pairs of these are judged, while the
+    `headline` (n,) marks the genuine pairs that count (impostor pairs all count); a list that has it is evaluated by
+    TAR and EER alone. `fold` is as in `ten_fold_accuracy`. With `folds` only their pairs are evaluated, while the
     others still choose thresholds of the accuracy.
     """
     if headline is not None and headline.shape != same.shape:
         raise ValueError(f"the headline mask has {headline.shape} entries for {same.shape} pairs: give one per pair")
     counted = np.ones(len(same), dtype=bool) if headline is None else headline | ~same
-    scores, kept = score_pairs(features, left[counted], right[counted]), same[counted]
+    scores, kept = scores[counted], same[counted]
     if folds is not None:
         fold = tenths(same) if fold is None else fold
     accuracy = ten_fold_accuracy(scores, kept, fold, folds=folds) if headline is None else None
     if folds is not None and fold is not None:
         mine = np.isin(fold[counted], folds)
         scores, kept = scores[mine], kept[mine]
-    return Judgement(
+    return VerificationResult(
         accuracy=accuracy,
         tars=tuple(tar_at_far(scores, kept, fars)),
         eer=eer(scores, kept),
@@ -147,7 +142,7 @@ def tenths(same: NDArray[np.bool_], folds: int = 10) -> NDArray[np.int64]:
     for kind, word in ((same, "genuine"), (~same, "impostor")):
         count = int(kind.sum())
         if count < folds:
-            raise ValueError(f"{count} {word} pairs cannot make {folds} folds: judge on a list with at least {folds}")
+            raise ValueError(f"{count} {word} pairs cannot make {folds} folds: use a list with at least {folds}")
         fold[kind] = np.arange(count) * folds // count
     return fold
 
@@ -156,16 +151,13 @@ def ten_fold_accuracy(
     scores: NDArray[np.float64],
     same: NDArray[np.bool_],
     fold: NDArray[np.int64] | None = None,
-    mode: Literal["exact", "grid"] = "exact",
     folds: Sequence[int] | None = None,
 ) -> Accuracy:
     """The field's cross-validated accuracy: each fold is decided by the threshold that is best on all the others.
 
     `fold` (n,) numbers the fold of each pair; None means `tenths`. The error is s / √F over the F folds, s² with F − 1.
-    Mode "exact" chooses among the scores of the other folds, as `best_threshold` does. Mode "grid" is that of the
-    field's scripts: a pair is accepted iff its squared distance 2 − 2·score is less than a threshold of `GRID`, and of
-    equally good thresholds the smallest distance is taken. `folds` are those whose mean is taken (None: all); each
-    still has its threshold chosen on all other folds of the list.
+    The threshold is chosen among the scores of the other folds, as `best_threshold` does. `folds` are those whose mean
+    is taken (None: all); each still has its threshold chosen on all other folds of the list.
     """
     check_scores(scores, same)
     fold = tenths(same) if fold is None else fold
@@ -177,12 +169,8 @@ def ten_fold_accuracy(
     rates, thresholds = [], []
     for number in numbers if folds is None else folds:
         others = places != number
-        if mode == "grid":
-            distance = _best_distance(2 - 2 * ordered[others], genuine[others])
-            accepted, threshold = 2 - 2 * ordered[~others] < distance, 1 - distance / 2
-        else:
-            threshold = _best_cut(ordered[others], genuine[others])
-            accepted = ordered[~others] >= threshold
+        threshold = _best_cut(ordered[others], genuine[others])
+        accepted = ordered[~others] >= threshold
         rates.append((accepted == genuine[~others]).mean())
         thresholds.append(float(threshold))
     error = float(np.std(rates, ddof=1) / math.sqrt(len(rates)))
@@ -229,12 +217,6 @@ def _best_cut(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     return float(scores[chosen]) if chosen < len(scores) else float(np.nextafter(scores[-1], np.inf))
 
 
-def _best_distance(distances: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
-    genuine = np.searchsorted(np.sort(distances[same]), GRID)  # how many are less than each threshold
-    impostor = np.searchsorted(np.sort(distances[~same]), GRID)
-    return float(GRID[np.argmax(genuine - impostor)])
-
-
 def allowed(far: float, impostors: int) -> int:
     """floor(far × impostors), far being the decimal number as it is written: 0.29 of 100 is 29, not 28.
 
@@ -255,25 +237,60 @@ def tar_at_far(scores: NDArray[np.float64], same: NDArray[np.bool_], fars: Seque
     none, and `carried` is False.
     """
     check_scores(scores, same)
-    impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
+    impostors = np.sort(scores[~same])[::-1]
+    ranked = [Ranked.of_sorted(impostors, rank) for rank in ranks_asked(fars, len(impostors))]
+    return tars_of_ranked(ranked, len(impostors), scores[same], fars)
+
+
+class Ranked(NamedTuple):
+    """The r-th highest of some scores."""
+
+    value: float
+    above: int
+    """How many are higher: r − 1, or fewer where others are tied with it."""
+
+    @classmethod
+    def of_sorted(cls, scores: NDArray[np.float64], rank: int) -> Ranked:
+        """Of scores that descend."""
+        value = float(scores[rank - 1])
+        return cls(value, int((scores > value).sum()))
+
+    def allowing(self, count: int, scores: int, genuine: NDArray[np.float64]) -> tuple[float, int]:
+        """The lowest threshold that accepts at most `count` of so many scores, and how many it accepts.
+
+        It lies just above the best that must be rejected, which this is; where all may be accepted this is the least
+        of them, and the threshold the least of these and the genuine ones.
+        """
+        if count >= scores:
+            return min(self.value, float(genuine.min())), scores
+        return float(np.nextafter(self.value, np.inf)), self.above
+
+
+def ranks_asked(fars: Sequence[float], impostors: int) -> list[int]:
+    """The rank of the best impostor that must be rejected at each FAR; of the last where all may be accepted."""
+    return [min(1 + allowed(far, impostors), impostors) for far in fars]
+
+
+def tars_of_ranked(
+    ranked: Sequence[Ranked], impostors: int, genuine: NDArray[np.float64], fars: Sequence[float]
+) -> list[TarAtFar]:
+    """`tar_at_far` by the impostor scores of `ranks_asked` alone."""
     results = []
-    for far in fars:
-        count = allowed(far, len(impostor))
-        if count >= len(impostor):
-            threshold = min(impostor[0], genuine[0])
-        else:
-            threshold = np.nextafter(impostor[len(impostor) - 1 - count], np.inf)
-        results.append(
-            TarAtFar(
-                far=float(far),
-                tar=(len(genuine) - int(np.searchsorted(genuine, threshold))) / len(genuine),
-                threshold=float(threshold),
-                false_accepts=len(impostor) - int(np.searchsorted(impostor, threshold)),
-                impostors=len(impostor),
-                carried=count >= 1,
-            )
-        )
+    for far, best_rejected in zip(fars, ranked, strict=True):
+        count = allowed(far, impostors)
+        threshold, accepted = best_rejected.allowing(count, impostors, genuine)
+        tar = int((genuine >= threshold).sum()) / len(genuine)
+        results.append(TarAtFar(float(far), tar, threshold, accepted, impostors, carried=count >= 1))
     return results
+
+
+def genuine_pairs(identities: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Both places of every pair of one identity, each pair once."""
+    order = np.argsort(identities, kind="stable")
+    _, starts, counts = np.unique(identities[order], return_index=True, return_counts=True)
+    pairs = [start + np.stack(np.triu_indices(n, 1)) for start, n in zip(starts, counts, strict=True)]
+    left, right = order[np.concatenate(pairs, axis=1)]
+    return left, right
 
 
 def pair_loss(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:

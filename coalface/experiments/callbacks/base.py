@@ -41,4 +41,4 @@ class Callback:
         """A note of what may be wrong."""
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
-        """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
+        """The run is over: its figures by list, as in summary.json, and the folder that holds it."""

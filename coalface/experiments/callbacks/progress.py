@@ -60,7 +60,7 @@ class _Now:
     """Rounds in which a party's reply did not count, by its name."""
     bytes_down: float = 0
     bytes_up: float = 0
-    judged: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
 
 
 class Progress(Callback):
@@ -170,7 +170,7 @@ class Progress(Callback):
         self._count(now, record)
         now.bytes_down += number(record.get("bytes_down")) or 0
         now.bytes_up += number(record.get("bytes_up")) or 0
-        now.judged = flat_figures(record.get("judged")) or now.judged
+        now.evaluated = flat_figures(record.get("judged")) or now.evaluated
         if self._live is not None:
             self._live.refresh()
             return
@@ -202,7 +202,7 @@ class Progress(Callback):
             self.note(text)
 
     def finish(self, figures: Mapping[str, Any], where: str | Path) -> None:
-        """The run is over: its figures by judge, as in summary.json, and the folder that holds it."""
+        """The run is over: its figures by list, as in summary.json, and the folder that holds it."""
         if self._now is None:
             return
         now, self._now, self._doing = self._now, None, ""
@@ -238,7 +238,7 @@ class Progress(Callback):
         if now.asked is not None and now.arrived is not None:
             parts.append(f"{now.arrived}/{now.asked} parties")
         parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
-        parts += [f"{clean(figure_name(key))} {figure_text(now.judged, key)}" for key in _shown(now.judged)]
+        parts += [f"{clean(figure_name(key))} {figure_text(now.evaluated, key)}" for key in _shown(now.evaluated)]
         if failures := now.without.total():
             parts.append(f"{failures} failed")
         if now.abandoned:
@@ -298,7 +298,7 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _shown(figures: Mapping[str, float]) -> list[str]:
-    """The figures that fit in a line: the first of the first judge, and the error of the run's own clients."""
+    """The figures that fit in a line: the first of the first list, and the error of the run's own clients."""
     first = [key for key in figures if not key.endswith("_se")][:1]
     return first + [key for key in figures if key.startswith("enrolled ") and key.endswith("/eer") and key not in first]
 

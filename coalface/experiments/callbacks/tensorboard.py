@@ -49,7 +49,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     if "failed" in record:
         found["parties/failed"] = float(len(record["failed"]))
     found |= {f"loss/{party}": float(loss) for party, loss in mapping(record.get("losses")).items()}
-    return found | _judged(record.get("judged"))
+    return found | _evaluated(record.get("judged"))
 
 
 def _tag(key: str) -> str:
@@ -60,7 +60,7 @@ def _tag(key: str) -> str:
     return named.get(key, f"method/{key}")
 
 
-def _judged(figures: object) -> dict[str, float]:
+def _evaluated(figures: object) -> dict[str, float]:
     return {f"judged/{name}": value for name, value in flat_figures(figures).items()}
 
 
@@ -110,9 +110,9 @@ class Tracked(Callback):
         self._callback.warn(text)
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
-        """Write the figures of the model that the run leaves, unless its last round was judged."""
+        """Write the figures of the model that the run leaves, unless its last round was evaluated."""
         self._callback.finish(figures, where)
-        new = {tag: value for tag, value in _judged(figures).items() if tag not in self._last}
+        new = {tag: value for tag, value in _evaluated(figures).items() if tag not in self._last}
         _write(self._file, [(time.time(), self._step, new)])
 
     def _add(self, record: Mapping[str, Any], when: float, file: Path) -> None:

@@ -30,7 +30,7 @@ _SETTLED = {
     "output": "the run folder is named on the command line",
     "resume": "`coalface resume RUN` goes on with a run",
     "save_all_states": "every run can be resumed",
-    "verbose": "evaluation.every says how often is judged",
+    "verbose": "evaluation.every says after how many rounds the model is evaluated",
     "frequent": "progress is live",
     "dali": "packs take the place of DALI",
     "dali_aug": "packs take the place of DALI",

@@ -80,7 +80,7 @@ def pretraining(recipe: Recipe) -> Recipe:
     """The recipe of the model that this run starts from: `pretrain` over what it takes from this one."""
     changes, whole = dict(recipe.pretrain or {}), recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
-    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on those it judges
+    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run refuses to train on people it evaluates
     known = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = known  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}

@@ -170,9 +170,9 @@ class Domains(OfFaces):
     clients: int = Field(1, ge=1)
     """Target clients, to whom its identities are assigned equally."""
     hold_out: int = Field(0, ge=0)
-    """Identities of the target that nobody trains on, to be judged."""
+    """Identities of the target that nobody trains on, to be evaluated."""
     split: int | None = Field(None, ge=0)
-    """Which of them: splits judge other people as long as there are enough. None: the run's seed."""
+    """Which of them: splits evaluate other people as long as there are enough. None: the run's seed."""
     calibrate: int = Field(0, ge=0)
     """Identities of the source that nobody trains on, by which the source client chooses a threshold of clustering."""
     side: Literal["source"] | None = None

@@ -68,7 +68,7 @@ class Recipe(Section):
     name: Name = "run"
     """The run's name in reports, requests and ledgers; that of the file, unless it is given."""
     seed: int = 0
-    """The seed of every random draw but those that judge runs of all seeds alike."""
+    """The seed of every random draw but those that evaluate runs of all seeds alike."""
     method: str = "fedavg"
     """How the model is trained: one of those that `coalface methods` lists."""
     rounds: int = Field(20, ge=1)
@@ -84,12 +84,12 @@ class Recipe(Section):
     model: Model = Model()
     """The backbone."""
     evaluation: Evaluation = Evaluation()
-    """What is judged, and when."""
+    """What is evaluated, and when."""
     validators: dict[PartyName, Validator] = {}
     """Party name -> its pairs. They take part where the method has a step for validators."""
     fold_split: Literal["first", "second"] | None = None
-    """Which half of the folds the validators with `validates` hold. The list is then judged on the folds of the other
-    half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
+    """Which half of the folds the validators with `validates` hold. The list is then evaluated on the folds of the
+    other half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
     """How the run is carried out on this machine."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
@@ -98,9 +98,9 @@ class Recipe(Section):
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
     It takes from this recipe what both must share: `seed`, `data`, `model`, the pairs of `evaluation`, the `validators`
-    (nobody who is judged, or whom a validator holds, may be trained on) and `engine` as far as it says how this machine
-    computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `faults`) is what `pretrain` says, or
-    the default of any recipe: a sweep over this run's learning rate or loss starts every cell from one and the same
+    (nobody who is evaluated, or whom a validator holds, may be trained on) and `engine` as far as it says how this
+    machine computes. Everything else (`method`, `rounds`, `local`, `loss`, `methods`, `faults`) is what `pretrain`
+    says, or the default of any recipe: a sweep over this run's learning rate or loss starts every cell from the same
     model. With `data.private` it trains on the public identities, all of their images; where parties have images of
     their own, on `data.public`; else on those of this run, less the images of `data.test`. A pooled method takes no
     partition, but where `data.party_augment` asks whose each image would be.

@@ -52,7 +52,7 @@ class Source(Section):
 
 
 class PairsFrom(Section):
-    """A list of pairs to judge on."""
+    """A list of pairs to evaluate on."""
 
     kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
     """Where the pairs come from; `balanced`: they are drawn among the identities held out."""
@@ -64,7 +64,7 @@ class PairsFrom(Section):
     source: Source | None = None
     """Images other than the training source's, for example another domain."""
     part: str | None = None
-    """Of a joined training source, the part that is judged on: its held-out identities, or its images by file name."""
+    """Of a joined training source, the part to evaluate on: its held-out identities, or its images by file name."""
     pairs: int = 3000
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
     most_images: int | None = Field(None, ge=2)
@@ -83,8 +83,7 @@ class Validator(PairsFrom):
     """`balanced` without a source: so many trainable identities are set aside for it, drawn by a fixed seed. No trainer
     holds them, whatever the method."""
     validates: str | None = None
-    """It holds the half of this list of `evaluation.pairs` that `fold_split` says; the run is judged on the other half.
-    """
+    """It holds the half of this list of `evaluation.pairs` that `fold_split` says; the run is evaluated on the rest."""
     own: Literal[True] | None = None
     """It brings images of its own, and pairs; without a list, `pairs` of each kind are drawn among its images."""
 
@@ -102,26 +101,26 @@ class Personalised(Section):
     fpirs: tuple[Rate, ...] = (1e-5, 1e-4)
     """1:N."""
     one_to_one: Literal["paper", "official"] = "paper"
-    """How 1:1 is judged: as the paper says, or as its authors' code does."""
+    """How 1:1 is evaluated: as the paper says, or as its authors' code does."""
     one_to_many: Literal["standard", "legacy"] = "standard"
-    """How 1:N is judged: as the field does, or as the authors' code does."""
+    """How 1:N is evaluated: as the field does, or as the authors' code does."""
 
 
 class Evaluation(Section):
-    """What is judged, and when."""
+    """What is evaluated, and when."""
 
     every: int = 0
-    """Rounds between two judgements during the run; 0: the end only."""
+    """Rounds between two evaluations during the run; 0: the end only."""
     flip: bool = False
     """Add the embedding of the mirrored image."""
     fars: tuple[Rate, ...] = ()
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
-    """Where each party has a model of its own: so many are judged, the first by name, and their mean is the figure."""
+    """Where each party has a model of its own: so many are evaluated, the first by name; the figure is their mean."""
     pairs: dict[Name, PairsFrom] = {}
     """Name -> a list of pairs to verify."""
     personalised: Personalised | None = None
-    """Also judge, on the images of `data.test`, how well each client is served by its own model and by everybody's."""
+    """Also evaluate, on the images of `data.test`, how well its own and everybody's model serve each client."""
 
 
 class Model(Section):

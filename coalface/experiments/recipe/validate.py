@@ -31,8 +31,8 @@ def _check_parts(recipe: Recipe) -> None:
         own_data.check(recipe, recipe.own)
     if recipe.evaluation.personalised is not None and recipe.test is None:
         raise RecipeError(
-            "evaluation.personalised: clients are judged by images of their own people that nobody trained on: say how "
-            "many of each identity's, as data.test={images: 4}"
+            "evaluation.personalised: clients are evaluated by images of their own people that nobody trained on: say "
+            "how many of each identity's, as data.test={images: 4}"
         )
     _check_sides(recipe)
     if (partition := recipe.partition) is not None and (partition.kind == "shares") != bool(partition.shares):
@@ -49,7 +49,7 @@ def _check_parts(recipe: Recipe) -> None:
         if pairs.kind == "bin" and pairs.rank1 is not None:
             raise RecipeError(f"{where}.rank1: a .bin does not say who is in its images; leave it out")
         if pairs.source is not None and pairs.source.kind == "joined":
-            raise RecipeError(f"{where}.source: a list is judged on images of one source, not on joined ones")
+            raise RecipeError(f"{where}.source: a list is evaluated on images of one source, not on joined ones")
         if pairs.part is not None:
             nearest(pairs.part, joined, f"{where}.part")
             if pairs.source is not None:

@@ -103,7 +103,7 @@ def _drawn(
 
 
 def progress(runs: Sequence[Run]) -> list[Drawing]:
-    """Loss, judged figures and bytes per round."""
+    """Loss, evaluated figures and bytes per round."""
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
     drawn = _drawn(runs, "loss", lambda record: record.get("loss"), apart)
     keys = dict.fromkeys(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
@@ -224,23 +224,23 @@ def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def similarity(runs: Sequence[Run]) -> list[Drawing]:
-    """ROC curves of all the runs, a drawing a judge; then histograms of the first judge, a drawing a run."""
+    """ROC curves of all the runs, a drawing a list; then histograms of the first list, a drawing a run."""
     found = [mapping(run.summary.get("curves")) for run in runs]
-    judges = list(dict.fromkeys(judge for curves in found for judge in curves))
+    names = list(dict.fromkeys(name for curves in found for name in curves))
     drawn = []
-    for judge in judges:
+    for name in names:
         lines = []
         for series, (run, curves) in enumerate(zip(runs, found, strict=True)):
-            roc = mapping(mapping(curves.get(judge)).get("roc"))
+            roc = mapping(mapping(curves.get(name)).get("roc"))
             points = [(x, y) for x, y in zip(_numbers(roc.get("far")), _numbers(roc.get("tar")), strict=False)]
             lines.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
-        title = f"{judge} ROC, TAR (%)"
+        title = f"{name} ROC, TAR (%)"
         if svg := drawings.roc_chart(lines, title=title):
             drawn.append(Drawing(title, svg, "Dashed: chance."))
     for run, curves in zip(runs, found, strict=True):
-        for judge in judges[:1] if len(runs) > 1 else judges:
-            counts = mapping(mapping(curves.get(judge)).get("histogram"))
-            whose = f"{run.label}: {judge}" if len(runs) > 1 else f"{judge} similarities"
+        for name in names[:1] if len(runs) > 1 else names:
+            counts = mapping(mapping(curves.get(name)).get("histogram"))
+            whose = f"{run.label}: {name}" if len(runs) > 1 else f"{name} similarities"
             title = f"{whose}, % of pairs"
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             if svg := drawings.histogram(edges, genuine, impostor, title=title):

@@ -58,9 +58,9 @@ def size_text(value: object) -> str:
     return "" if count is None else size(count)
 
 
-def figures(run: Run, judged: Sequence[str]) -> list[dict[str, str]]:
+def figures(run: Run, evaluated: Sequence[str]) -> list[dict[str, str]]:
     rows = []
-    for key in judged:
+    for key in evaluated:
         gain = run.figures[key] - run.untrained[key] if key in run.untrained else None
         fallen = key.rpartition("/")[2] in LOWER_IS_BETTER
         better = gain is not None and (gain < 0 if fallen else gain > 0)
@@ -148,13 +148,13 @@ def apart(comparison: Comparison) -> Grid:
 
 
 def parties(run: Run) -> Grid:
-    """A row a party: what it holds, what it did, what it sent and its own figures where it was judged."""
+    """A row a party: what it holds, what it did, what it sent and its own figures where it was evaluated."""
     found = as_dicts(run.summary.get("parties"))
-    judged = dict.fromkeys(
+    evaluated = dict.fromkeys(
         key for party in found for key in flat_figures(party.get("judged")) if not key.endswith("_se")
     )
     header = ["party", "role", "identities", "images", "rounds", "failed", "down", "up", "last loss"]
-    header += [figure_name(key) for key in judged]
+    header += [figure_name(key) for key in evaluated]
     rows = []
     for party in found[:MOST_ROWS]:
         figures = flat_figures(party.get("judged"))
@@ -162,7 +162,7 @@ def parties(run: Run) -> Grid:
         cells = [str(party.get("name", "")), str(party.get("role") or "")]
         cells += [integer_text(party.get(key)) for key in ("identities", "images", "rounds")]
         cells += [_count(party.get("failed")), size_text(party.get("bytes_down")), size_text(party.get("bytes_up"))]
-        cells += ["" if loss is None else f"{loss:#.4g}", *(figure_text(figures, key) for key in judged)]
+        cells += ["" if loss is None else f"{loss:#.4g}", *(figure_text(figures, key) for key in evaluated)]
         rows.append(cells)
     total = ["sum", ""] + [integer_text(_sum(found, key)) for key in ("identities", "images")] + ["", ""]
     total += [size_text(_sum(found, key)) for key in ("bytes_down", "bytes_up")] + [""] * (len(header) - 8)

@@ -55,7 +55,7 @@ def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path
 def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     """The page of the first run, held against the others, as HTML."""
     run = runs[0]
-    judged = [key for key in run.figures if not key.endswith("_se")]
+    evaluated = [key for key in run.figures if not key.endswith("_se")]
     comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
     ledger = mapping(run.summary.get("ledger"))
     chains, chains_hold = faults.checked_chains(ledger)
@@ -64,10 +64,10 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         runs=runs,
         pooled=[one.label for one in runs if one.summary.get("pooled")],
         sentence=_sentence(run),
-        result=_result(run, judged, comparison),
+        result=_result(run, evaluated, comparison),
         troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
-        tiles=_tiles(run, judged),
-        figures=grids.figures(run, judged),
+        tiles=_tiles(run, evaluated),
+        figures=grids.figures(run, evaluated),
         domains=grids.domains(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
@@ -76,7 +76,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         personalised_of=_personalised_of(runs),
         comparison=comparison,
         compared=grids.compared(comparison) if comparison else None,
-        overview=[charts.overview(runs, key) for key in judged[:3]] if comparison else [],
+        overview=[charts.overview(runs, key) for key in evaluated[:3]] if comparison else [],
         apart=grids.apart(comparison) if comparison else None,
         progress=charts.progress(runs),
         weightings=charts.weightings(runs),
@@ -128,7 +128,7 @@ def _enrolled_of(runs: Sequence[Run]) -> str:
 
 
 def _personalised_of(runs: Sequence[Run]) -> str:
-    """How many clients were judged, and on how many pairs and probes each."""
+    """How many clients were evaluated, and on how many pairs and probes each."""
     said = []
     for run in runs:
         counts = [mapping(of) for of in mapping(mapping(run.summary.get("personalised")).get("counts")).values()]
@@ -179,11 +179,11 @@ def _sentence(run: Run) -> str:
     return f"{run.method} trained {how}{length}" + (f", seed {seed}." if seed is not None else ".")
 
 
-def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> list[str]:
+def _result(run: Run, evaluated: Sequence[str], comparison: Comparison | None) -> list[str]:
     """The first figure in words: against the model it started from, then against each other run."""
-    if not judged:
-        return ["This run has not been judged yet."]
-    key = judged[0]
+    if not evaluated:
+        return ["This run has not been evaluated yet."]
+    key = evaluated[0]
     first = f"{figure_name(key)}: {figure_text(run.figures, key)} %"
     if key in run.untrained:
         first += (
@@ -198,9 +198,9 @@ def _result(run: Run, judged: Sequence[str], comparison: Comparison | None) -> l
     return said
 
 
-def _tiles(run: Run, judged: Sequence[str]) -> list[Tile]:
+def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
     tiles = []
-    for key in judged[:2]:
+    for key in evaluated[:2]:
         start = f"{run.start} {rounded(run.untrained[key])} %" if key in run.untrained else ""
         tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", start))
     sent = mapping(run.summary.get("bytes"))

@@ -158,13 +158,13 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     return [read(given, "/".join(path.parts[-depth:])) for given, path in zip(paths, whole, strict=True)]
 
 
-def flat_figures(by_judge: object) -> dict[str, float]:
+def flat_figures(by_list: object) -> dict[str, float]:
     """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is no finite number is left out."""
     flat = {}
-    for judge, figures in mapping(by_judge).items():
+    for name, figures in mapping(by_list).items():
         for key, value in mapping(figures).items():
             if (finite := number(value)) is not None:
-                flat[f"{judge}/{key}"] = finite
+                flat[f"{name}/{key}"] = finite
     return flat
 
 
@@ -175,14 +175,14 @@ def start_name(pretrain: object) -> str:
 
 def figure_name(key: str) -> str:
     """A figure as a person reads it: `devtest/tar@far=0.01` → `devtest TAR at FAR 0.01`."""
-    judge, _, figure = key.rpartition("/")
+    name, _, figure = key.rpartition("/")
     if figure.startswith("tar@far="):
         figure = f"TAR at FAR {figure.removeprefix('tar@far=')}"
     elif figure.startswith("tpir@fpir="):
         figure = f"TPIR at FPIR {figure.removeprefix('tpir@fpir=')}"
     elif figure in LOWER_IS_BETTER:
         figure = figure.upper()
-    return f"{judge} {figure}".strip()
+    return f"{name} {figure}".strip()
 
 
 def figure_text(figures: Mapping[str, float], key: str) -> str:

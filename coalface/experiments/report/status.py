@@ -30,8 +30,8 @@ def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> Re
     sent = [f"down {size(status['bytes_down'])} up {size(status['bytes_up'])}"]
     if status["abandoned"]:
         sent.append(f"{status['abandoned']} abandoned")
-    judged = mapping(status["judged"])
-    sent += [f"{clean(figure_name(key))} {figure_text(judged, key)}" for key in list(judged)[:1]]
+    evaluated = mapping(status["judged"])
+    sent += [f"{clean(figure_name(key))} {figure_text(evaluated, key)}" for key in list(evaluated)[:1]]
     parts.append(Text("  ".join(sent)))
     if status["parties"]:
         parts += [Text(""), _parties(status["parties"], now)]

@@ -27,7 +27,7 @@ from coalface.experiments.report.runs import (
 )
 
 Intervals = Mapping[tuple[Path, str], tuple[float, float, float]]
-"""(run folder as given to `compare`, figure as `judge/figure`) → difference to the first run, low and high end."""
+"""(run folder as given to `compare`, figure as `list/figure`) → difference to the first run, low and high end."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a comparison. Bytes are whole runs, over all parties; figures are keyed `judge/figure`."""
+    """One run of a comparison. Bytes are whole runs, over all parties; figures are keyed `list/figure`."""
 
     run: str
     method: str
@@ -98,7 +98,7 @@ class Comparison:
 def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """Compare runs with the first of them: one row a run, differences in percentage points.
 
-    A figure is keyed `judge/figure`, such as `devtest/accuracy`. The difference of a figure is the plain one, without
+    A figure is keyed `list/figure`, such as `devtest/accuracy`. The difference of a figure is the plain one, without
     an interval, unless `intervals` has one for (the path as given in `runs`, the figure). `left_out` says why some have
     none.
     """

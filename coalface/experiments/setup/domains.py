@@ -1,7 +1,7 @@
 """Two domains of a recipe: a source whose identities are known, targets whose are not, and who holds which of them.
 
 What the method must not know is taken off here, at the door: a target's images come without identities, file names and
-the order that they lay in. The lab keeps the truth, to judge by.
+the order that they lay in. The lab keeps the truth, to evaluate by.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ NAMED_SOURCE = "source"
 
 
 def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
-    """(for training, target identities to judge, source identities to choose a threshold by), disjoint by identity.
+    """(for training, target identities to evaluate, source identities to choose a threshold by), disjoint by identity.
 
-    Split number s judges `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
-    fixed seed, so that the judged people of different splits differ as long as there are enough. Raises RecipeError.
+    Split number s evaluates `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
+    fixed seed, so that the evaluated people of different splits differ as long as there are enough. Raises RecipeError.
     """
     source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     if data.hold_out >= len(target):
         raise RecipeError(
             f"data.hold_out: {data.hold_out:,} of the {len(target):,} identities of {data.target_domain} would be "
-            "judged, and none would be left to train on; lower it"
+            "evaluated, and none would be left to train on; lower it"
         )
     split = recipe.seed if data.split is None else data.split
-    judged = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
+    evaluated = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
     if data.calibrate >= len(source):
         raise RecipeError(
             f"data.calibrate: {data.calibrate:,} of the {len(source):,} identities of {data.source_domain} would "
             "be kept out of training, and none would be left; lower it"
         )
     kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
-    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([judged, kept]))
+    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, kept]))
     if data.side == "source":
         trained = np.setdiff1d(trained, target)
-    return faces.only(trained), faces.only(np.sort(judged)), faces.only(np.sort(kept))
+    return faces.only(trained), faces.only(np.sort(evaluated)), faces.only(np.sort(kept))
 
 
 def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, FaceSet]:

@@ -1,4 +1,4 @@
-"""The pair lists that a recipe judges on."""
+"""The pair lists that a recipe evaluates on."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from coalface.experiments.setup.sources import Packing, below_root, folder, open
 from coalface.models.embedding import images_needed
 
 SPLIT_SEED = 2048
-"""Held-out identities and judged pairs are drawn from it, so that runs of every seed are judged alike."""
+"""Held-out identities and evaluated pairs are drawn from it, so that runs of every seed are evaluated alike."""
 
 
-def judged(
+def evaluation_pairs(
     recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
 ) -> list[VerificationPairs]:
-    """The pair lists of the recipe. Raises RecipeError where an identity is both judged and trained on, or public."""
+    """The recipe's pair lists. Raises RecipeError where an identity is both evaluated and trained on, or public."""
     found = []
     for name, wanted in recipe.evaluation.pairs.items():
         faces, pairs = _list(recipe, name, wanted, held, packing, f"evaluation.pairs.{name}")
@@ -48,7 +48,7 @@ def judged(
             shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
             raise RecipeError(
                 f"evaluation.pairs.{name}: {shared} would be trained on as well, so that its figures would say "
-                "nothing of unseen people: keep them out of training by data.exclude or data.hold_out, or judge on "
+                "nothing of unseen people: keep them out of training by data.exclude or data.hold_out, or evaluate on "
                 "others"
             ) from None
         if any(one.validates == name for one in recipe.validators.values()):
@@ -112,7 +112,8 @@ def validator(
 ) -> tuple[FaceSet, PairList]:
     """The images and pairs of a validator; `aside` are the identities that were set aside for it.
 
-    Raises RecipeError where it would share an identity with the trainers or, but for half of a judged list, the judge.
+    Raises RecipeError where it would share an identity with the trainers or, but for half of an evaluated list, with
+    those who are evaluated.
     """
     wanted, where = recipe.validators[name], f"validators.{name}"
     if wanted.validates is not None:
@@ -121,7 +122,7 @@ def validator(
         mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.fold_split == "first"))
         faces, pairs = _held(whole.faces, whole.pairs, mine)
         held = _people(recipe, recipe.evaluation.pairs[whole.name], faces)
-        _apart(recipe, where, held, [one for one in lists if one.judged_folds is None])
+        _apart(recipe, where, held, [one for one in lists if one.evaluated_folds is None])
         return faces, pairs
     if aside is not None:
         wanted = wanted.model_copy(update={"source": None})
@@ -138,7 +139,7 @@ People = set[tuple[str, str]]
 def _apart(
     recipe: Recipe, where: str, held: People, lists: Sequence[VerificationPairs], train: FaceSet | None = None
 ) -> None:
-    """Raise RecipeError where a validator holds people of the trainers or of a judged list."""
+    """Raise RecipeError where a validator holds people of the trainers or of an evaluated list."""
     others = {
         f"evaluation.pairs.{one.name}": _people(recipe, recipe.evaluation.pairs[one.name], _shown(one)) for one in lists
     }

@@ -22,7 +22,7 @@ from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe.own_data import placed
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
-from coalface.experiments.setup.pair_lists import judged, validator
+from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing
 from coalface.experiments.setup.splits import Split
@@ -113,15 +113,15 @@ class Parts:
 
     @cached_property
     def pairs(self) -> list[VerificationPairs]:
-        """The pair lists that are judged. Raises RecipeError where an identity is both judged and trained on."""
-        return judged(self.recipe, self.split.train, self.split.held, self.packing, self.public)
+        """The pair lists that are evaluated. Raises RecipeError where an identity is both evaluated and trained on."""
+        return evaluation_pairs(self.recipe, self.split.train, self.split.held, self.packing, self.public)
 
     @cached_property
     def validators(self) -> dict[str, tuple[FaceSet, PairList]]:
         """The images and pairs of each validator that is here, if the method has a step for validators.
 
-        Raises RecipeError where an identity of theirs is also trained on or, but for halves of a judged list, judged,
-        and where a validator is called as a trainer is.
+        Raises RecipeError where an identity of theirs is also trained on or, but for halves of an evaluated list,
+        evaluated, and where a validator is called as a trainer is.
         """
         return self.validators_here() if self.has_validators else {}
 
@@ -138,12 +138,12 @@ class Parts:
         return {name: validator(recipe, name, aside.get(name), train, pairs, packing) for name in names}
 
     def _halved(self, names: Collection[str]) -> list[VerificationPairs]:
-        """Of the judged lists those alone that some validators hold half of."""
+        """Of the evaluated lists those alone that some validators hold half of."""
         halves = {self.recipe.validators[name].validates for name in names}
         pairs = {name: one for name, one in self.recipe.evaluation.pairs.items() if name in halves}
         evaluation = self.recipe.evaluation.model_copy(update={"pairs": pairs})
         recipe = self.recipe.model_copy(update={"evaluation": evaluation})
-        return judged(recipe, self.split.train, self.split.held, self.packing)
+        return evaluation_pairs(recipe, self.split.train, self.split.held, self.packing)
 
     @cached_property
     def backbone(self) -> Backbone:

@@ -74,7 +74,7 @@ def check_here(recipe: Recipe) -> None:
 
 
 def check_elsewhere(recipe: Recipe) -> None:
-    """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them judged here."""
+    """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them evaluated here."""
     if told := own_data.named(recipe):
         raise RecipeError(
             f"{told[0]}: the recipe says where images lie that are the party's own: take data.party_data out of it, "

@@ -45,7 +45,7 @@ class Split:
 
     `coalface.data.held_back.by_party` tells whose they are."""
     held: FaceSet
-    """Held out for judging."""
+    """Held out for evaluation."""
     validators: dict[str, FaceSet]
     """Set aside for each validator."""
     calibration: FaceSet

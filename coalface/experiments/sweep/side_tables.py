@@ -28,11 +28,11 @@ Group = Sequence[Mapping[str, Any]]
 
 
 def clients_of(recipe: Recipe) -> str:
-    """What decides who a run's clients are, and how well they are served is judged by."""
-    data, judged = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
+    """What decides who a run's clients are, and how well they are served is evaluated by."""
+    data, evaluated = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
     told = ("faces", "min_images", "exclude", "max_identities", "private", "hold_out", "scenario", "partition", "test")
     public = recipe.side == "public"  # other people altogether; a method that pools both sides has the same clients
-    return json.dumps([{key: data.get(key) for key in told}, judged["personalised"], public], sort_keys=True)
+    return json.dumps([{key: data.get(key) for key in told}, evaluated["personalised"], public], sort_keys=True)
 
 
 def by_seed(cells: Group, values: Sequence[float | None]) -> list[float]:

@@ -183,11 +183,11 @@ def _bases(settings: Sequence[str], wanted: str | None) -> dict[str, str]:
 
 
 Found = Mapping[str, Mapping[tuple[str, str], Mapping[str, PairedDifference]]]
-"""Pair list -> (setting, what it is compared with) -> figure -> their difference; none if judged on other pairs."""
+"""Pair list -> (setting, what it is compared with) -> figure -> their difference; none if evaluated on other pairs."""
 
 
 def _recipes(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
-    """A recipe for every combination of judged lists: the cells of each seed may be judged on people of their own."""
+    """A recipe for every combination of evaluated lists: each seed may be evaluated on people of its own."""
     found: dict[str, Recipe] = {}
     for cell in cells:
         if (digest := cell.recipe.digest()) in done:
@@ -217,7 +217,7 @@ def _differences(
 def _compared(
     recipes: Sequence[Recipe], groups: Mapping[str, Sequence[Mapping[str, Any]]], pairs: Collection[tuple[str, str]]
 ) -> Found:
-    """The paired differences on each judged list. A setting is drawn again once, however often it is compared."""
+    """The paired differences on each evaluated list. A setting is drawn again once, however often it is compared."""
     lists: dict[str, dict[str, PairIdentities]] = {}
     for recipe in recipes:
         for chosen in Parts(recipe).pairs:
@@ -254,14 +254,14 @@ def _apart(
     return found
 
 
-OTHER_PAIRS = "judged on other pairs"
+OTHER_PAIRS = "evaluated on other pairs"
 
 
 def _in_rows(pairs: Sequence[tuple[str, str]], found: Found) -> list[str]:
     """A row for every setting and figure."""
     several = sorted({base for _, base in pairs})
     to = several[0] if len(several) == 1 else "the setting named beside each"
-    said = f"Differences to {to}, percent points, 95 % interval (2,000 paired draws of the judged identities):"
+    said = f"Differences to {to}, percent points, 95 % interval (2,000 paired draws of the evaluated identities):"
     beside = ["to"] if len(several) > 1 else []
     rows = [["setting", *beside, "figure", "difference", "interval", "verdict"]]
     for name, by_pair in found.items():
@@ -285,7 +285,7 @@ def _in_columns(
     names = [f"{name}/{figure}" for name, each in figures.items() for figure in each]
     lines = [
         "",
-        "Differences in percent points and their 95 % intervals (2,000 paired draws of the judged identities), in a",
+        "Differences in percent points and their 95 % intervals (2,000 paired draws of the evaluated identities), in a",
         "table for each baseline. A row `to …` has that setting's own figures. Beneath it stand the settings that are",
         "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
         "What one table compares is not compared the other way round in a later one.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalface.evaluation.metrics.inner_products import few, slices
+from coalface.evaluation.metrics.exact import few, slices
 
 
 @dataclass(frozen=True)

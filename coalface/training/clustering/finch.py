@@ -37,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.evaluation.metrics.inner_products import inner
+from coalface.evaluation.metrics.exact import inner
 from coalface.training.clustering.neighbours import FirstNeighbours, first_neighbours
 
 Labels = NDArray[np.int64]

@@ -38,7 +38,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coalface.evaluation.metrics.inner_products import CHUNK, few, inner_of, slices
+from coalface.evaluation.metrics.exact import CHUNK, few, inner_of, slices
 from coalface.training.clustering.duplicate_rows import Groups, identical
 
 Precision = Literal["auto", "bfloat16", "float32"]
@@ -171,7 +171,7 @@ class _Search:
         return low
 
     def _crowds(self) -> bool:
-        """Whether most rows would have many candidates, judged by some of them."""
+        """Whether most rows would have many candidates, estimated from some of them."""
         step = max(1, self.count // PROBES)
         some = self._take(torch.arange(0, self.count, step, device=self.rows.device)).float()
         kept = some.new_full((len(some), CROWDED + 2), -math.inf)  # with the row itself

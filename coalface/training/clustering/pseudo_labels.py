@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.evaluation.metrics.clustering import judge_clusters
+from coalface.evaluation.metrics.clustering import evaluate_clusters
 from coalface.training.clustering.finch import Partitions, auto_threshold, cfinch, drop_small, refine
 
 Algorithm = Literal["c-finch", "finch", "k-means", "dbscan"]
@@ -69,7 +69,7 @@ class Labelling:
         """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F."""
 
         def score(known: NDArray[np.int64], found: NDArray[np.int64]) -> float:
-            return judge_clusters(known, found).pairwise_f
+            return evaluate_clusters(known, found).pairwise_f
 
         by = self._dbscan if self.algorithm == "dbscan" else None
         return auto_threshold(features, labels, score, cluster=by)

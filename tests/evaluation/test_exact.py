@@ -1,0 +1,72 @@
+"""Exact scores against sums that `math.fsum` rounds once, and what `scan` finds against a sort of all of them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from unit_rows import coarse, collapsed, crowded, spread, unit
+
+from coalface.evaluation.metrics import exact
+
+BLOCKS = [(1, 1), (7, 64), (2048, 8192)]
+
+
+@pytest.mark.parametrize("d", [1, 3, 40, 129, 512])
+def test_a_score_is_the_same_in_arrays_and_tensors_and_a_product_lies_within_the_bound(d):
+    rng = np.random.default_rng(d)
+    features = unit(rng.normal(size=(300, d)))
+    left, right = rng.integers(300, size=(2, 2000))
+    scores = exact.exactly(features, left, features, right)
+    assert (exact.exactly(features, right, features, left) == scores).all()
+    assert (exact.inner_of(torch.from_numpy(features), *map(torch.from_numpy, (left, right))).numpy() == scores).all()
+    naive = [
+        math.fsum(a * b for a, b in zip(*pair, strict=True))
+        for pair in zip(features[left[:50]].tolist(), features[right[:50]].tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(scores[:50], naive, atol=1e-15)
+    products = (features @ features.T)[left, right]
+    assert np.abs(products - scores).max() <= exact.rounding(d)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("kind", [coarse, crowded, spread, collapsed])
+@pytest.mark.parametrize(("many", "bins"), [(10**6, 2**16), (0, 2**16), (0, 3)], ids=["kept", "counted", "few bins"])
+def test_ranked_scores_and_nearest_columns_are_those_of_a_sort(kind, block, many, bins, monkeypatch):
+    monkeypatch.setattr(exact, "MANY", many)
+    monkeypatch.setattr(exact, "BINS", bins)
+    rng = np.random.default_rng(5)
+    features = kind(rng, 130)
+    rows, columns = features[:40], features[40:]
+    names, others = rng.integers(9, size=40), rng.integers(9, size=90)
+    i, j = (side.ravel() for side in np.indices((40, 90)))
+    scores = exact.exactly(rows, i, columns, j).reshape(40, 90)
+    places = rng.permutation(90)[:31]
+    for chosen, other_names, where in ((scores, others, None), (scores[:, places], others[places], places)):
+        apart = names[:, None] != other_names
+        ordered = np.sort(chosen[apart])[::-1]
+
+        def one_person(at, there, other_names=other_names):
+            return names[at, None] == other_names[there]
+
+        for ranks in ((1, 2, 17), (len(ordered) // 2, len(ordered), 3), ()):
+            asked = {"nearest": True, "ranks": ranks, "places": where, "excluded": one_person, "block": block}
+            seen = exact.scan(rows, columns, **asked)
+            values = [ordered[rank - 1] for rank in ranks]
+            assert seen.ranked == [(value, (ordered > value).sum()) for value in values]
+            assert (seen.nearest == np.where(apart, chosen, -np.inf).max(axis=1)).all()
+    (third,) = exact.scan(rows, columns, ranks=[3], block=block).ranked
+    assert third.value == np.sort(scores, axis=None)[-3]
+
+
+def test_float32_alone_would_say_something_else():
+    features = crowded(np.random.default_rng(0), 200)
+    (seen,) = exact.scan(features, features[:60], ranks=[500]).ranked
+    assert np.sort(features @ features[:60].T, axis=None)[-500] != seen.value
+
+
+def test_a_row_without_a_counted_pair_has_no_nearest_column():
+    rows = np.eye(2, dtype=np.float32)
+    counted = np.array([[False, False], [False, True]])
+    seen = exact.scan(rows, rows, nearest=True, ranks=[1], excluded=lambda at, there: ~counted[at, there])
+    assert seen.nearest.tolist() == [-np.inf, 1] and seen.ranked == [(1, 0)]
