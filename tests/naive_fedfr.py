@@ -119,7 +119,7 @@ class Client:
 
     def images(self, theta: Tensors, known: int) -> tuple[Tensor, Tensor]:
         """What it trains on, public images first, and their rows in [Φ ; W]."""
-        mine, public = self.party.data, self.party.public and self.party.public.faces
+        mine, public = self.party.data, self.party.extra_data and self.party.extra_data.faces
         own, labels = pixels(mine), torch.from_numpy(mine.labels) + known
         if self.method.public == "none":
             return own, labels

@@ -307,11 +307,16 @@ def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     settings = {k: v for k, v in common.items() if k in known} | OWN.get(name, {}) | changes
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
-    build = Tiny(pooled=cls.pooled, one_identity=cls.one_identity, validators=2 if validated else 0)
-    build = dataclasses.replace(
-        build, domains=cls.domains, uses_target_labels=cls.uses_target_labels, public=3 if cls.shares_public else 0
+    build = Tiny(
+        parties=MANY if cls.scenario == "devices" else 3,
+        pooled=bool(cls.pools),
+        one_identity=cls.scenario == "devices",
+        validators=2 if validated else 0,
+        domains=cls.sides if cls.scenario == "domains" else frozenset(),
+        uses_target_labels=cls.pools == "images and labels",
+        public=3 if cls.scenario == "private-public" else 0,
     )
-    return method, dataclasses.replace(build, parties=MANY) if cls.one_identity else build
+    return method, build
 
 
 def killed_in(folder: Path, delays: Iterable[float]) -> None:

@@ -25,7 +25,7 @@ def methods(as_json: AsJson = False) -> None:
         rows.append(
             {
                 "method": name,
-                "setting": "pooled" if cls.pooled else cls.setting,
+                "setting": "pooled" if cls.pools else cls.setting,
                 "paper": cls.paper,
                 "leaves a party": ", ".join(dict.fromkeys(up)),
                 "stays": ", ".join(what_stays(cls)),

@@ -320,11 +320,9 @@ def copied(value: Any) -> Any:
 
 
 def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
-    """Check a reply against what was sent to the party: names, shapes, dtypes, and finite values throughout.
+    """Raise Refused unless a reply fits what was sent to the party: names, shapes, dtypes, and finite values.
 
-    The fields in `but` have been checked already.
-
-    Raises Refused with the reason, in words that can stand in a report.
+    The reason can stand in a report. The fields in `but` have been checked already.
     """
     for field, value in vars(reply).items():
         if isinstance(value, float) and not abs(value) <= _SINGLE or isinstance(value, int) and abs(value) > LARGEST:

@@ -52,8 +52,8 @@ def encode(reply: Any, sent: Sequence[Any], updates: Updates | None, *, hashed: 
 def decode(data: bytearray | memoryview, cls: type, sent: Sequence[Any], updates: Updates | None) -> Any:
     """The reply of class `cls` to the messages `sent`, its tensors in float32 again.
 
-    Raises wire.WireError, and wire.Refused for scales that are missing, of another form, negative or not finite. A
-    tensor of another shape or type than a narrowed one has is left as it is, for `codec.validate` to check.
+    Raises WireError, and Refused for scales that are missing, of another form, negative or not finite. A tensor of
+    another shape or type than a narrowed one has is left as it is, for `codec.validate` to refuse.
     """
     if updates is None:
         return codec.decode(data, cls, sent=sent)

@@ -26,9 +26,7 @@ def parse_json(
 
     What is longer, deeper or of more `values` than allowed is refused before it is read, as an empty list takes two
     bytes in the text and sixty in memory. Numbers are finite and whole ones at most `LARGEST`; with `any_number` they
-    are what Python's json takes.
-
-    Raises ValueError.
+    are what Python's json takes. Raises ValueError.
     """
     if not isinstance(text, str | bytes):
         raise ValueError(f"it is a {type(text).__name__}, not a text of JSON")

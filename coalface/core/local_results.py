@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from coalface.core.declarations import LocalResult, message
+from coalface.core.declarations import message
+from coalface.core.steps import LocalResult
 
 
 @message

@@ -12,37 +12,30 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 
-from coalface.core.aggregation import Mean
 from coalface.core.declarations import (
-    Component,
     DeclarationError,
-    HasSteps,
     Tensors,
     Ticket,
-    batched,
     free,
     kind_of,
     like,
     message,
-    plays,
     private,
     resolved,
     state,
-    step,
 )
+from coalface.core.steps import Component, HasSteps, batched, plays, step
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
-    "Models", "Party", "Stage", "Tensors", "Ticket", "free", "generator", "like", "message", "plays", "private",
-    "state", "step", "batched",
+    "Models", "Party", "Pools", "Scenario", "Stage", "Tensors", "Ticket", "batched", "free", "generator", "like",
+    "message", "plays", "private", "state", "step",
 ]  # fmt: skip
-
-# --- randomness -------------------------------------------------------------------------------------------------------
 
 
 def generator(seed: int, *names: str | int) -> np.random.Generator:
@@ -57,7 +50,48 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Mean:
+    """Ask for Σ w_p x_p / Σ w_p over the replies instead of for the replies themselves.
+
+    `by` gives the weights w: the name of a number in the reply (`"images"`), a mapping from party to weight that the
+    server chose (a party of the role that it leaves out weighs nothing), or None for equal weights. The field must
+    have a counterpart in what was sent, so that all replies have the same tensors; `free()` ones come singly. Several
+    means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
+    that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
+    zero (SCAFFOLD's control variates). `of="differences"` averages x_p − s_p, where s is the field of the same name
+    that was sent to p. `once=True` is for sums that shall hide single replies: where a resumed run repeats the call,
+    and other parties answer or the weights are others, the round is abandoned before a sum is opened.
+    """
+
+    field: str
+    by: str | Mapping[str, float] | None = None
+    over: Literal["arrived", "all"] = "arrived"
+    of: Literal["values", "differences"] = "values"
+    name: str = ""
+    once: bool = False
+
+    def __post_init__(self) -> None:
+        for key, known in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
+            if getattr(self, key) not in known:
+                raise DeclarationError(
+                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {known[0]!r} or {known[1]!r}."
+                )
+        if not isinstance(self.by, str | Mapping | None):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}): give the name of a number in the reply, a mapping from party "
+                "to weight, or None for equal weights."
+            )
+        if self.over == "all" and isinstance(self.by, str):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}, over='all'): the weight of a party that did not answer is not "
+                "known. Give the weights from the server (by={party: weight}) or leave `by` out for equal weights."
+            )
+
+    @property
+    def key(self) -> str:
+        """The name under which `answer.aggregated` holds the result."""
+        return self.name or self.field
 
 
 @dataclass(frozen=True)
@@ -81,9 +115,6 @@ class Answer:
 
 class Abandoned(Exception):
     """Too few replies: the round is given up and the state stays as it was before it."""
-
-
-# --- the two sides ----------------------------------------------------------------------------------------------------
 
 
 class Backbone(Protocol):
@@ -119,11 +150,6 @@ class Party:
     """A stream of its own for (run seed, party, stage, round, call)."""
     data: Any
     """The party's own images, a `coalface.data.faceset.FaceSet`."""
-    pairs: Any
-    """A validator's own pairs of its images, a `coalface.data.pairs.PairList`; None at others."""
-    public: Any
-    """The public images that every party holds, where the paper shares some; else None:
-    `coalface.training.public_images.PublicImages`, one object for all parties of a process."""
     device: torch.device
     backbone: Backbone
     """Built once a process and shared by the parties that it simulates: a step loads weights into it first."""
@@ -132,8 +158,11 @@ class Party:
     compute: Any
     """How images become embeddings here: `coalface.training.compute.Compute` (augmentation, autocast, memory
     layout)."""
-    calibration_data: Any = None
-    """A source client's images of identities that nobody trains on, to choose a threshold by; None at others."""
+    extra_data: Any = None
+    """What the scenario gives it beside its own images: with `private-public` the
+    `coalface.training.public_images.PublicImages` that all parties of a process share; a validator the `PairList` of
+    its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
+    some."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
     `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with
@@ -165,14 +194,19 @@ class Models:
                 "dict), for example `state.backbone`, or None where each party has a model of its own."
             )
 
+    @classmethod
+    def by_policy(cls, fed: Federation, common: Any) -> Models:
+        """The backbone in the message `common` for everybody; where BatchNorm keeps a part of it at the parties, the
+        model that each makes of this message (`local=OWN_MODEL`).
+        """
+        return cls(shared=common.backbone) if fed.policy == "average" else cls(shared=None, common=common)
+
 
 class Federation(ABC):
     """What a method may ask of the engine that runs it."""
 
-    data: Any
-    """The server's public images, if the recipe gives any; else None."""
-    classifier: torch.Tensor | None
-    """(k, d) class embeddings of their identities, where the pre-training left some."""
+    extra_data: Any
+    """With `private-public` the server's `coalface.training.public_images.PublicImages`; else None."""
     initial: Tensors
     """The backbone's first weights, made from the run's seed."""
     parameters: frozenset[str]
@@ -243,14 +277,23 @@ class Federation(ABC):
     def log(self, **metrics: float) -> None:
         """Write numbers into this round's line of the metrics."""
 
-    def sample(self, role: str, n: int) -> tuple[str, ...]:
-        """Draw n parties of a role without replacement by `rng`, sorted. Raises ValueError if there are fewer."""
+    def sample(self, role: str, n: int | None) -> tuple[str, ...]:
+        """N parties of a role, drawn without replacement by `rng`, sorted; with None all of them.
+
+        Raises ValueError if there are fewer.
+        """
         names = self.parties(role)
+        if n is None:
+            return names
         if not 0 < n <= len(names):
             raise ValueError(
                 f"cannot sample {n} of {len(names)} parties with role {role!r}: ask for 1 to {len(names)}."
             )
         return tuple(names[i] for i in sorted(self.rng.choice(len(names), size=n, replace=False)))
+
+    def zeros(self) -> Tensors:
+        """A zero for each number of the backbone that is trained, such as a momentum before the first round."""
+        return {name: torch.zeros_like(w) for name, w in self.initial.items() if name in self.parameters}
 
 
 @dataclass(frozen=True)
@@ -276,6 +319,10 @@ class Stage:
         return typing.cast(type, made)
 
 
+Scenario = Literal["any", "devices", "domains", "private-public"]
+Pools = Literal["", "images", "images and labels"]
+
+
 class Method(HasSteps, ABC):
     """A federated method: frozen hyper-parameters, server code, and steps at parties. State goes in and comes out."""
 
@@ -284,17 +331,15 @@ class Method(HasSteps, ABC):
     paper: ClassVar[str]
     setting: ClassVar[str]
     """`cross-silo`, `cross-device` or `any`."""
-    pooled: ClassVar[bool] = False
-    """True where one party holds everybody's data: a bound to compare with, not a federation."""
-    one_identity: ClassVar[bool] = False
-    """True where every trainer holds the images of one identity."""
-    domains: ClassVar[frozenset[str]] = frozenset()
-    """`source`, `target` or both: whose images a method for two domains trains on. Its parties are `trainer/source`
-    and `trainer/target`, or `pooled`. Empty: the method knows no domains."""
-    shares_public: ClassVar[bool] = False
-    """True where the server and every party hold the public images (`Party.public`, `Federation.data`)."""
-    uses_target_labels: ClassVar[bool] = False
-    """True where the method uses target labels: an upper bound to compare with, not a federation."""
+    scenario: ClassVar[Scenario] = "any"
+    """The `data.scenario` that the method is for: `devices`, where each trainer has one identity; `domains`, with the
+    roles `trainer/source` and `trainer/target`; `private-public`, where all hold public images too; or `any` but
+    `domains`."""
+    sides: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+    """With `domains`, whose images it trains on."""
+    pools: ClassVar[Pools] = ""
+    """What of all parties one party holds: then the method is a bound to compare with, not a federation. The labels of
+    the targets are among it or not."""
     rounds: int
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import StepDeclaration, counterpart, without_none
+from coalface.core.declarations import counterpart, without_none
 from coalface.core.method import Mean, Tensors
+from coalface.core.steps import StepDeclaration
 from coalface.engine.party.executor import Request
 from coalface.privacy import ledger
 

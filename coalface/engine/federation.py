@@ -38,6 +38,7 @@ from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
 from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply, RunFailed, Transport
+from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
@@ -77,8 +78,8 @@ class ServerFederation(Federation):
             transport,
             folder,
         )
-        self.initial, self.policy, self.data = backbone.shared(), backbone.policy, public
-        self.classifier = classifier
+        self.initial, self.policy = backbone.shared(), backbone.policy
+        self.extra_data = None if public is None else PublicImages(public, classifier)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
         self.at = RunState({name: PartyStats() for name in sorted(transport.members)})
@@ -327,7 +328,7 @@ class ServerFederation(Federation):
 
     def _most(self, party: str) -> int:
         """The most images that a party can say it has trained on."""
-        return self.images(party) + (len(self.data) if self.data is not None else 0)
+        return self.images(party) + (len(self.extra_data.faces) if self.extra_data is not None else 0)
 
     def _bound(self, call: Call) -> bool:
         """Whether images weigh less than a party says: then a client batch, which is a mean already, cannot be."""

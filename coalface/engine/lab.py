@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from coalface.core.declarations import LocalResult
 from coalface.core.method import Models, Tensors
+from coalface.core.steps import LocalResult
 from coalface.engine.federation import ServerFederation
 
 

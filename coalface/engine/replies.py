@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import StepDeclaration, counterpart
+from coalface.core.declarations import counterpart
 from coalface.core.method import Mean, Tensors
+from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.party.executor import Request, StepFailed

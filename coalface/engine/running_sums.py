@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalface.core.aggregation import check_mean
+from coalface.core.calls import check_mean
 from coalface.core.codec import Refused
 from coalface.core.method import Mean, Tensors
 

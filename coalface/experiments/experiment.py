@@ -90,7 +90,7 @@ def build(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) ->
         evaluators.append(_of_clients(parts))
     elif recipe.test is not None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
-    if method.domains:
+    if method.scenario == "domains":
         evaluators.append(Clustering(parts.truth))
     if data.public is not None:
         evaluators.append(PublicImages(len(data.public)))

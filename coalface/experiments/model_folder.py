@@ -81,13 +81,13 @@ def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: 
         what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
     elif recipe.own is not None:
         what = " ".join(["own", *recipe.own.parties])
-    pooled = METHODS[recipe.method].pooled
+    pooled = bool(METHODS[recipe.method].pools)
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
     dealt: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
     if (two := recipe.domains) is not None:
-        known = "with" if METHODS[recipe.method].uses_target_labels else "without"
+        known = "with" if METHODS[recipe.method].pools == "images and labels" else "without"
         dealt = f"source {two.source_domain}, target {two.target_domain} {known} its identities"
     parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if pooled and two is None else f"{dealt}, {parties}"

@@ -15,10 +15,12 @@ from torch import Tensor
 from coalface.core import codec, compression
 from coalface.core.calls import check_call, check_models, check_state
 from coalface.core.compression import Updates
-from coalface.core.declarations import counterpart, kind_of, plays, without_none
+from coalface.core.declarations import counterpart, kind_of, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
+from coalface.core.steps import plays
 from coalface.data.faceset import FaceSet
 from coalface.training.local_work import LocalTraining
+from coalface.training.public_images import PublicImages
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
@@ -139,10 +141,10 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
     the rows are still nearly embeddings, and no bound on what others can read. Where all images are one person's, the
     mean feature comes back however many they are, and after 50 steps too (0.98).
     """
-    if method.pooled or not any(s.direction == "up" and s.tensors for s in planned.sent):
+    if method.pools or not any(s.direction == "up" and s.tensors for s in planned.sent):
         return ""
     given, work, found = list(parties), getattr(method, "local", None), []
-    alone = sum(identities == 1 for _, identities in given) if given else int(method.one_identity)
+    alone = sum(identities == 1 for _, identities in given) if given else int(method.scenario == "devices")
     if alone:
         who = "each update is" if alone == len(given) or not given else f"the updates of {alone} parties are"
         found.append(f"{who} made of one person's images (one identity a party) and tells that person's mean feature")
@@ -183,8 +185,8 @@ class _Paper(Federation):
         public: FaceSet | None,
         updates: Updates | None,
     ) -> None:
-        self.method, self.initial, self.policy, self.data = method, backbone.shared(), backbone.policy, public
-        self.classifier = None
+        self.method, self.initial, self.policy = method, backbone.shared(), backbone.policy
+        self.extra_data = None if public is None else PublicImages(public)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
         self.updates = updates

@@ -53,7 +53,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
 def planned(parts: Parts) -> Plan:
     """The messages of a round. Raises RecipeError or ValueError for what cannot be carried out."""
     recipe, faults = parts.recipe, parts.recipe.faults
-    for party in [] if parts.method.pooled else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
+    for party in [] if parts.method.pools else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
         nearest(party, parts.data.data, "faults: the party")
     machine.check_shards(parts)
     return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
@@ -66,7 +66,7 @@ def plan(recipe: Recipe) -> Plan:
     """
     parts, validators = Parts(recipe, sources.unseen), tuple(recipe.validators) or ("validator-0",)
     roles: dict[str, Sequence[str]] = {VALIDATOR: validators}
-    if parts.method.domains and recipe.domains is not None:
+    if parts.method.scenario == "domains" and recipe.domains is not None:
         kinds = domains.roles(recipe, domains.parties(recipe))
         for name in domains.parties(recipe):
             role = kinds.get(name, "trainer")
@@ -79,7 +79,7 @@ def plan(recipe: Recipe) -> Plan:
 def _party_count(parts: Parts) -> int:
     """Parties of a recipe; where each identity is one, that takes a look at the images."""
     partition = parts.recipe.partition
-    if parts.method.pooled:
+    if parts.method.pools:
         return 1
     if parts.own_parties:
         return len(parts.own_parties)
@@ -89,11 +89,11 @@ def _party_count(parts: Parts) -> int:
 
 def stand_in(method: str) -> list[str]:
     """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
-    if method in METHODS and METHODS[method].shares_public:
+    if method in METHODS and METHODS[method].scenario == "private-public":
         return ["data={scenario: private-public, private: {identities: 80}}"]
-    if method in METHODS and METHODS[method].one_identity:
+    if method in METHODS and METHODS[method].scenario == "devices":
         return ["data.scenario=devices"]
-    if method not in METHODS or not METHODS[method].domains:
+    if method not in METHODS or METHODS[method].scenario != "domains":
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
     faces = f"{{kind: joined, parts: {parts}}}"
@@ -241,7 +241,7 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
         lines.append(readable)
     if folded:
         lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
-    if METHODS[recipe.method].pooled:
+    if METHODS[recipe.method].pools:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):
         lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")

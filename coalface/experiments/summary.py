@@ -31,7 +31,7 @@ def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Ma
         "name": recipe.name,
         "method": recipe.method,
         "setting": method.setting,
-        "pooled": method.pooled,
+        "pooled": bool(method.pools),
         "seed": recipe.seed,
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,

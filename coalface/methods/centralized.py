@@ -6,33 +6,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
-from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
+from coalface.core.method import Federation, Method, Models, Party, Pools, Tensors, step
+from coalface.methods.fedavg import Global, State, Update
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
-
-
-@message
-class Global:
-    """Down."""
-
-    backbone: Tensors
-
-
-@message
-class Update:
-    """Up."""
-
-    backbone: Tensors
-    images: int
-    loss: float
-
-
-@state
-class State:
-    """At the server."""
-
-    backbone: Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +20,7 @@ class Centralized(Method):
     title: ClassVar[str] = "pools everybody's images at one party: the upper bound, not a federation"
     paper: ClassVar[str] = "the upper bound"
     setting: ClassVar[str] = "any"
-    pooled: ClassVar[bool] = True
+    pools: ClassVar[Pools] = "images and labels"
 
     rounds: int = 20
     batch_size: int | None = None
@@ -75,6 +53,4 @@ class Centralized(Method):
         return {"class_embeddings": own.head} if own and self.loss.rows(classes) == classes else {}
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone))
+        return Models.by_policy(fed, Global(backbone=state.backbone))

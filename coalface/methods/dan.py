@@ -6,62 +6,33 @@ unsupervised domain adaptation for face recognition", FG 2018. One party holds t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Federation, Method, Models, Party, Tensors, message, state, step
-from coalface.training.domain_adaptation.losses import Discrepancy
+from coalface.core.method import Federation, Method, Models, Party, Pools, Scenario, Tensors, step
+from coalface.methods.fedavg import Global, State, Update
+from coalface.training.domain_adaptation.losses import Adversary, Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
 from coalface.training.local_training import whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
-@message
-class Global:
-    """Down."""
-
-    backbone: Tensors
-
-
-@message
-class Update:
-    """Up."""
-
-    backbone: Tensors
-    images: int
-    loss: float
-
-
-@state
-class State:
-    """At the server."""
-
-    backbone: Tensors
-
-
 @dataclass(frozen=True, kw_only=True)
-class DAN(Method):
-    """L = F_s(w) + weight · MMD²(features of the source, features of the target), under several Gaussian kernels."""
+class Adaptation(Method):
+    """Training at one party on batches of both domains, by a loss of the source's labels and of both domains."""
 
-    title: ClassVar[str] = "pools both domains; draws their features together by their discrepancy (MMD)"
-    paper: ClassVar[str] = "Long et al. 2015"
     setting: ClassVar[str] = "cross-silo"
-    pooled: ClassVar[bool] = True
-    domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+    scenario: ClassVar[Scenario] = "domains"
+    pools: ClassVar[Pools] = "images"
 
     rounds: int = 20
     local: LocalTraining = LocalTraining(steps_per_round=100)
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
-    """Of the discrepancy, beside the loss of the source."""
-    kernels: int = 5
-    """Gaussian kernels whose mean is taken."""
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0 or self.kernels < 1:
-            raise ValueError(f"weight is 0 or more and kernels 1 or more; got {self.weight} and {self.kernels}")
+    """Of the term between the domains, beside the loss of the source."""
 
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
@@ -72,10 +43,14 @@ class DAN(Method):
         (backbone,) = answer.each["backbone"].values()
         return State(backbone=backbone)
 
+    @abstractmethod
+    def between(self, party: Party) -> tuple[Discrepancy | Adversary, Tensors]:
+        """The loss of a round, and what it trains beside the class embeddings, as it is at first."""
+
     @step(role="trainer")
     def train(self, party: Party, own: Mixed | None, common: Global) -> tuple[Update, Mixed]:
-        loss = Discrepancy(self.loss, self.weight, self.kernels)
-        extra = self.loss.extra(len(party.data.names))
+        loss, fresh = self.between(party)
+        extra = self.loss.extra(len(party.data.names)) | fresh
         mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
 
@@ -84,6 +59,22 @@ class DAN(Method):
         return whole_backbone(party, common.backbone, own.learner.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone))
+        return Models.by_policy(fed, Global(backbone=state.backbone))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAN(Adaptation):
+    """L = F_s(w) + weight · MMD²(features of the source, features of the target), under several Gaussian kernels."""
+
+    title: ClassVar[str] = "pools both domains; draws their features together by their discrepancy (MMD)"
+    paper: ClassVar[str] = "Long et al. 2015"
+
+    kernels: int = 5
+    """Gaussian kernels whose mean is taken."""
+
+    def __post_init__(self) -> None:
+        if not self.weight >= 0 or self.kernels < 1:
+            raise ValueError(f"weight is 0 or more and kernels 1 or more; got {self.weight} and {self.kernels}")
+
+    def between(self, party: Party) -> tuple[Discrepancy, Tensors]:
+        return Discrepancy(self.loss, self.weight, self.kernels), {}

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
-from coalface.training.local_training import Learner, learn, whole_backbone
+from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
@@ -37,6 +37,7 @@ class Update:
     images: int
     """n_i."""
     loss: float
+    """The mean over the local steps."""
 
 
 @state
@@ -69,9 +70,11 @@ class FedAvg(Method):
         return State(backbone=fed.initial)
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
         answer = fed.ask(
-            self.train, to=chosen, common=Global(backbone=state.backbone), aggregate=[Mean("backbone", by="images")]
+            self.train,
+            to=fed.sample("trainer", self.sample),
+            common=Global(backbone=state.backbone),
+            aggregate=[Mean("backbone", by="images")],
         )
         fed.log(loss=answer.mean("loss", by="images"))
         return State(backbone=answer.aggregated["backbone"])
@@ -79,15 +82,24 @@ class FedAvg(Method):
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
         loss, kept = learn(
-            party, common.backbone, own, self.local, self.loss, momentum=self.momentum, head_momentum=self.head_momentum
+            party,
+            common.backbone,
+            own,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            pull=self.pull(party, common.backbone),
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+
+    def pull(self, party: Party, backbone: Tensors) -> Pull | None:
+        """What local steps add to their gradients: nothing."""
+        return None
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
         return whole_backbone(party, common.backbone, own.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone))  # BatchNorm differs by party
+        return Models.by_policy(fed, Global(backbone=state.backbone))

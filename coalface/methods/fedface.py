@@ -1,7 +1,7 @@
 """FedFace: clients of one identity each fine-tune a pre-trained extractor; the server keeps class embeddings apart.
 
 Aggarwal, Zhou, Jain, "FedFace: Collaborative Learning of Face Recognition Model", 2021, Algorithm 1. The extractor
-θ_0 is the recipe's `pretrain`.
+θ_0 is the recipe's `pretrain`. Its Table 1 compares it with two that nothing keeps apart.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from coalface.core.method import (
     Method,
     Models,
     Party,
+    Scenario,
     Tensors,
     batched,
     message,
@@ -92,7 +93,7 @@ class FedFace(Method):
     title: ClassVar[str] = "one identity a client; mean features start the class embeddings, the server spreads them"
     paper: ClassVar[str] = "Aggarwal et al. 2021"
     setting: ClassVar[str] = "cross-device"
-    one_identity: ClassVar[bool] = True
+    scenario: ClassVar[Scenario] = "devices"
 
     rounds: int = 200
     sample: int | None = None
@@ -124,20 +125,28 @@ class FedFace(Method):
         return State(backbone=fed.initial, centres=first_directions(fed) if self.head_init == "random" else {})
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else fed.parties("trainer")
+        chosen = fed.sample("trainer", self.sample)
         none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
-        each = {client: Centre(centre=state.centres.get(client, none)) for client in chosen}  # line 4
+        before = {client: state.centres.get(client, none) for client in chosen}
         answer = fed.ask(
-            self.train, common=Global(backbone=state.backbone), each=each, aggregate=[Mean("backbone", by="images")]
+            self.train,
+            common=Global(backbone=state.backbone),
+            each={client: Centre(centre=w) for client, w in before.items()},  # line 4
+            aggregate=[Mean("backbone", by="images")],
         )  # lines 5 to 9
-        centres = state.centres | {client: w for client, w in answer.each["centre"].items() if w.any()}
-        names = sorted(centres)
-        if names:
+        came = {client: w for client, w in answer.each["centre"].items() if self.accepts(w, before[client])}
+        centres = state.centres | came
+        if centres:
+            names = sorted(centres)
             matrix = self.spread(torch.cat([centres[client] for client in names]))  # line 10
-            centres = dict(zip(names, matrix.split(1), strict=True))
-            fed.log(**({"cosine": mean_cosine(matrix)} if len(names) > 1 else {}))
+            centres = dict(zip(names, matrix.split([len(centres[client]) for client in names]), strict=True))
+            fed.log(**({"cosine": mean_cosine(matrix)} if len(matrix) > 1 else {}))
         fed.log(loss=answer.mean("loss", by="images"))
         return State(backbone=answer.aggregated["backbone"], centres=centres)
+
+    def accepts(self, sent: Tensor, before: Tensor) -> bool:
+        """Whether what a client sent takes the place of what it had."""
+        return bool(sent.any())
 
     def spread(self, centres: Tensor) -> Tensor:
         """(C, d) class embeddings after the server's step (9), at length one."""
@@ -168,3 +177,23 @@ class FedFace(Method):
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=state.backbone, class_embeddings=state.centres)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositiveOnly(FedFace):
+    """`fedface` without mean initialisation and without spreadout, the paper's FedAvg (Table 1). It must collapse."""
+
+    title: ClassVar[str] = "positive losses alone, which must collapse"
+    paper: ClassVar[str] = "Aggarwal et al. 2021, Table 1"
+
+    head_init: Literal["mean", "random"] = "random"
+    spreadout: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomInit(PositiveOnly):
+    """The same with class embeddings that are drawn and then fixed: features are pulled to meaningless directions."""
+
+    title: ClassVar[str] = "random class embeddings that nobody trains"
+
+    fixed: bool = True

@@ -12,15 +12,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core.method import Backbone, Federation, Mean, Party, Tensors, free, message, step
-from coalface.methods.fedface import Centre, FedFace, Global, State
+from coalface.core.method import Backbone, Party, Scenario, Tensors, free, message, step
+from coalface.methods.fedface import Centre, FedFace, Global
 from coalface.training.classifier import classifier_for
 from coalface.training.local_training import train
 from coalface.training.losses.base import unit
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import CosFace, CosineLoss
-from coalface.training.losses.spreadout import mean_cosine
-from coalface.training.one_identity import batches, check_nothing_kept, first_centres
+from coalface.training.one_identity import batches, first_centres
 
 
 @message
@@ -47,7 +46,7 @@ class FedFaceMulti(FedFace):
     title: ClassVar[str] = "fedface for clients of several identities: CosFace at the client, spreadout at the server"
     paper: ClassVar[str] = "C.-T. Liu et al. 2022, Figure 4"
     setting: ClassVar[str] = "cross-silo"
-    one_identity: ClassVar[bool] = False
+    scenario: ClassVar[Scenario] = "any"
 
     head_init: Literal["mean"] = "mean"
     loss: CosineLoss = CosFace(scale=30.0, margin=0.4)
@@ -63,29 +62,10 @@ class FedFaceMulti(FedFace):
                 "beside them, which the messages have no place for: take a loss such as cosface"
             )
 
-    def init(self, fed: Federation) -> State:
-        check_nothing_kept(fed)
-        return State(backbone=fed.initial, centres={})
-
-    def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else fed.parties("trainer")
-        none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
-        before = {client: state.centres.get(client, none) for client in chosen}
-        answer = fed.ask(
-            self.train,
-            common=Global(backbone=state.backbone),
-            each={client: Centre(centre=centre) for client, centre in before.items()},
-            aggregate=[Mean("backbone", by="images")],
-        )
-        came = {client: w for client, w in answer.each["centre"].items() if _fits(w, before[client])}
-        centres = state.centres | came
-        if centres:
-            names = sorted(centres)
-            matrix = self.spread(torch.cat([centres[client] for client in names]))
-            centres = dict(zip(names, matrix.split([len(centres[client]) for client in names]), strict=True))
-            fed.log(**({"cosine": mean_cosine(matrix)} if len(matrix) > 1 else {}))
-        fed.log(loss=answer.mean("loss", by="images"))
-        return State(backbone=answer.aggregated["backbone"], centres=centres)
+    def accepts(self, sent: Tensor, before: Tensor) -> bool:
+        alike = sent.ndim == 2 and sent.shape[1] == before.shape[1] and sent.dtype == before.dtype
+        counts = alike and len(sent) > 0 and (len(sent) == len(before) or not before.any())
+        return counts and bool(sent.any(1).all())
 
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
@@ -105,13 +85,6 @@ class FedFaceMulti(FedFace):
 
     def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
         return "clients of several identities have a softmax of their own each"
-
-
-def _fits(sent: Tensor, before: Tensor) -> bool:
-    """Whether the server can take what a client sent in the place of its class embeddings, zeros where it had none."""
-    alike = sent.ndim == 2 and sent.shape[1] == before.shape[1] and sent.dtype == before.dtype
-    counts = alike and len(sent) > 0 and (len(sent) == len(before) or not before.any())
-    return counts and bool(sent.any(1).all())
 
 
 def _means(party: Party, backbone: Tensors, none: Tensor) -> Tensor:

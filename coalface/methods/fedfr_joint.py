@@ -16,7 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL, PUBLIC_IMAGES_USED
-from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.core.method import (
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Scenario,
+    Tensors,
+    message,
+    private,
+    state,
+    step,
+)
 from coalface.data.faceset import FaceSet
 from coalface.training.classifier import Criterion, classifier_for
 from coalface.training.features import unit_features
@@ -25,7 +37,7 @@ from coalface.training.local_training import Beside, Trained, fresh_head, train,
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
-from coalface.training.public_images import hard_negatives, public_features
+from coalface.training.public_images import PublicImages, hard_negatives, public_features
 
 
 @message
@@ -84,26 +96,14 @@ WORK = LocalTraining(epochs=4, lr=0.001)
 """As the text has it."""
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "phi_update": "average",
-        "weights": "images",
-        "previous": "global",
-        "branch_init": "random",
-        "bias": "one",
-        "epochs": (),
-        "decay_after": (),
-        "drop_last": False,
+        "phi_update": "average", "weights": "images", "previous": "global", "branch_init": "random", "bias": "one",
+        "epochs": (), "decay_after": (), "drop_last": False,
     },
     "official": {
-        "phi_update": "none",
-        "weights": "trained",
-        "previous": "random",
-        "branch_init": "classes",
-        "bias": "each",
-        "epochs": (10, 8, 6, 4),
-        "decay_after": (8, 6, 4, 3),
-        "drop_last": True,
+        "phi_update": "none", "weights": "trained", "previous": "random", "branch_init": "classes", "bias": "each",
+        "epochs": (10, 8, 6, 4), "decay_after": (8, 6, 4, 3), "drop_last": True,
     },
-}
+}  # fmt: skip
 """Where the text and its public code differ, or the text is silent; `official` has an error of that code, that its
 update of Φ is computed and not used."""
 
@@ -118,7 +118,7 @@ class FedFRJoint(Method):
     title: ClassVar[str] = "public images at all; one model for everybody, and one for each client's own people"
     paper: ClassVar[str] = "C.-T. Liu et al. 2022"
     setting: ClassVar[str] = "cross-silo"
-    shares_public: ClassVar[bool] = True
+    scenario: ClassVar[Scenario] = "private-public"
 
     rounds: int = 30
     sample: int | None = None
@@ -175,9 +175,8 @@ class FedFRJoint(Method):
             raise ValueError(
                 "local.steps_per_round takes the place of epochs: leave it out, or set epochs=[] and decay_after=[]"
             )
-        if (
-            self.epochs is None and epochs and self.local.epochs not in (WORK.epochs, LocalTraining().epochs)
-        ):  # left out
+        default = self.local.epochs in (WORK.epochs, LocalTraining().epochs)
+        if self.epochs is None and epochs and not default:
             raise ValueError(
                 f"local.epochs is {self.local.epochs}, and preset={self.preset} would put {list(epochs)} in its place: "
                 "leave local.epochs out, or set epochs=[] and decay_after=[]"
@@ -197,15 +196,16 @@ class FedFRJoint(Method):
 
     def init(self, fed: Federation) -> State:
         """Θ_g and Φ_g of the pre-training; without one Φ_g is drawn."""
-        count = len(fed.data.names) if fed.data is not None and self.public != "none" else 0
-        if fed.classifier is not None and count:
-            return State(backbone=fed.initial, classifier=fed.classifier)
+        public: PublicImages | None = fed.extra_data
+        count = len(public.faces.names) if public is not None and self.public != "none" else 0
+        if public is not None and public.class_embeddings is not None and count:
+            return State(backbone=fed.initial, classifier=public.class_embeddings)
         dtype = next(iter(fed.initial.values())).dtype if fed.initial else torch.float32
         drawn = fed.stream("classifier").standard_normal((count, fed.embedding_size), dtype=np.float32)
         return State(backbone=fed.initial, classifier=torch.from_numpy(drawn).mul_(0.01).to(dtype))
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
+        chosen = fed.sample("trainer", self.sample)
         aggregate = [Mean("backbone", by="images"), Mean("classifier", by="images")]
         common = Global(backbone=state.backbone, classifier=state.classifier)
         answer = fed.ask(self.train, to=chosen, common=common, aggregate=aggregate)
@@ -271,7 +271,7 @@ class FedFRJoint(Method):
         """The public images that the client trains on in this round; None where it uses none of them."""
         if self.public == "none":
             return None
-        public: FaceSet = party.public.faces
+        public: FaceSet = party.extra_data.faces
         if self.public == "all":
             return public
         others = public_features(party, common.backbone, kept)
@@ -291,10 +291,8 @@ class FedFRJoint(Method):
                 "own": classes.clone() if self.detail("branch_init") == "classes" else omega,
             }
         if self.branch == "binary":
-            each = self.detail("bias") == "each"
             start = torch.tensor(self.binary.start(len(classes)), dtype=torch.float64)
-            bias = torch.zeros(len(classes)) if each else start
-            branch["bias"] = bias.to(classes)
+            branch["bias"] = (torch.zeros(len(classes)) if self.detail("bias") == "each" else start).to(classes)
         party.backbone.load(common.backbone)
         model, kept = common.backbone, party.backbone.kept()
         if self.detail("previous") == "random":
@@ -311,10 +309,8 @@ class FedFRJoint(Method):
         work = replace(self.local, epochs=epochs[place]) if epochs else self.local
         parts = [(work, 1.0)]
         if after and after[place] < work.epochs:
-            parts = [
-                (replace(work, epochs=after[place]), 1.0),
-                (replace(work, epochs=work.epochs - after[place]), 0.1),
-            ]
+            first, rest = after[place], work.epochs - after[place]
+            parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=rest), 0.1)]
         cursor, done = before.cursor, Trained(head, before.branch, 0.0, {}, {})
         total, steps = 0.0, 0
         for some, factor in parts:

@@ -23,6 +23,7 @@ from coalface.core.method import (
     Method,
     Models,
     Party,
+    Scenario,
     Stage,
     Tensors,
     message,
@@ -30,20 +31,13 @@ from coalface.core.method import (
     state,
     step,
 )
+from coalface.methods.fedavg import Global, Update
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.features import mean_head, unit_features
 from coalface.training.local_training import Learner, fresh_head, learn, whole_backbone
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import ArcFace, CosineLoss
 from coalface.training.sgd import MomentumState
-
-
-@message
-class Global:
-    """Down, the same for all."""
-
-    backbone: Tensors
-    """w^t."""
 
 
 @message
@@ -70,15 +64,6 @@ class Clustered:
     clusters: int
     kept: float
     """The share of its images that are in a cluster."""
-
-
-@message
-class Update:
-    """Up."""
-
-    backbone: Tensors
-    images: int
-    loss: float
 
 
 @private
@@ -125,7 +110,7 @@ class FedFRUDA(Method):
     title: ClassVar[str] = "a labelled source and unlabelled targets: clusters for labels, then training together"
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
-    domains: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+    scenario: ClassVar[Scenario] = "domains"
 
     rounds: int = 20
     pretrain: int = 0
@@ -222,7 +207,7 @@ class FedFRUDA(Method):
 
     @step(role="trainer/source")
     def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
-        faces = party.calibration_data if party.calibration_data is not None else party.data
+        faces = party.extra_data if party.extra_data is not None else party.data
         features = unit_features(party, faces, common.backbone, _kept(own))
         return Threshold(threshold=self.labelling.choose(features, faces.labels))
 
@@ -243,7 +228,8 @@ class FedFRUDA(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
-        labelled = replace(party, data=party.data.clustered(own.labels.labels.numpy())) if own and own.labels else party
+        labels = own.labels if own else None
+        labelled = party if labels is None else replace(party, data=party.data.clustered(labels.labels.numpy()))
         learner = own.learner if own else None
         if learner is None:
             learner = self._begin(labelled, common.backbone, _kept(own), own.cursor if own else Cursor())
@@ -266,7 +252,6 @@ class FedFRUDA(Method):
             pull=pull if constrained else None,
         )
         update = Update(backbone=party.backbone.shared(), images=len(labelled.data), loss=loss)
-        labels = own.labels if own else None
         return update, Own(labels=labels, learner=kept, kept=kept.kept, cursor=kept.cursor, alone=False)
 
     def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None, cursor: Cursor) -> Learner:
@@ -291,9 +276,28 @@ class FedFRUDA(Method):
         return whole_backbone(party, common.backbone, _kept(own))
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone))  # BatchNorm differs by party
+        return Models.by_policy(fed, Global(backbone=state.backbone))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetunePseudo(FedFRUDA):
+    """The source pre-trains and chooses τ; then the targets alone train, on their clusters (Tables 2 to 5).
+
+    With one target client it is plain fine-tuning on pseudo labels ("fine-tune", "P + C"); with several, their mean.
+    """
+
+    title: ClassVar[str] = "the targets train on clusters of their images; the source helps no more"
+
+    constraint: float = 0.0
+    source: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source or self.constraint:
+            raise ValueError(
+                "finetune-pseudo trains without the source client: leave `source` and `constraint` out, or take "
+                "fedfr-uda"
+            )
 
 
 def _kept(own: Own | None) -> Tensors | None:

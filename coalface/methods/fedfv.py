@@ -20,6 +20,7 @@ from coalface.core.method import (
     Method,
     Models,
     Party,
+    Scenario,
     Tensors,
     batched,
     message,
@@ -85,7 +86,7 @@ class FedFV(Method):
     title: ClassVar[str] = "one identity a client; softmax against fused class embeddings of others"
     paper: ClassVar[str] = "L. Liu et al. 2022"
     setting: ClassVar[str] = "cross-device"
-    one_identity: ClassVar[bool] = True
+    scenario: ClassVar[Scenario] = "devices"
 
     rounds: int = 15_000
     sample: int = 8

@@ -22,6 +22,7 @@ from coalface.core.method import (
     Method,
     Models,
     Party,
+    Scenario,
     Stage,
     Tensors,
     batched,
@@ -119,7 +120,7 @@ class FedUV(Method):
     title: ClassVar[str] = "one identity a client; codewords, which are not sent as such, for class embeddings"
     paper: ClassVar[str] = "Hosseini et al. 2021"
     setting: ClassVar[str] = "cross-device"
-    one_identity: ClassVar[bool] = True
+    scenario: ClassVar[Scenario] = "devices"
 
     rounds: int = 15_000
     sample: int | None = 8
@@ -219,12 +220,9 @@ class FedUV(Method):
         if own is None:
             return {}
         scores = self._scores(party, each.embeddings.to(party.device), common.projection, own.codeword)
-        found = {"scores": scores.cpu()}
-        return (
-            found
-            if own.threshold is None
-            else found | {"threshold": torch.tensor([own.threshold], dtype=torch.float64)}
-        )
+        if own.threshold is None:
+            return {"scores": scores.cpu()}
+        return {"scores": scores.cpu(), "threshold": torch.tensor([own.threshold], dtype=torch.float64)}
 
     def _scores(self, party: Party, embeddings: Tensor, projection: Tensor, codeword: Tensor) -> Tensor:
         """(n,) vᵀ z / c of (n, d) embeddings on the party's device."""

@@ -1,7 +1,9 @@
 """Fine-tuning: once a federation has a model for everybody, each client goes on alone with it for its own people.
 
-C.-T. Liu et al. 2022 (FedFR), Table 2, "Fine-tune"; Yu et al., "Salvaging federated learning by local adaptation",
-2020.
+With distillation (KD) it is held near what everybody's model says of the images.
+
+C.-T. Liu et al. 2022 (FedFR), Table 2, "Fine-tune" and "KD"; Yu et al., "Salvaging federated learning by local
+adaptation", 2020.
 """
 
 from __future__ import annotations
@@ -9,9 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from coalface.core.method import Federation, Party, Stage, message, step
+from torch import Tensor
+
+from coalface.core.method import Federation, Party, Stage, Tensors, message, step
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
+from coalface.training.classifier import Criterion
+from coalface.training.fedfr import Distilled
 from coalface.training.local_work import LocalTraining
+from coalface.training.losses.base import MarginSoftmax
 
 
 @message
@@ -66,3 +73,45 @@ class Finetune(FedFRJoint):
         local: LocalTraining = replace(self.local, epochs=self.tuning_epochs, steps_per_round=None, total_steps=None)
         changed = {"local": local, "contrastive": 0.0, "branch": "none", "epochs": (), "decay_after": ()}
         return {name: getattr(self, name) for name in same} | {"preset": self.preset} | changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilling(FedFRJoint):
+    """A client's work beside a teacher, which is Θ_g with the class embeddings that the stage begins with."""
+
+    weight: float
+    distillation_temperature: float
+
+    def criterion(self, known: int, head: Tensor) -> Criterion:
+        assert isinstance(self.loss, MarginSoftmax)  # `KD` looks at it before anybody trains
+        return Distilled(self.loss, head, self.weight, self.distillation_temperature)
+
+    def others(self, common: Global, before: Own) -> dict[str, Tensors]:
+        return {"anchor": common.backbone}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KD(Finetune):
+    """The second stage minimises (1 − α) L_cos + α T² KL(p ‖ q), p by everybody's model."""
+
+    title: ClassVar[str] = "as finetune, and everybody's model goes on teaching"
+
+    weight: float = 0.5
+    """α. The paper of FedFR does not say it."""
+    distillation_temperature: float = 4.0
+    """T. Nor this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.weight <= 1 or not self.distillation_temperature > 0:
+            raise ValueError(
+                f"weight is from 0 to 1 and distillation_temperature above 0; got {self.weight} and "
+                f"{self.distillation_temperature}"
+            )
+        if not isinstance(self.loss, MarginSoftmax):
+            raise ValueError(
+                f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: take one such as cosface"
+            )
+
+    def tuner(self) -> FedFRJoint:
+        return Distilling(weight=self.weight, distillation_temperature=self.distillation_temperature, **self.second())

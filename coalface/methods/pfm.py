@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.methods.fedavg import Update
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
@@ -25,17 +24,6 @@ class Global:
     """Θ_{r−1}."""
     momentum: Tensors
     """M_{r−1}, of the parameters alone, in units of a gradient: a lower learning rate shrinks its step at once."""
-
-
-@message
-class Update:
-    """Up."""
-
-    backbone: Tensors
-    """θ_{i,r,K}."""
-    images: int
-    """n_i."""
-    loss: float
 
 
 @state
@@ -68,11 +56,10 @@ class PFM(Method):
     loss: CosineLoss = CosFace(scale=64.0, margin=0.35)
 
     def init(self, fed: Federation) -> State:
-        zero = {name: w.new_zeros(w.shape) for name, w in fed.initial.items() if name in fed.parameters}
-        return State(backbone=fed.initial, momentum=zero)
+        return State(backbone=fed.initial, momentum=fed.zeros())
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
+        chosen = fed.sample("trainer", self.sample)
         sent = Global(backbone=state.backbone, momentum=state.momentum)
         answer = fed.ask(self.train, to=chosen, common=sent, aggregate=[Mean("backbone", by="images")])
         fed.log(loss=answer.mean("loss", by="images"))
@@ -87,13 +74,16 @@ class PFM(Method):
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
         share = self.local.momentum / self.local.count(len(party.data))  # β / K
         push = {name: (share * m).to(party.device) for name, m in common.momentum.items()}
-
-        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # (3)
-            return push
-
         loss, kept = learn(
-            party, common.backbone, own, self.local, self.loss, momentum="none", head_momentum="keep", pull=pull
-        )  # (1), (2) for the class embeddings
+            party,
+            common.backbone,
+            own,
+            self.local,
+            self.loss,
+            momentum="none",
+            head_momentum="keep",  # (1), (2)
+            pull=lambda now, images, labels: push,  # (3)
+        )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
 
     @step(role="trainer", local=OWN_MODEL)
@@ -101,6 +91,4 @@ class PFM(Method):
         return whole_backbone(party, common.backbone, own.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone, momentum=state.momentum))
+        return Models.by_policy(fed, Global(backbone=state.backbone, momentum=state.momentum))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.methods.fedavg import Update
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
@@ -28,17 +28,6 @@ class Global:
     """x."""
     control: Tensors
     """c, of the parameters alone, in units of a gradient."""
-
-
-@message
-class Update:
-    """Up. Algorithm 1 sends Δc_i as well, but it follows from y_i: what is sent is half of that."""
-
-    backbone: Tensors
-    """y_i."""
-    images: int
-    """n_i."""
-    loss: float
 
 
 @private
@@ -67,7 +56,8 @@ class Scaffold(Method):
     A party that took part has c_i⁺ = c_i − c + (x − y_i) / (K_i η), its mean gradient along the way (weight decay
     included); the others keep theirs. So Δc_i = (x − y_i) / (K_i η) − c, and the server takes Σ w_i Δc_i from the
     differences y_i − x, in which an absent party counts as zero. Backbones have no local momentum, with which c_i would
-    not be a gradient. K_i is `local.steps_per_round`, or the steps that the party's epochs have.
+    not be a gradient. Algorithm 1 sends Δc_i too, but it follows from y_i:
+    half of that is sent. K_i is `local.steps_per_round`, or the steps that the party's epochs have.
     """
 
     title: ClassVar[str] = "corrects the drift of local steps by control variates"
@@ -91,11 +81,10 @@ class Scaffold(Method):
             raise ValueError(f"server_lr is {self.server_lr}; give a number above 0 (1: the mean of the backbones)")
 
     def init(self, fed: Federation) -> State:
-        zero = {name: torch.zeros_like(w) for name, w in fed.initial.items() if name in fed.parameters}
-        return State(backbone=fed.initial, control=zero)
+        return State(backbone=fed.initial, control=fed.zeros())
 
     def round(self, fed: Federation, state: State) -> State:
-        chosen = fed.sample("trainer", self.sample) if self.sample is not None else None
+        chosen = fed.sample("trainer", self.sample)
         everyone = fed.parties("trainer")
         weight = fed.weights("trainer") if self.weights == "images" else dict.fromkeys(everyone, 1.0)
         slowed = {party: w / self.local.count(fed.images(party)) for party, w in weight.items()}  # w_i / K_i
@@ -118,10 +107,6 @@ class Scaffold(Method):
         mine = own.control if own else {n: torch.zeros_like(w) for n, w in c.items()}  # c_i
         excess = {n: mine[n].to(party.device) - w for n, w in c.items()}  # c_i − c
         correction = {n: -w for n, w in excess.items()}
-
-        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
-            return correction
-
         loss, learner = learn(
             party,
             common.backbone,
@@ -130,7 +115,7 @@ class Scaffold(Method):
             self.loss,
             momentum="none",
             head_momentum=self.head_momentum,
-            pull=pull,
+            pull=lambda now, images, labels: correction,
         )  # line 10
         y = party.backbone.shared()
         rate = 1 / (self.local.count(len(party.data)) * self.local.lr_at(party.round, party.rounds))
@@ -142,6 +127,4 @@ class Scaffold(Method):
         return whole_backbone(party, common.backbone, own.learner.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
-        if fed.policy == "average":
-            return Models(shared=state.backbone)
-        return Models(shared=None, common=Global(backbone=state.backbone, control=state.control))
+        return Models.by_policy(fed, Global(backbone=state.backbone, control=state.control))

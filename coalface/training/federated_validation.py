@@ -173,7 +173,7 @@ class FederatedValidation(Component):
 
     @step(role="validator")
     def grade(self, party: Party, common: Candidates) -> Scores:
-        pairs, found = party.pairs, []
+        pairs, found = party.extra_data, []
         images, left, right = images_needed(pairs.left, pairs.right)
         for t in range(self.candidates):
             party.backbone.load({name: stacked[t] for name, stacked in common.backbones.items()})
@@ -202,7 +202,7 @@ class Validated(Federation):
     is still under way when this round ends."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "embedding_size", "initial", "parameters", "policy", "rng"):
+        for name in ("embedding_size", "extra_data", "initial", "parameters", "policy", "rng"):
             setattr(self, name, getattr(self.fed, name))
         self.candidates = (self.weighting.weights,)
         if self.weighting.open is None or self._due(self.weighting.open):

@@ -27,8 +27,10 @@ class PublicImages:
     given is shared: nobody may change it.
     """
 
-    def __init__(self, faces: FaceSet) -> None:
+    def __init__(self, faces: FaceSet, class_embeddings: Tensor | None = None) -> None:
         self.faces = faces
+        self.class_embeddings = class_embeddings
+        """(k, d) of their identities, at a server whose pre-training left some."""
         self._last: tuple[str, Tensor] | None = None
 
     def features(self, party: Party, backbone: Tensors, kept: Tensors | None = None) -> Tensor:
@@ -45,8 +47,8 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
 
     Raises ValueError where the party holds no public images.
     """
-    public: PublicImages | None = party.public
-    if public is None or not len(public.faces):
+    public = party.extra_data
+    if not isinstance(public, PublicImages) or not len(public.faces):
         raise ValueError(f"{party.name} holds no public images: take data.scenario=private-public")
     return public.features(party, backbone, kept)
 

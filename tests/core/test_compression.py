@@ -136,15 +136,6 @@ def test_an_int8_difference_is_off_by_half_a_scale_at_most(
     assert not zeros or (error[0] == 0).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), power=st.integers(-3, 3), updates=st.sampled_from(["float16", "bfloat16"]))
-def test_a_half_difference_is_off_by_half_of_its_last_place_at_most(seed: int, power: int, updates: Updates) -> None:
-    rng = np.random.default_rng(seed)
-    after = torch.from_numpy((rng.uniform(0.5, 1.0, (3, 5)) * 10.0**power).astype(np.float32))
-    error = np.abs(changed(torch.zeros(3, 5), after, updates) - after.double().numpy())
-    assert (error <= after.double().numpy() * torch.finfo(TYPES[updates]).eps / 2).all()
-
-
 # --- what is narrowed, and what is left -------------------------------------------------------------------------------
 
 
@@ -194,9 +185,6 @@ def test_what_a_type_cannot_hold_is_sent_as_it_is() -> None:
 def test_a_row_too_small_for_a_scale_counts_as_zero() -> None:
     after = torch.tensor([[1e-40, -1e-37], [1.0, 1.0]])
     assert changed(torch.zeros(2, 2), after, "int8")[0].tolist() == [0.0, 0.0]
-
-
-# --- a server that is sent nonsense -----------------------------------------------------------------------------------
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -297,14 +285,11 @@ def test_what_a_party_may_send() -> None:
     [
         ({"w/a": MOST}, "int8"),
         (scaled(torch.ones(3)), "int8"),
-        (scaled(torch.ones(2, 1)), "int8"),
         (scaled(torch.ones(2).double()), "int8"),
         (scaled(torch.tensor([1.0, -1.0])), "int8"),
         (scaled(torch.tensor([1.0, math.inf])), "int8"),
-        (scaled(torch.tensor([math.nan, 1.0])), "int8"),
         (scaled(torch.tensor([3e38, 1.0]), MOST), "int8"),
         ({"w/a": torch.ones(2, 3, dtype=torch.int8)}, "int8"),
-        ({"w/a": torch.ones(2, 2, dtype=torch.float16)}, "int8"),
         ({"w/a": torch.full((2, 2), math.nan, dtype=torch.float16)}, "float16"),
         ({"w/a": ONES}, "float16"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import json
 import os
 import resource
 import sys
@@ -117,28 +116,6 @@ def test_the_error_of_a_write_names_its_file(tmp_path: Path, write: Callable[[Pa
     assert named.match(name) and not named.parts[0].startswith("."), named
 
 
-LONG = "n" * 250
-"""A name that a file can have, and none that is longer by a few letters."""
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda place: write_pack(SyntheticFaces(2, 2, 1, size=32), place / LONG, size=32, grey=True),
-        lambda place: write_rec([(0, b"1")], place / LONG, size=(32, 32)),
-        lambda place: write_bin(place / LONG, [b"1"] * 2, [True]),
-        lambda place: kits.make(written(place), place / LONG, NOW),
-    ],
-    ids=["pack", "rec", "bin", "kits"],
-)
-def test_the_error_of_a_folder_that_cannot_be_made_names_no_other(
-    tmp_path: Path, write: Callable[[Path], object]
-) -> None:
-    with pytest.raises(OSError) as caught:
-        write(tmp_path)
-    assert caught.value.filename == str(tmp_path / LONG)
-
-
 def test_a_folder_that_is_bound_from_the_same_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = tmp_path / "our faces"
     bound.mkdir()
@@ -203,15 +180,3 @@ def test_only_writes_are_named(tmp_path: Path) -> None:
         with pytest.raises(type(error)) as caught, disk.writing(tmp_path):
             raise error
         assert caught.value is error and getattr(error, "filename", None) in (None, "mine")
-
-
-def test_a_line_of_the_events_that_was_cut_off_is_no_matter(tmp_path: Path) -> None:
-    out = tinyruns.run(tmp_path / "run")
-    whole = (out / "events.jsonl").read_text()
-    with open(out / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"event": "asks", "st')
-    for more in (1, 2):
-        experiment.resume(out, tinyruns.Silent())
-        found = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-        assert [event["event"] for event in found[-more:]] == ["begins"] * more
-        assert len(found) == len(whole.splitlines()) + more

@@ -21,26 +21,18 @@ from coalface.experiments.sweep import run as sweeping
 
 HOSTILE = ["", ".", "..", "../..", "../../../x", "/x", "a/b", "a\\b", ".x", "a\0b", "a\nb", "\x1b[31m", "x" * 5_000]
 HOSTILE += ["é" * 150, "\u202ex", "x" * 201, "-x"]
-PART = {"kind": "synthetic"}
 KEYS = {
     "name": lambda name: {"name": name},
     "evaluation.pairs": lambda name: {"evaluation": {"pairs": {name: {"pairs": 10}}}},
     "validators": lambda name: {"validators": {name: {"identities": 3}}},
-    "data.faces.parts": lambda name: {"data": {"faces": {"kind": "joined", "parts": {name: PART}}}},
-    "data.parties": lambda name: {"data": {"scenario": "own", "parties": [name]}},
     "data.faces.domains": lambda name: {"data": {"faces": {"domains": [name]}}},
     "data.partition.shares": lambda name: {"data": {"partition": {"kind": "shares", "shares": {name: 1.0}}}},
-    "data.party_augment": lambda name: {"data": {"party_augment": {name: {}}}},
-    "engine.processes_per_party": lambda name: {"engine": {"processes_per_party": {name: 2}}},
     "model.name": lambda name: {"model": {"name": name}},
     "method": lambda name: {"method": name},
-    "methods": lambda name: {"methods": {name: {}}},
-    "loss.name": lambda name: {"loss": {"name": name}},
     "data.source": lambda name: {"data": {"scenario": "domains", "source": name, "target": "b"}},
     "validators.v.validates": lambda name: {"validators": {"v": {"validates": name}}},
-    "pretrain.name": lambda name: {"pretrain": {"name": name}},
 }
-"""Each key of a recipe that is a name, or holds names."""
+"""Keys of a recipe that are names, or hold names."""
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -59,23 +51,13 @@ def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "broken", "others"),
-    [
-        (".x", "begins with a dot", ["backslash", "bytes", "printed"]),
-        ("-x", "begins with `-`", ["dot", "bytes"]),
-        ("a/b", "has a `/` in it", ["dot", "bytes"]),
-        ("a\\b", "has a `\\` in it", ["dot", "`/`"]),
-        ("a\nb", r"has '\n' in it, which cannot be printed", ["dot", "bytes"]),
-        ("é" * 150, "has 300 bytes in UTF-8, and 200 are the most", ["dot", "printed", "é" * 81]),
-        ("", "is empty", ["dot", "bytes"]),
-    ],
-    ids=ascii,
+    ("name", "rule"),
+    [(".x", "dot"), ("-x", "`-`"), ("a/b", "`/`"), ("a\nb", r"'\n'"), ("é" * 150, "300 bytes"), ("", "empty")],
 )
-def test_of_a_name_that_is_refused_the_broken_rule_alone_is_said(name: str, broken: str, others: list[str]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"it {broken}")) as caught:
+def test_a_name_that_breaks_a_rule_is_refused_by_it(name: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(rule)) as caught:
         check_name(name)
-    said = str(caught.value)
-    assert said.startswith(repr(name[:80])[:-1]) and not any(other in said for other in others)
+    assert str(caught.value).startswith(repr(name[:80])[:-1]) and "é" * 81 not in str(caught.value)
 
 
 @pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"evaluation": {"x" * 5_000: 1}}])

@@ -1,4 +1,4 @@
-"""Cohorts: many parties as one batch. That it gives what single parties give is a row of `test_every_method.py`."""
+"""Client batches: many parties as one. What single parties give they give too: `test_every_batched_method.py`."""
 
 from __future__ import annotations
 

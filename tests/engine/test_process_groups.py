@@ -112,7 +112,7 @@ def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_on
 
 
 APART = ("pfm", "dan", "dann", "fedfr-joint", "finetune", "kd", "fedface-multi")
-SEVERAL = [name for name, cls in METHODS.items() if not cls.one_identity and name not in APART]
+SEVERAL = [name for name, cls in METHODS.items() if cls.scenario != "devices" and name not in APART]
 """Methods whose parties have class embeddings to share out; `pfm` is looked at more closely above, and neither batches
 of two domains nor several losses over one batch are split, nor class embeddings that are sent."""
 

@@ -48,7 +48,7 @@ def evaluated(recipe: Recipe) -> set[str]:
 
 
 def test_every_method_for_domains_is_looked_at() -> None:
-    assert set(METHODS) == {name for name, method in REGISTERED.items() if method.domains}
+    assert set(METHODS) == {name for name, method in REGISTERED.items() if method.scenario == "domains"}
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_nobody_who_is_evaluated_or_calibrated_by_is_in_anybodys_images(method: 
     assert len(calibrated) == 2 and not calibrated & trained
     assert aside == (calibrated if "source" in here.data else set())
     assert before == {name for name in who.values() if name.startswith("studio/")} - calibrated
-    sides = REGISTERED[method].domains
+    sides = REGISTERED[method].sides
     both = {"source": "studio/", "target": "street/"}
     assert (
         trained == {name for name in who.values() if name.startswith(tuple(both[s] for s in sides))} - held - calibrated

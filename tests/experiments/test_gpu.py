@@ -21,10 +21,10 @@ from coalface.methods import METHODS
 def fitting(name: str, **engine: Any) -> Recipe:
     """A tiny recipe for the method."""
     cls = METHODS[name]
-    if cls.domains:
+    if cls.scenario == "domains":
         return two_domains({"method": name, "engine": engine})
-    data: dict[str, Any] = {"scenario": "devices"} if cls.one_identity else {}
-    if cls.shares_public:
+    data: dict[str, Any] = {"scenario": "devices"} if cls.scenario == "devices" else {}
+    if cls.scenario == "private-public":
         data = {"scenario": "private-public", "private": {"identities": 4}, "partition": {"parties": 2}}
     own = {"fedfv": {"sample": 3, "equivalents": 5}, "feduv": {"sample": 3, "length": 127}}.get(name, {})
     validators = {"evaluation": {"identities": 2, "pairs": 10}} if name.endswith("-fv") else {}

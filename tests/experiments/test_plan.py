@@ -25,7 +25,7 @@ class Nothing(nn.Identity):
 
 def plan(**changes: object) -> planning.Plan:
     recipe = tiny(**changes)
-    names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pooled else 2)]
+    names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pools else 2)]
     network = first_backbone(recipe)
     return planning.plan(recipe.build_method(), {"trainer": names}, network)
 

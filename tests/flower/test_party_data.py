@@ -66,7 +66,7 @@ def _bytes(content: RecordDict) -> list[bytes]:
     return arrays + [str(value).encode() for record in content.config_records.values() for value in record.values()]
 
 
-OVER_OWN = [n for n, m in METHODS.items() if not (m.pooled or m.domains or "fv" in n)]
+OVER_OWN = [n for n, m in METHODS.items() if not (m.pools or m.scenario == "domains" or "fv" in n)]
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ OVER_OWN = [n for n, m in METHODS.items() if not (m.pooled or m.domains or "fv" 
 def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     method: str, parties: Path, tmp_path: Path
 ) -> None:
-    one = METHODS[method].one_identity
+    one = METHODS[method].scenario == "devices"
     for party, names in PEOPLE.items():
         shutil.copytree(parties / party, tmp_path / party)
         for name in names[1:] if one else ():
@@ -86,7 +86,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     path = written(tmp_path, method=method, data={"parties": list(PEOPLE)})
     tree = yaml.safe_load(path.read_text())
     del tree["validators"]
-    if METHODS[method].shares_public:
+    if METHODS[method].scenario == "private-public":
         tree["data"]["public"] = UNSEEN | {"first": 500}
         tree["pretrain"] = {"method": "centralized", "rounds": 1}
     if one and "sample" in METHODS[method].__dataclass_fields__:

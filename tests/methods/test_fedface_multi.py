@@ -199,18 +199,6 @@ def test_the_rounds_are_those_of_a_plain_loop(
     assert (late > 0 and absent > 0) == (method.sample is not None or "faults" in rules)
 
 
-def test_sampled_class_embeddings_are_those_of_the_batch(tmp_path: Path) -> None:
-    """One step on two images: of three class embeddings those stay of whom there is no image in the batch."""
-    local = LocalTraining(steps_per_round=1, batch_size=2, lr=0.1, sample_rate=0.01)
-    for rate in (0.01, None):
-        method = multi(rounds=1, local=replace(local, sample_rate=rate), spreadout=False)
-        found = run(method, tmp_path / str(rate), EXACT).state.centres["silo-0"]
-        client = Client("silo-0", EXACT, method)
-        seen = set(client.labels[local.batches(client.party, Cursor())[0][0]].tolist())
-        apart = (found - client.means(EXACT().backbone.shared())).abs().amax(1)
-        assert {i for i in range(3) if apart[i] > 1e-9} == (seen if rate else {0, 1, 2}) and len(seen) < 3
-
-
 # --- what a client may send -------------------------------------------------------------------------------------------
 
 

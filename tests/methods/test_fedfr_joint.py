@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,10 +13,8 @@ import torch
 import worlds
 from naive_clients import heard_run, metrics
 from naive_fedfr import EXACT, WORK, followed, joint, own_model, same_as_kept
-from typer.testing import CliRunner
-from worlds import LOSS, Ran, Stop, Tiny, raw, run, stopping
+from worlds import LOSS, Ran, Tiny, raw, run
 
-from coalface.cli.main import app
 from coalface.core import codec
 from coalface.core.local_results import PERSONAL_MODEL
 from coalface.methods.fedavg import FedAvg
@@ -25,7 +22,6 @@ from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.sphereface2 import SphereFace2
-from coalface.training.losses.subcenter import SubCenterArcFace
 
 OFF: dict[str, Any] = {"public": "none", "contrastive": 0.0, "branch": "none"}
 
@@ -63,7 +59,7 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
             continue
         same_as_kept(client, naive.kept(tmp_path, party, Own))
         assert naive.furthest(personal[party], own_model(client)) < 1e-10
-        near = {len(client.party.public.faces)} if name == "all public" else set(client.near)
+        near = {len(client.party.extra_data.faces)} if name == "all public" else set(client.near)
         assert settings.get("public") == "none" or near == set(client.near)
     if settings.get("public") is None:  # hard negatives were some, and not the same in all rounds
         counts = [count for client in members.values() for count in client.near]
@@ -139,25 +135,6 @@ def test_which_public_images_are_trained_on(tmp_path: Path) -> None:
     assert naive.furthest(far.state.backbone, none.state.backbone) > 1e-5
 
 
-def test_phi_stays_or_goes_on(tmp_path: Path) -> None:
-    ran, own, _ = once(tmp_path, phi_update="none")
-    plain, same, _ = once(tmp_path)
-    first = once(tmp_path, phi_update="none", rounds=2)[0].state.classifier
-    assert ran.state.classifier.equal(first) and apart(ran, plain)[0] == 0 and apart(ran, plain)[1] > 1e-5
-    assert all(own[p].classes.equal(same[p].classes) for p in own)
-
-
-def test_a_clients_weight(tmp_path: Path) -> None:
-    for weights in ("images", "trained"):
-        _, heard = heard_run(joint(rounds=1, weights=weights, contrastive=0.0), tmp_path / weights, EXACT)
-        sent = {h.request.party: codec.unpack(bytearray(h.data), Update) for h in heard}
-        assert {p: u.images for p, u in sent.items()} == (
-            {"silo-0": 12, "silo-1": 11, "silo-2": 10}
-            if weights == "images"
-            else {"silo-0": 12 + 5, "silo-1": 11 + 6, "silo-2": 10 + 6}
-        )
-
-
 def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """9 images in batches of 4: 4 and 5, or with `drop_last` 4 and 4; a client with 3 trains on them."""
     from coalface.methods import fedfr_joint
@@ -213,25 +190,14 @@ def test_the_presets_differ_in_all_that_the_specification_names() -> None:
     }
     assert {n: (paper.detail(n), official.detail(n)) for n in expected} == expected
     assert expected.keys() == PRESETS["paper"].keys() == PRESETS["official"].keys()
+    beside = FedFRJoint(preset="official", bias="one")
+    assert (beside.detail("bias"), beside.detail("weights")) == ("one", "trained")
     # What both say: the paper's own numbers.
     loss, binary, local = paper.loss, paper.binary, paper.local
     assert (paper.rounds, local.epochs, local.lr, local.weight_decay, local.momentum) == (30, 4, 0.001, 5e-4, 0.9)
     assert (loss.scale, loss.margin, paper.threshold) == (30, 0.4, 0.4)  # type: ignore[attr-defined]
     assert (paper.contrastive, paper.temperature, paper.branch_weight, paper.through) == (5, 0.5, 10, True)
     assert (binary.scale, binary.margin, binary.power, binary.balance) == (30, 0.4, 3, 0.7)
-
-
-OTHERS: dict[str, Any] = {
-    "phi_update": "average", "weights": "images", "previous": "global", "branch_init": "random", "bias": "one",
-    "epochs": (3, 2, 2, 1), "decay_after": (1, 1, 1, 1), "drop_last": False,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(OTHERS))
-def test_a_setting_beside_the_preset_wins(name: str) -> None:
-    method = FedFRJoint(preset="official", **{name: OTHERS[name]})
-    assert method.detail(name) == OTHERS[name] != FedFRJoint(preset="official").detail(name)
-    assert all(method.detail(n) == value for n, value in PRESETS["official"].items() if n != name)
 
 
 def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
@@ -250,27 +216,7 @@ def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
                 torch.testing.assert_close(kept.branch["bias"], wanted.double(), atol=1e-5, rtol=0)
 
 
-def test_the_bias_of_a_client_of_one_identity_starts_at_zero(tmp_path: Path) -> None:
-    build = replace(EXACT, one_identity=True)
-    run(joint(local=replace(WORK, lr=1e-300)), tmp_path, build)
-    for party in build().data:
-        bias = naive.kept(tmp_path, party, Own).branch["bias"]
-        assert bias.shape == () and abs(float(bias)) < 1e-200
-
-
 # --- what leaves, and what stays --------------------------------------------------------------------------------------
-
-
-def test_the_command_says_what_leaves_a_client() -> None:
-    found = CliRunner().invoke(app, ["messages", "fedfr-joint", "--json"])
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.output)
-    up, down = ({s["field"] for s in told["sent"] if s["direction"] == way} - {"header"} for way in ("up", "down"))
-    assert up == {"backbone", "classifier", "images", "loss"} and down == {"backbone", "classifier"}
-    assert set(told["stays"]) == {
-        "Own.classes", "Own.branch", "Own.model", "Own.kept", "Own.cursor.epoch", "Own.cursor.offset", "Own.used",
-            "Own.federated",
-    }  # fmt: skip
 
 
 def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
@@ -288,64 +234,3 @@ def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
             assert not any(secret in replies[0].data for secret in secrets)
             assert all(t.numpy().tobytes() in replies[0].data for t in own.model.values())  # Θ_l: what is sent
             before[party] = [t.numpy().tobytes() for t in own.model.values()]
-
-
-def test_a_client_that_sits_out_keeps_what_it_had(tmp_path: Path) -> None:
-    held: dict[int, dict[str, bytes]] = {}
-    for rounds in (1, 2, 3, 4):
-        run(joint(rounds=rounds, sample=1), tmp_path / str(rounds), EXACT)
-        kept = {p: naive.kept(tmp_path / str(rounds), p, Own) for p in EXACT().data}
-        held[rounds] = {p: bytes(codec.pack(own).data) for p, own in kept.items() if own is not None}
-    came = [next(iter(line["losses"])) for line in metrics(tmp_path / "4")]
-    assert len(set(came)) > 1
-    for rounds in (2, 3, 4):
-        for party, own in held[rounds - 1].items():
-            assert (held[rounds][party] == own) == (party != came[rounds - 1])
-
-
-def test_what_stays_survives_a_stop(tmp_path: Path) -> None:
-    method = joint(rounds=3, sample=2, previous="random")
-    whole = run(method, tmp_path / "whole", EXACT)
-    with pytest.raises(Stop):
-        run(method, tmp_path / "stopped", EXACT, transport=stopping(3))
-    assert run(method, tmp_path / "stopped", EXACT).bytes() == whole.bytes()
-
-
-# --- settings that cannot be ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"threshold": 1.5}, "threshold is 1.5; give a number from -1 to 1"),
-        ({"contrastive": -1.0}, "contrastive is -1.0; give a number from 0 to 1e"),
-        ({"branch_weight": math.nan}, "branch_weight is nan; give a number from 0 to 1e"),
-        ({"temperature": 0.0}, "temperature is 0.0; give a number above 0, such as 0.5"),
-        ({"epochs": (2, 0)}, r"epochs and decay_after are 1 or more, .* got epochs=\[2, 0\] and decay_after=\[\]"),
-        ({"epochs": (2, 1), "decay_after": (1,)}, r"as many of the one as of the other, or decay_after is \[\]"),
-        ({"epochs": (2,), "decay_after": (0,)}, r"1 or more, .* decay_after=\[0\]"),
-        ({"preset": "official", "epochs": ()}, r"got epochs=\[\] and decay_after=\[8, 6, 4, 3\]"),
-        (
-            {"preset": "official", "local": LocalTraining(epochs=2)},
-            r"epochs is 2, and preset=official would put \[10, 8",
-        ),
-        (
-            {"preset": "official", "local": LocalTraining(steps_per_round=3)},
-            r"leave it out, or set epochs=\[\] and decay_after",
-        ),
-        (
-            {"local": LocalTraining(sample_rate=0.5)},
-            r"local.sample_rate: all rows of \[Φ ; W\] are trained in every step",
-        ),
-        ({"loss": SphereFace2()}, "SphereFace2 trains more than one class embedding .* take a loss such as cosface"),
-        ({"loss": SubCenterArcFace()}, "SubCenterArcFace trains more than one class embedding .* such as cosface"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        FedFRJoint(**settings)
-
-
-def test_a_sample_of_more_clients_than_there_are_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot sample 9 of 3 parties"):
-        run(joint(sample=9), tmp_path, EXACT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,15 +11,13 @@ import naive
 import numpy as np
 import pytest
 import torch
-from naive_unlabelled import LR, TAU, WORLD, Client, heard, made
-from torch import Tensor
+from naive_unlabelled import LR, TAU, WORLD, Client, made
 from worlds import Tiny, run
 
 from coalface.core.method import Tensors
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
-from coalface.training.classifier import HEAD
-from coalface.training.local_work import Cursor, LocalTraining
+from coalface.training.local_work import Cursor
 
 
 @dataclass
@@ -102,44 +99,3 @@ def test_without_constraint_there_is_no_pull_bit_for_bit(tmp_path: Path, monkeyp
     monkeypatch.setattr(fedfr_uda, "learn", lambda *given, **more: plain(*given, **{**more, "pull": None}))
     unpulled = run(made(constraint=5.0), tmp_path / "unpulled", WORLD).bytes()
     assert unpulled == free != held
-
-
-def test_the_source_alone_is_pulled_and_by_its_backbone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pulled: list[tuple[str, int, dict[str, Tensor]]] = []
-    plain = fedfr_uda.learn
-
-    @functools.wraps(plain)
-    def noting(party: Any, backbone: Tensors, *rest: Any, pull: Any = None, **more: Any) -> Any:
-        def noted(now: Tensors, *batch: Tensor) -> Tensors:
-            found = pull(now, *batch)
-            assert set(found) == set(now) - {HEAD} == {n for n, _ in party.backbone.module.named_parameters()}
-            for name, gradient in found.items():
-                assert torch.equal(gradient, 0.5 * (now[name].detach() - backbone[name])) and not gradient.requires_grad
-            pulled.append((party.name, party.round, found))
-            return dict(found)
-
-        return plain(party, backbone, *rest, pull=noted if pull else None, **more)
-
-    monkeypatch.setattr(fedfr_uda, "learn", noting)
-    run(made(pretrain=1, rounds=2), tmp_path, replace(WORLD, norm=True))
-    assert [(name, round_) for name, round_, _ in pulled] == [("silo-0", r) for r in (1, 2) for _ in range(3)]
-    first = [not any(g.any() for g in found.values()) for _, _, found in pulled]
-    assert first == [True, False, False] * 2  # at w^t itself there is nothing to pull
-
-
-def test_the_stronger_the_constraint_the_nearer_the_source_stays(tmp_path: Path) -> None:
-    """In the first round, in which w^t is the same for all; without momentum or decay, which would move it as well."""
-    work = LocalTraining(steps_per_round=8, batch_size=5, lr=0.1, momentum=0.0, weight_decay=0.0)
-    start, moved = WORLD().backbone.shared(), []
-    for constraint in (0.0, 1.0, 5.0):
-        method = made(rounds=1, local=work, constraint=constraint)
-        folder = tmp_path / str(constraint)
-        ran, _ = heard(
-            method,
-            folder,
-            failing=lambda r: r.step == "train" and r.party != "silo-0",
-            on_error="exclude",
-            min_reply_fraction=0.0,
-        )
-        moved.append(sum(float((t - start[n]).square().sum()) for n, t in ran.state.backbone.items()))
-    assert moved[0] > 1.2 * moved[1] > 1.2 * 1.2 * moved[2] > 0

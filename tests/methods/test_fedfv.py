@@ -14,12 +14,11 @@ from naive_clients import EXACT, STEPS, WHOLE, Heard, Slopes, along_cosine, hear
 from torch import Tensor
 from worlds import Tiny, run
 
-from coalface.core import codec
 from coalface.core.method import Tensors, generator
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import plan
 from coalface.methods import fedfv
-from coalface.methods.fedfv import FedFV, Update
+from coalface.methods.fedfv import FedFV
 from coalface.training.fedfv import draw_subsets
 
 
@@ -100,25 +99,6 @@ def test_it_is_algorithm_2_by_a_plain_loop(
 
 def by_round(heard: list[Heard]) -> dict[int, list[Heard]]:
     return {r: [h for h in heard if h.request.round == r] for r in sorted({h.request.round for h in heard})}
-
-
-def test_all_that_are_selected_get_the_same_others_and_their_own_class_embedding(tmp_path: Path) -> None:
-    ran, heard = heard_run(FedFV(rounds=6, local=WHOLE, sample=4, equivalents=5), tmp_path)
-    one = {h.request.party: h.each.centre for h in heard}
-    seen = set()
-    for asked in by_round(heard).values():
-        others = asked[0].common.others
-        assert others.shape == (5, 8)
-        assert len(asked) == 4
-        assert all(torch.equal(h.common.others, others) for h in asked)
-        assert torch.allclose(others.norm(dim=1), torch.ones(5, dtype=torch.float64), atol=1e-12)
-        assert len({h.each.centre.numpy().tobytes() for h in asked}) == 4
-        seen.add(others.numpy().tobytes())
-        rows = torch.cat([*one.values(), *ran.state.centres.values()])
-        assert (others @ rows.T).max() < 1 - 1e-6  # a class embedding of another, as it is, goes to nobody
-    assert len(seen) == 6  # drawn anew in each round
-    replies = [codec.decode(bytearray(h.data), Update) for h in heard]
-    assert all(float(reply.centre.norm()) == pytest.approx(1, abs=1e-12) for reply in replies)
 
 
 def test_the_others_are_fused_from_those_that_are_not_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

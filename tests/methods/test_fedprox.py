@@ -8,7 +8,7 @@ import torch
 from worlds import Tiny, recipe, run
 
 from coalface.core.method import Tensors
-from coalface.methods import fedprox
+from coalface.methods import fedavg
 from coalface.training.classifier import HEAD
 from coalface.training.local_training import learn
 from coalface.training.local_work import LocalTraining
@@ -48,7 +48,7 @@ def test_the_pull_is_the_gradient_of_the_proximal_term(
 
         return learn(party, backbone, *arguments, pull=check, **named)
 
-    monkeypatch.setattr(fedprox, "learn", watched)
+    monkeypatch.setattr(fedavg, "learn", watched)
     run(recipe("fedprox", mu=mu, rounds=1)[0], tmp_path, Tiny(norm=True, policy=policy))
     assert seen[0] == 0.0  # the first step starts at w_t
     assert max(seen) > 0.001

@@ -19,7 +19,7 @@ from coalface.core import codec
 from coalface.core.method import Tensors, generator
 from coalface.engine.faults import SimulatedFaults
 from coalface.methods import feduv
-from coalface.methods.feduv import Code, FedUV, Global, Update
+from coalface.methods.feduv import Code, FedUV, Update
 from coalface.training.bch_codes import BCH
 
 NAMES = sorted(EXACT().data)
@@ -209,16 +209,6 @@ def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, mon
     assert failed
     assert later
     assert not states
-
-
-def test_a_client_without_a_codeword_does_not_train() -> None:
-    method, party = FedUV(length=127), naive.party("silo-0", EXACT)
-    sent = Global(backbone=EXACT().backbone.shared(), projection=torch.zeros(127, 8, dtype=torch.float64))
-    for work in (method.train, method.set_threshold):
-        with pytest.raises(ValueError, match="has drawn no codeword: it must be asked to enrol before it trains"):
-            work(party, None, sent)
-    with pytest.raises(ValueError, match="has drawn no codeword"):
-        method.train_batched([party], [None], sent)
 
 
 def test_more_clients_than_the_code_can_tell_apart_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

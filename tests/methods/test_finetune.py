@@ -10,14 +10,11 @@ import naive
 import pytest
 from naive_clients import metrics
 from naive_fedfr import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
-from worlds import Stop, Tiny, run, stopping
+from worlds import Tiny, run
 
 from coalface.core.local_results import PERSONAL_MODEL
 from coalface.methods.fedfr_joint import FedFRJoint, Own
-from coalface.methods.finetune import Finetune, Progress
-from coalface.methods.kd import KD
-from coalface.training.losses.hinge import PositiveHinge
-from coalface.training.losses.sphereface import SphereFace
+from coalface.methods.finetune import KD, Finetune, Progress
 
 TUNED: dict[str, Any] = {**vars(joint(branch="none")), "tuning_epochs": 2}
 
@@ -83,27 +80,3 @@ def test_with_a_weight_of_0_the_teacher_says_nothing(tmp_path: Path) -> None:
         assert naive.furthest(models[1][party], models[0][party]) < 1e-13
         assert naive.furthest(models[2][party], models[0][party]) > 1e-5
     assert naive.furthest(taught.state.backbone, plain.state.backbone) == 0
-
-
-def test_a_stop_between_the_stages(tmp_path: Path) -> None:
-    method = KD(**{**TUNED, "rounds": 1})
-    whole = run(method, tmp_path / "whole", EXACT)
-    with pytest.raises(Stop):
-        run(method, tmp_path / "stopped", EXACT, transport=stopping(4))
-    assert run(method, tmp_path / "stopped", EXACT).bytes() == whole.bytes()
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: Finetune(branch="binary"), "it has no branch .* for a branch take fedfr-joint"),
-        (lambda: Finetune(tuning_epochs=0), "tunes for 1 epoch or more; got branch=none and tuning_epochs=0"),
-        (lambda: KD(weight=1.5), "weight is from 0 to 1 and distillation_temperature above 0; got 1.5 and 4.0"),
-        (lambda: KD(distillation_temperature=0.0), "got 0.5 and 0.0"),
-        (lambda: KD(loss=SphereFace()), "kd distils the logits of a softmax, and SphereFace has none: take one such"),
-        (lambda: KD(loss=PositiveHinge()), "kd distils the logits of a softmax, and PositiveHinge has none"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(make: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        make()

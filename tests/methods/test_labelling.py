@@ -81,10 +81,6 @@ def test_finch_takes_the_level_nearest_to_a_number_or_the_last_with_more_than_on
     assert found.tolist() == expected.tolist()
 
 
-def test_finch_of_points_that_join_at_once_is_one_cluster() -> None:
-    assert Labelling(algorithm="finch")(at(0, 1, 3), 0.0, rng()).tolist() == [0, 0, 0]
-
-
 def test_finch_between_two_levels_takes_the_finer() -> None:
     """Four pairs, two pairs of pairs, all: levels of 4, 2 and 1 clusters; 3 is as far from 4 as from 2."""
     features = at(0, 1, 10, 11, 90, 91, 100, 101)
@@ -154,38 +150,6 @@ def test_the_threshold_that_is_chosen_is_the_best_of_all_that_are_tried(algorith
 def test_the_choice_looks_at_all_clusters_the_small_ones_as_well() -> None:
     features, labels = groups(5, 4, 0.12)
     assert Labelling(min_cluster_size=50).choose(features, labels) == Labelling().choose(features, labels)
-
-
-@pytest.mark.parametrize(
-    ("settings", "asks"),
-    [
-        ({}, True),
-        ({"algorithm": "dbscan"}, True),
-        ({"threshold": 0.3}, False),
-        ({"algorithm": "finch"}, False),
-        ({"algorithm": "k-means", "clusters": 4}, False),
-    ],
-)
-def test_the_source_is_asked_where_a_threshold_is_wanted_and_not_given(settings: dict[str, Any], asks: bool) -> None:
-    assert Labelling(**settings).asks == asks
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"threshold": 0.0}, "threshold is a cosine distance above 0 and up to 2, or auto; got 0.0"),
-        ({"threshold": 2.1}, "got 2.1"),
-        ({"threshold": math.nan}, "got nan"),
-        ({"algorithm": "k-means"}, "k-means has to be told how many clusters there are: give `clusters`"),
-        ({"clusters": 0}, "clusters is 0; give 1 or more, or leave it out"),
-        ({"algorithm": "dbscan", "clusters": 3}, "dbscan finds the number of clusters by itself: leave `clusters` out"),
-        ({"min_cluster_size": 0}, "min_cluster_size and min_samples are 1 or more; got 0 and 4"),
-        ({"min_samples": 0}, "min_cluster_size and min_samples are 1 or more; got 1 and 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Labelling(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"algorithm": "k-means", "clusters": 2}, {"algorithm": "dbscan"}])

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import naive
 import pytest
+import torch
 from cases import by_default
 from worlds import LOSS, Tiny, recipe, run
 
-from coalface.methods.mime import Mime
+from coalface.core.method import Tensors
+from coalface.methods.mime import Mime, MimeLite
+from coalface.training.classifier import HEAD
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.sphereface2 import SphereFace2
@@ -16,25 +19,23 @@ from coalface.training.losses.sphereface2 import SphereFace2
 EXACT = Tiny(flip=False, double=True)
 BETA, DECAY, LR = 0.9, 5e-3, 0.05
 
+both = pytest.mark.parametrize("method", [Mime, MimeLite])
 
-@pytest.mark.parametrize("norm", by_default(1, [False, True]))
-@pytest.mark.parametrize("steps", [1, 3])
+
+@both
+@pytest.mark.parametrize(("steps", "norm"), by_default(2, [(1, False), (3, False), (1, True), (3, True)]))
 def test_it_is_algorithm_1_in_the_papers_own_convention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, norm: bool
+    method: type[MimeLite], steps: int, norm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a plain loop with the damped momentum s and the rate η′ = η / (1 − β)."""
-    build = replace(EXACT, norm=norm)
-    work = LocalTraining(
-        steps_per_round=steps, batch_size=16, lr=LR, momentum=BETA, weight_decay=DECAY
-    )  # a batch is all images:
-    states = naive.watched(Mime, monkeypatch)  # BatchNorm's gradient hangs on how the images are cut
-    if not norm:
-        work = replace(work, batch_size=4)
-    run(Mime(rounds=3, local=work, loss=LOSS), tmp_path, build)
+    build, batch = replace(EXACT, norm=norm), 16 if norm else 4  # BatchNorm's gradient hangs on how images are cut
+    work = LocalTraining(steps_per_round=steps, batch_size=batch, lr=LR, momentum=BETA, weight_decay=DECAY)
+    states = naive.watched(method, monkeypatch)
+    run(method(rounds=3, local=work, loss=LOSS), tmp_path, build)
     parties = naive.silos(build, work)
     weights, rate = naive.shares(parties), LR / (1 - BETA)
     x, s = build().backbone.shared(), naive.zeros(build)
-    for found in states:
+    for state in states:
         wholes = []
         for silo in parties:
             ((pixels, labels),) = silo.everything()
@@ -47,65 +48,78 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
                 there, _, _ = silo.gradients(x, head, pixels, labels)
                 g, h, running = silo.gradients(y, silo.head, pixels, labels)
                 for n in g:
-                    corrected = (g[n] + DECAY * y[n]) - (there[n] + DECAY * x[n]) + c[n]
-                    y[n] = y[n] - rate * ((1 - BETA) * corrected + BETA * s[n])
+                    step = g[n] + DECAY * y[n]
+                    if method is Mime:
+                        step = step - (there[n] + DECAY * x[n]) + c[n]
+                    y[n] = y[n] - rate * ((1 - BETA) * step + BETA * s[n])
                 y.update(running)
                 silo.step_head(h, LR)
             ends.append(y)
         x = naive.mean(weights, ends)
         s = {n: (1 - BETA) * t + BETA * s[n] for n, t in c.items()}
-        assert naive.furthest(found.backbone, x) < 1e-12
-        assert naive.furthest(found.momentum, {n: t / (1 - BETA) for n, t in s.items()}) < 1e-12
+        assert naive.furthest(state.backbone, x) < 1e-12
+        assert naive.furthest(state.momentum, {n: t / (1 - BETA) for n, t in s.items()}) < 1e-12
     for silo in parties:
         assert naive.furthest({"head": naive.kept(tmp_path, silo.name, Learner).head}, {"head": silo.head}) < 1e-12
+    assert max(float(t.abs().max()) for t in s.values()) > 1e-3
 
 
-def test_one_step_a_round_is_sgd_with_momentum_on_everybodys_images(tmp_path: Path) -> None:
-    """The two gradients of the first step are one and the same, so whatever batch was drawn falls out."""
-    work = LocalTraining(steps_per_round=1, batch_size=3, lr=0.1, momentum=BETA, weight_decay=DECAY)
-    state = run(Mime(rounds=4, local=work, loss=LOSS), tmp_path, EXACT).state
-    parties = naive.silos(EXACT, work)
-    weights = naive.shares(parties)
-    x, m = EXACT().backbone.shared(), naive.zeros(EXACT)
-    for _ in range(4):
-        wholes = []
-        for silo in parties:
-            (((pixels, labels),), ((some, theirs),)) = silo.everything(), silo.batches()
-            wholes.append(silo.gradients(x, silo.head, pixels, labels)[0])
-            silo.step_head(silo.gradients(x, silo.head, some, theirs)[1], work.lr)
-        m = {n: BETA * m[n] + c + DECAY * x[n] for n, c in naive.mean(weights, wholes).items()}
-        x = {n: w - work.lr * m[n] for n, w in x.items()}
-    assert naive.furthest(state.backbone, x) < 1e-12
-    assert naive.furthest(state.momentum, m) < 1e-12
+@pytest.mark.parametrize("norm", [False, True])
+def test_one_trainer_with_one_step_of_all_images_is_torch_sgd_with_momentum(tmp_path: Path, norm: bool) -> None:
+    build = replace(EXACT, pooled=True, norm=norm)
+    work = LocalTraining(steps_per_round=1, batch_size=99, lr=0.2, schedule="step", momentum=BETA, weight_decay=DECAY)
+    (silo,) = naive.silos(build, work)
+    net, head = silo.net, silo.head.clone().requires_grad_()
+    optimiser = torch.optim.SGD([*net.parameters(), head], momentum=BETA, weight_decay=DECAY)
+    for lr in (0.2, 0.2, 0.02, 0.002):
+        ((pixels, labels),) = silo.batches()
+        optimiser.param_groups[0]["lr"] = lr
+        optimiser.zero_grad()
+        LOSS(net(pixels), head, labels).backward()
+        optimiser.step()
+    state = run(MimeLite(rounds=4, local=work, loss=LOSS), tmp_path, build).state
+    expected = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}
+    velocity = {n: optimiser.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
+    assert naive.furthest(state.backbone, expected) < 1e-12
+    assert naive.furthest(state.momentum, velocity) < 1e-12
 
 
-def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both parties take y ← y − (y − x + c + β m) / 2, since ∇f_i(y) − ∇f_i(x) = y − x.
+@both
+def test_numbers_by_hand(method: type[MimeLite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MimeLite, round 1, m = 0: y_a = 3/4, y_b = −3/4, c = 0 + 1/2. Round 2, β m = 1/4: y_a = −3/8 → 3/16 → 15/32,
+    y_b = −3/8 → −13/16 → −33/32, c = −3/8 + 1/2 and m = 1/8 + 1/4.
 
-    Round 1, c = 1/2: 0 → −1/4 → −3/8. Round 2, c + β m = 1/8 + 1/4: −3/8 → −9/16 → −21/32.
+    Mime: both parties take y ← y − (y − x + c + β m) / 2, since ∇f_i(y) − ∇f_i(x) = y − x. Round 1, c = 1/2:
+    0 → −1/4 → −3/8. Round 2, c + β m = 1/8 + 1/4: −3/8 → −9/16 → −21/32.
     """
-    assert naive.worked(Mime, tmp_path, monkeypatch) == [
+    assert naive.worked(method, tmp_path, monkeypatch) == [
         {"backbone": -0.375, "momentum": 0.5},
         {"backbone": -0.65625, "momentum": 0.375},
     ]
 
 
-def test_batchnorm_statistics_are_those_of_training_alone(tmp_path: Path) -> None:
-    """All other passes over images leave no trace: in a round of one step they are FedAvg's, which begins the same."""
-    build = Tiny(norm=True, flip=False)
-    work = LocalTraining(steps_per_round=1, batch_size=4, lr=0.05)
-    mime = run(recipe("mime", rounds=1, local=work)[0], tmp_path / "mime", build).state
-    plain = run(recipe("fedavg", rounds=1, local=work)[0], tmp_path / "fedavg", build).state
-    running = [n for n in plain.backbone if "running" in n]
-    assert running
-    assert naive.furthest(*({n: s.backbone[n] for n in running} for s in (mime, plain))) == 0
-    assert set(mime.momentum) == set(mime.backbone) - set(running)
+def test_without_momentum_mimelite_trains_as_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    """So the full gradient takes nothing from the streams and leaves no trace in BatchNorm."""
+    work = LocalTraining(epochs=2, batch_size=4, lr=0.05, momentum=0.0)
+    lite = run(recipe("mimelite", local=work, gradient_batches=2)[0], tmp_path / "lite", Tiny(norm=True))
+    plain = run(recipe("fedavg", local=work)[0], tmp_path / "fedavg", Tiny(norm=True))
+    assert naive.furthest(lite.state.backbone, plain.state.backbone) == 0
 
 
 def test_a_loss_with_tensors_of_its_own_is_taken_as_it_stood(tmp_path: Path) -> None:
-    """With one step a round the two gradients cancel, bias and all: so batches of 2 end where batches of 4 do."""
+    """With one step a round Mime's two gradients cancel, bias and all: batches of 2 end where batches of 4 do."""
     ends = []
     for batch in (2, 4):
         work = LocalTraining(steps_per_round=1, batch_size=batch, lr=0.1, momentum=BETA)
         ends.append(run(Mime(rounds=1, local=work, loss=SphereFace2()), tmp_path / str(batch), EXACT).state.backbone)
     assert naive.furthest(*ends) < 1e-12
+
+
+@both
+def test_momentum_of_the_class_embeddings_is_the_partys_own(method: type[MimeLite], tmp_path: Path) -> None:
+    name = method.__name__.lower()
+    run(recipe(name, rounds=2)[0], tmp_path)
+    velocity: Tensors = naive.kept(tmp_path, "silo-0", Learner).velocity
+    assert set(velocity) == {HEAD}
+    run(recipe(name, rounds=2, head_momentum="reset")[0], tmp_path / "reset")
+    assert naive.kept(tmp_path / "reset", "silo-0", Learner).velocity == {}

@@ -8,16 +8,14 @@ from typing import Any, Literal
 import naive
 import pytest
 import torch
-import worlds
 from hypothesis import given
 from hypothesis import strategies as st
 from tinyruns import tiny
 from torch import Tensor
-from worlds import LOSS, Stop, Tiny, recipe, run, stopping
+from worlds import LOSS, Tiny, recipe, run
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import Party, Tensors
-from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.loader import parse
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM
@@ -155,42 +153,6 @@ def test_batchnorm_statistics_take_no_momentum(tmp_path: Path, monkeypatch: pyte
     assert not torch.equal(found["norm.running_mean"], states[0].backbone["norm.running_mean"])
 
 
-def test_momentum_of_the_class_embeddings_is_kept_over_rounds_and_stays_with_its_party(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: dict[tuple[str, int], Tensors] = {}
-    ended: dict[tuple[str, int], Tensors] = {}
-
-    def noting(party: Party, backbone: Tensors, own: Learner | None, *arguments: Any, **named: Any) -> Any:
-        begun[party.name, party.round] = dict(own.velocity) if own else {}
-        done = local_training.learn(party, backbone, own, *arguments, **named)
-        ended[party.name, party.round] = dict(done[1].velocity)
-        return done
-
-    monkeypatch.setattr(pfm, "learn", noting)
-    method = recipe("pfm", rounds=4)[0]
-    unbroken = run(method, tmp_path / "unbroken", checkpoint_every=2)
-    first = dict(ended)
-    with pytest.raises(Stop):
-        run(method, tmp_path / "broken", checkpoint_every=2, transport=stopping(8))
-    resumed = run(method, tmp_path / "broken", checkpoint_every=2)
-    assert resumed.bytes() == unbroken.bytes()
-    for (party, round_), velocity in begun.items():
-        assert set(velocity) == ({HEAD} if round_ > 1 else set())  # the backbone's is the server's
-        if round_ > 1:
-            assert worlds.raw(velocity) == worlds.raw(first[party, round_ - 1])  # never reset, nor by the resume
-            assert float(velocity[HEAD].abs().max()) > 0
-    ledgers = "".join(p.read_text() for p in (tmp_path / "unbroken" / "ledger").iterdir())
-    assert "momentum" not in ledgers and HEAD not in ledgers and "velocity" not in ledgers
-
-
-def test_a_refused_round_leaves_the_class_embeddings_and_their_momentum_as_they_were(tmp_path: Path) -> None:
-    faults = SimulatedFaults(corrupt={"silo-2": "nan"})
-    run(recipe("pfm", rounds=3)[0], tmp_path, faults=faults, min_reply_fraction=0.5)
-    assert naive.kept(tmp_path, "silo-2", Learner) is None
-    assert naive.kept(tmp_path, "silo-1", Learner) is not None
-
-
 def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round 1, M = 0: y_a = 3/4, y_b = −3/4, M = (0 + 3/8) / η. Round 2, β M / K = 3/16: y_a = −3/8 → 7/32 → 33/64,
     y_b = −3/8 → −25/32 → −63/64, so Θ = (33 − 3 · 63) / 256 and M = (−3/8 − Θ) / η.
@@ -238,19 +200,6 @@ def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_near
         assert abs(named - steps) == min(abs(k - steps) for k in fits)
 
 
-@pytest.mark.parametrize("steps", [100, 400, 1600])
-def test_the_papers_synchronisation_intervals_fit_its_schedule(steps: int) -> None:
-    """26 epochs of 12,800 steps, ×0.1 after the epochs 10, 18 and 24."""
-    lr_milestones = tuple(12_800 * epoch for epoch in (10, 18, 24))
-    assert lr_milestones == (128_000, 230_400, 307_200)
-    work = LocalTraining(steps_per_round=steps, total_steps=26 * 12_800, schedule="step", lr_milestones=lr_milestones)
-    assert work.rounds == 332_800 // steps
-    rate = [work.lr_at(r, 332_800 // steps) for r in (1, 128_000 // steps, 128_000 // steps + 1, 332_800 // steps)]
-    assert rate == pytest.approx([0.1, 0.1, 0.01, 0.0001])
-    with pytest.raises(ValueError, match=r"K\) is 3000, .* the nearest K that does is 3200$"):
-        replace(work, steps_per_round=3000)
-
-
 def test_a_recipe_takes_its_rounds_from_the_steps_and_refuses_others() -> None:
     local = {"total_steps": 60, "steps_per_round": 5}
     free = {"name": "any", "method": "pfm", "local": local}
@@ -260,21 +209,3 @@ def test_a_recipe_takes_its_rounds_from_the_steps_and_refuses_others() -> None:
         parse({**free, "rounds": 11})
     with pytest.raises(RecipeError, match=r"the nearest K that does is 6$"):
         tiny(method="pfm", rounds=10, local={"total_steps": 60, "steps_per_round": 7, "epochs": 1})
-
-
-def test_a_lower_rate_shrinks_the_carried_step_at_once() -> None:
-    """What M moves the backbone by, η_r β M in all, falls in the round in which the rate does, whatever K is."""
-    build = replace(EXACT, pooled=True)
-    work = LocalTraining(
-        steps_per_round=1, batch_size=64, lr=0.1, schedule="step", lr_milestone_shares=(0.5,), momentum=BETA
-    )
-    method, first = PFM(rounds=2, local=work, loss=LOSS), build().backbone.shared()
-
-    def ends(round_: int, scale: float) -> Tensors:
-        sent = pfm.Global(backbone=first, momentum={n: torch.full_like(w, scale) for n, w in first.items()})
-        return method.train(naive.party("all", build, round_), None, sent)[0].backbone
-
-    for round_, lr in ((1, 0.1), (2, 0.01)):
-        still, pushed = ends(round_, 0.0), ends(round_, 1.0)
-        carried = {n: still[n] - pushed[n] for n in first}
-        assert naive.furthest(carried, {n: torch.full_like(w, lr * BETA) for n, w in first.items()}) < 1e-12

@@ -12,8 +12,7 @@ from test_fedface import agree
 from worlds import LocalTraining, Ran, Tiny, cosines, recipe, run
 
 from coalface.core.method import Tensors
-from coalface.methods.fedface import FedFace
-from coalface.methods.positive_only import PositiveOnly
+from coalface.methods.fedface import FedFace, PositiveOnly
 
 LONG = LocalTraining(batch_size=8, lr=0.2)
 

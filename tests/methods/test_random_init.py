@@ -10,8 +10,7 @@ from naive_clients import EXACT, STEPS
 from test_fedface import agree, drawn
 from worlds import run
 
-from coalface.methods.fedface import FedFace
-from coalface.methods.random_init import RandomInit
+from coalface.methods.fedface import FedFace, RandomInit
 
 
 def test_class_embeddings_stay_and_the_backbone_moves_by_a_plain_loop(

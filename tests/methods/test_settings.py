@@ -15,7 +15,6 @@ from coalface.methods import METHODS
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.federated_validation import FederatedValidation
 from coalface.training.local_work import LocalTraining
-from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.sphereface import SphereFace
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.spreadout import Spreading
@@ -31,46 +30,30 @@ REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
     ("fedaws", {"top_k": 0}, "top_k"),
     ("fedface-multi", {"head_init": "random"}, "head_init"),
     ("fedface-multi", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
-    ("fedface-multi", {"loss": SphereFace2()}, "SphereFace2"),
-    ("fedface-multi", {"target_cosine": 2.0}, "target cosine"),
-    ("fedface-multi", {**OFFICIAL, "spreading": Spreading()}, "spreading"),
     ("fedfr-joint", {"threshold": 1.5}, "threshold"),
-    ("fedfr-joint", {"contrastive": -1.0}, "contrastive"),
     ("fedfr-joint", {"branch_weight": math.nan}, "branch_weight"),
     ("fedfr-joint", {"temperature": 0.0}, "temperature"),
     ("fedfr-joint", {"epochs": (2, 0)}, "epochs"),
     ("fedfr-joint", {"epochs": (2, 1), "decay_after": (1,)}, "decay_after"),
-    ("fedfr-joint", {"epochs": (2,), "decay_after": (0,)}, "decay_after"),
-    ("fedfr-joint", {**OFFICIAL, "epochs": ()}, "decay_after"),
     ("fedfr-joint", {**OFFICIAL, "local": LocalTraining(epochs=2)}, "epochs"),
     ("fedfr-joint", {**OFFICIAL, "local": LocalTraining(steps_per_round=3)}, "epochs"),
     ("fedfr-joint", {"local": LocalTraining(sample_rate=0.5)}, "sample_rate"),
     ("fedfr-joint", {"loss": SphereFace2()}, "SphereFace2"),
-    ("fedfr-joint", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
     ("finetune", {"branch": "binary"}, "branch"),
     ("finetune", {"tuning_epochs": 0}, "tuning"),
     ("kd", {"weight": 1.5}, "weight"),
     ("kd", {"distillation_temperature": 0.0}, "distillation_temperature"),
     ("kd", {"loss": SphereFace()}, "SphereFace"),
-    ("kd", {"loss": PositiveHinge()}, "PositiveHinge"),
     ("slowmo", {"slow_momentum": 1.0}, "slow_momentum"),
-    ("slowmo", {"slow_momentum": -0.1}, "slow_momentum"),
     ("slowmo", {"slow_lr": 0.0}, "slow_lr"),
     ("mime", {"gradient_batches": 0}, "gradient_batches"),
-    ("mimelite", {"gradient_batches": 0}, "gradient_batches"),
     ("scaffold", {"server_lr": 0}, "server_lr"),
     ("feduv", {"length": 128}, "length"),
     ("feduv", {"quantile": 0.0}, "quantile"),
-    ("feduv", {"quantile": 1.1}, "quantile"),
     ("finetune-pseudo", {"source": True}, "source"),
-    ("finetune-pseudo", {"constraint": 0.1}, "source"),
     ("fedfr-uda", {"pretrain": -1}, "pretrain"),
-    ("fedfr-uda", {"relabel": -1}, "relabel"),
-    ("fedfr-uda", {"constraint": -1.0}, "constraint"),
     ("fedfr-uda", {"constraint": math.nan}, "constraint"),
-    (Labelling, {"threshold": 0.0}, "threshold"),
     (Labelling, {"threshold": 2.1}, "2.1"),
-    (Labelling, {"threshold": math.nan}, "nan"),
     (Labelling, {"algorithm": "k-means"}, "clusters"),
     (Labelling, {"clusters": 0}, "clusters"),
     (Labelling, {"algorithm": "dbscan", "clusters": 3}, "clusters"),
@@ -93,7 +76,9 @@ def test_settings_that_mean_nothing_are_refused(of: Any, settings: dict[str, Any
         (METHODS[of] if isinstance(of, str) else of)(**settings)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if cls.one_identity] + ["fedface-multi"])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in METHODS.items() if cls.scenario == "devices"] + ["fedface-multi"]
+)
 def test_batchnorm_that_stays_at_parties_is_refused_where_clients_keep_no_model(name: str, tmp_path: Path) -> None:
     method, build = recipe(name)
     with pytest.raises(ValueError, match="batchnorm"):

@@ -25,8 +25,8 @@ from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.running_sums import RunningMean
 from coalface.engine.transport import Reply
-from coalface.methods import METHODS, fedavg, fedavg_fv
-from coalface.methods.fedavg_fv import FedAvgFV
+from coalface.methods import METHODS, fedavg
+from coalface.methods.fv import FedAvgFV, FedAvgState
 from coalface.training.federated_validation import FederatedValidation, Open, Weighting
 
 FIVE = Tiny(parties=5, validators=2)
@@ -385,79 +385,19 @@ def test_a_round_in_which_too_few_arrived_is_abandoned_before_a_sum_is_opened(
     assert not any(r["abandoned"] for r in metrics(kept))
 
 
-def test_a_round_that_begins_no_validation_asks_for_the_mean_in_use_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so is content with two trainers: one mean of two backbones tells neither."""
-    taken: list[str] = []
-    result = RunningMean.result
-    monkeypatch.setattr(RunningMean, "result", lambda self: taken.append(self.mean.key) or result(self))
-    lost = missing("silo-0", "silo-1", "silo-3")
-    ran = run(
-        fv(fv="folded", lag=2, rounds=3), tmp_path, FIVE, transport=lost, min_reply_fraction=0.1, on_error="exclude"
-    )
-    each = [f"candidate {t}" for t in range(3)]
-    assert taken == [*each, "candidate 0", *each]
-    assert not any(r["abandoned"] for r in metrics(ran))
-
-
-# --- weights of those that arrived ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["kept", "folded"])
-def test_who_does_not_arrive_leaves_the_weights_in_proportion(mode: Any, tmp_path: Path) -> None:
-    heard: dict[str, Tensors] = {}
-
-    class Keeping(missing("silo-3")):  # type: ignore[misc]
-        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request, reply in super().exchange(requests):
-                if request.round == 2 and request.step == "train" and not isinstance(reply, Exception):
-                    data = reply.data if isinstance(reply, codec.Encoded) else reply
-                    heard[request.party] = codec.copied(codec.decode(bytearray(data), update(method)).backbone)
-                yield request, reply
-
-    method = fv(fv=mode, rounds=2)
-    ran = run(method, tmp_path, FIVE, transport=Keeping, on_error="exclude")
-    used = traced(metrics(ran)[0])
-    assert len(heard) == 4
-    assert naive.furthest(ran.state.training.backbone, naive_mean(heard, used)) < 1e-6
-    assert sum(ran.state.weighting.weights.values()) == pytest.approx(1)
-    assert set(ran.state.weighting.weights) == set(FIVE.data())  # who was away keeps a weight
-
-
-def update(method: Any) -> Any:
-    return method.steps["train"][1].reply
-
-
 @dataclass(frozen=True, kw_only=True)
 class Peeking(FedAvgFV):
     """Asks for one more mean of the backbones, by which a single one shows."""
 
-    def round(self, fed: Federation, state: Any) -> fedavg_fv.State:
+    def round(self, fed: Federation, state: Any) -> FedAvgState:
         weighted = self.validation.over(fed, state.weighting)
         peek = Mean("backbone", by={"silo-0": 1.0}, name="peek")
         common = fedavg.Global(backbone=state.training.backbone)
         weighted.ask(self.train, common=common, aggregate=[Mean("backbone", by="images"), peek])
-        return fedavg_fv.State(training=state.training, weighting=state.weighting)
+        return FedAvgState(training=state.training, weighting=state.weighting)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unweighted(FedAvgFV):
-    """Averages by weights of its own, which FV cannot take the place of."""
-
-    def round(self, fed: Federation, state: Any) -> fedavg_fv.State:
-        weighted = self.validation.over(fed, state.weighting)
-        common = fedavg.Global(backbone=state.training.backbone)
-        weighted.ask(self.train, common=common, aggregate=[Mean("backbone")])
-        weighted.validate()
-        return fedavg_fv.State(training=state.training, weighting=state.weighting)
-
-
-@pytest.mark.parametrize(
-    ("cls", "mode", "says"),
-    [(Peeking, "folded", "other means of the backbones"), (Unweighted, "kept", "asked for no such mean")],
-)
-def test_a_method_that_fv_cannot_weigh_is_told_so(cls: Any, mode: str, says: str, tmp_path: Path) -> None:
-    method = cls(rounds=1, local=WORK, loss=LOSS, validation=FederatedValidation(fv=mode, candidates=2))
-    with pytest.raises(ValueError, match=says):
+def test_folded_refuses_another_mean_of_the_backbones(tmp_path: Path) -> None:
+    method = Peeking(rounds=1, local=WORK, loss=LOSS, validation=FederatedValidation(fv="folded", candidates=2))
+    with pytest.raises(ValueError, match="validation.fv=folded"):
         run(method, tmp_path, Tiny(parties=4, validators=1))

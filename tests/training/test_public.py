@@ -111,8 +111,8 @@ def of_public(passes: list[int]) -> int:
 def test_parties_of_one_process_share_them_for_one_model() -> None:
     passes: list[int] = []
     world = counting(BUILD, passes)()
-    shared = naive.party("silo-0", BUILD).public
-    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, public=shared) for name in world.data]
+    shared = naive.party("silo-0", BUILD).extra_data
+    parties = [replace(naive.party(name, BUILD), backbone=world.backbone, extra_data=shared) for name in world.data]
     first = world.backbone.shared()
     second = {name: tensor + 0.01 for name, tensor in first.items()}
     for model, after in ((first, 1), (second, 2), (first, 3)):  # of several models the last is remembered
@@ -124,7 +124,7 @@ def test_parties_of_one_process_share_them_for_one_model() -> None:
 
 def alone(party: Party) -> Party:
     """The party, which remembers no features."""
-    return replace(party, public=PublicImages(party.public.faces))
+    return replace(party, extra_data=PublicImages(party.extra_data.faces))
 
 
 def test_what_a_party_keeps_of_the_model_tells_models_apart() -> None:
@@ -154,7 +154,7 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
 def test_a_party_without_public_images_is_told_of() -> None:
     for public in (None, PublicImages(faces_without_images())):
         with pytest.raises(ValueError, match="silo-1 holds no public images: take data.scenario=private-public"):
-            public_features(replace(naive.party("silo-1", BUILD), public=public), BUILD().backbone.shared())
+            public_features(replace(naive.party("silo-1", BUILD), extra_data=public), BUILD().backbone.shared())
 
 
 def faces_without_images() -> Any:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from coalface.core.method import Party
+from coalface.training.public_images import PublicImages
 
 
 def data_identity(party: Party) -> bytes:
@@ -14,7 +15,8 @@ def data_identity(party: Party) -> bytes:
     Which image of a person is which is left out, so that a file may be mended.
     """
     about: dict[str, Any] = {}
-    for whose, faces in (("its", party.data), ("the public", party.public and party.public.faces)):
+    public = party.extra_data.faces if isinstance(party.extra_data, PublicImages) else None
+    for whose, faces in (("its", party.data), ("the public", public)):
         if faces is not None:
             about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
     return json.dumps(about).encode()

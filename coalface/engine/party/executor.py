@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from coalface.core import codec, compression
 from coalface.core.compression import Updates
-from coalface.core.declarations import StepDeclaration, plays
 from coalface.core.method import Method, Party, Tensors
+from coalface.core.steps import StepDeclaration, plays
 from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engine.party.data_identity import data_identity, difference

@@ -73,6 +73,7 @@ class Setup:
         """The executor's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
         initial, public = world.backbone.shared(), None if world.public is None else PublicImages(world.public)
+        extra_data: dict[str, Any] = {**dict.fromkeys(world.data, public), **world.calibration_data, **world.pairs}
         computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
 
         def party(request: Request) -> Party:
@@ -86,13 +87,11 @@ class Setup:
                 seed=self.seed,
                 rng=generator(self.seed, "party", request.party, *when),
                 data=world.data[request.party],
-                pairs=world.pairs.get(request.party),
-                calibration_data=world.calibration_data.get(request.party),
-                public=public,
                 device=device,
                 backbone=world.backbone,
                 initial=initial,
                 compute=computes.get(request.party, world.compute),
+                extra_data=extra_data[request.party],
             )
 
         return ExecutorContext(

@@ -98,7 +98,7 @@ def _data_before(recipe: Recipe, data: Mapping[str, Any], changes: Mapping[str, 
         return own_data.before(recipe.own, tree, changes)
     if recipe.domains is not None:
         return tree | {"side": "source", "clients": 1}  # one model, whoever holds the target
-    if method is not None and method.pooled and not recipe.party_augment and "partition" in tree:
+    if method is not None and method.pools and not recipe.party_augment and "partition" in tree:
         tree["partition"] = {"seed": tree["partition"]["seed"]}  # nothing is assigned
     if recipe.private is not None:  # nobody's test images are among the public ones, whoever holds the others
         tree |= {"side": "public", "test": None, "private": {**tree["private"], "assigned": None}}

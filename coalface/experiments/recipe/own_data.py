@@ -53,13 +53,13 @@ def check(recipe: Recipe, data: Own) -> None:
 def _check_method(recipe: Recipe, data: Own) -> None:
     method = METHODS[recipe.method]
     why = ""
-    if method.pooled:
+    if method.pools:
         why = "one party would hold everybody's images. It is a bound for images that lie in one place; take solo"
-    elif method.domains:
+    elif method.scenario == "domains":
         why = "it needs a source and targets, which the scenario domains has"
     if why:
         raise RecipeError(f"method: {recipe.method} cannot be over parties with images of their own: {why}")
-    if method.shares_public and data.public is None:
+    if method.scenario == "private-public" and data.public is None:
         raise RecipeError(
             f"data.public: in {recipe.method} the server and all parties hold images of public people as well, so say "
             "where they lie, as `public: {kind: rec, path: ms1m}`: below the data root of each"

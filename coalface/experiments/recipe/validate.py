@@ -60,12 +60,12 @@ def _check_parts(recipe: Recipe) -> None:
 
 def _check_sides(recipe: Recipe) -> None:
     """Raise RecipeError where a method cannot train on a side of the data."""
-    if recipe.side == "both" and not METHODS[recipe.method].pooled:
+    if recipe.side == "both" and not METHODS[recipe.method].pools:
         raise RecipeError(
             "data.side: with `both` public people would be assigned to parties as well, and "
             f"{recipe.method} has parties: it is for a pooled method, as the upper bound"
         )
-    if recipe.side == "public" and METHODS[recipe.method].shares_public:
+    if recipe.side == "public" and METHODS[recipe.method].scenario == "private-public":
         raise RecipeError(
             f"data.side: in {recipe.method} all parties hold the public images, so its clients are the private people: "
             "leave it out; a pre-training on the public ones is by a method such as centralized"
@@ -88,7 +88,7 @@ def _check_excluded(recipe: Recipe, joined: Mapping[str, Source]) -> None:
 
 def _check_domains(recipe: Recipe) -> None:
     """Raise RecipeError unless the method and the data agree on whether there are two domains, and which."""
-    data, adapts = recipe.domains, bool(METHODS[recipe.method].domains)
+    data, adapts = recipe.domains, METHODS[recipe.method].scenario == "domains"
     if data is None:
         if adapts:
             raise RecipeError(
@@ -101,7 +101,7 @@ def _check_domains(recipe: Recipe) -> None:
     if data.source_domain == data.target_domain:
         raise RecipeError(f"data.target_domain: source and target are both {data.source_domain}; name two parts")
     if not adapts and data.side != "source":
-        fitting = ", ".join(name for name, method in METHODS.items() if method.domains)
+        fitting = ", ".join(name for name, method in METHODS.items() if method.scenario == "domains")
         raise RecipeError(
             f"method: with data.scenario=domains {recipe.method} would need the identities of the target, which nobody "
             f"knows; take one of {fitting}, or another scenario"

@@ -64,9 +64,9 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
     assert data is not None  # the recipe of a method for domains has them
     method, parties = METHODS[recipe.method], {}
     source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
-    if "source" in method.domains:
+    if "source" in method.sides:
         parties[NAMED_SOURCE] = faces.only(source)
-    if "target" in method.domains:
+    if "target" in method.sides:
         try:
             silos = equal(faces.only(target), data.clients, rng)
         except ValueError as error:
@@ -79,10 +79,10 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
 def parties(recipe: Recipe) -> list[str]:
     """The names of the parties that `deal` gives, or of the one that they are pooled at, without a look at images."""
     method = METHODS[recipe.method]
-    if method.pooled:
+    if method.pools:
         return ["pooled"]
-    mine = targets(recipe) if "target" in method.domains else []
-    return [*([NAMED_SOURCE] if "source" in method.domains else []), *mine]
+    mine = targets(recipe) if "target" in method.sides else []
+    return [*([NAMED_SOURCE] if "source" in method.sides else []), *mine]
 
 
 def targets(recipe: Recipe) -> list[str]:
@@ -93,7 +93,7 @@ def targets(recipe: Recipe) -> list[str]:
 def roles(recipe: Recipe, parties: Iterable[str]) -> dict[str, str]:
     """The role of each party of a method for two domains; empty where it pools them, and for other methods."""
     method = METHODS[recipe.method]
-    if not method.domains or method.pooled:
+    if method.scenario != "domains" or method.pools:
         return {}
     return {name: SOURCE if name == NAMED_SOURCE else TARGET for name in parties}
 

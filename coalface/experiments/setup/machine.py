@@ -39,17 +39,17 @@ def check_shards(parts: Parts) -> None:
             )
         if not parts.plays(party):
             continue
-        if size > 1 and method.domains and method.pooled and not method.uses_target_labels:
+        if size > 1 and method.scenario == "domains" and method.pools == "images":
             raise RecipeError(
                 f"engine.processes_per_party.{party}: a batch of two domains, as {recipe.method} has it, is not split "
                 f"over {size} processes: leave engine.processes_per_party out"
             )
-        if size > 1 and method.shares_public:
+        if size > 1 and method.scenario == "private-public":
             raise RecipeError(
                 f"engine.processes_per_party.{party}: the losses of {recipe.method} over one batch are not split over "
                 f"{size} processes: leave engine.processes_per_party out"
             )
-        if size > 1 and method.one_identity:
+        if size > 1 and method.scenario == "devices":
             raise RecipeError(
                 f"engine.processes_per_party.{party}: a client of {recipe.method} has one class embedding, which "
                 f"cannot lie over {size} processes: leave engine.processes_per_party out"
@@ -66,6 +66,6 @@ def _silos_beside(parts: Parts) -> Collection[str]:
     any.
     """
     recipe = parts.recipe
-    if not parts.method.pooled:
+    if not parts.method.pools:
         return dict.fromkeys([*parts.own_parties, *parts.trainers])
     return () if recipe.engine.processes_per_party.keys() <= {POOLED, *recipe.validators} else parts.silos

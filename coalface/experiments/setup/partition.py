@@ -45,12 +45,12 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
 def domain_parties(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """The parties of two domains with the identities of all their images, which a method may not be told."""
     parties = domains.deal(recipe, faces, generator(deal_seed(recipe), "deal"))
-    return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pooled else parties
+    return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pools else parties
 
 
 def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[str, FaceSet]:
     """The parties of two domains without the identities that the method is not told."""
-    if METHODS[recipe.method].uses_target_labels or recipe.domains is None:
+    if METHODS[recipe.method].pools == "images and labels" or recipe.domains is None:
         return parties
     return {name: domains.untold(party, recipe.domains.source_domain) for name, party in parties.items()}
 
@@ -65,7 +65,8 @@ def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
 
 def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
     """Raise RecipeError where a method for clients of one identity would have one with more."""
-    if METHODS[recipe.method].one_identity and (more := [p for p, faces in parties.items() if len(faces.names) != 1]):
+    more = [party for party, faces in parties.items() if len(faces.names) != 1]
+    if more and METHODS[recipe.method].scenario == "devices":
         own = recipe.own is not None
         remedy = "let it bring those of one person" if own else "set data.scenario=devices"
         raise RecipeError(

@@ -93,10 +93,10 @@ class Parts:
     @cached_property
     def trainers(self) -> dict[str, FaceSet]:
         """The parties that train and their images, as the method is to see them."""
-        if self.method.domains:
+        if self.method.scenario == "domains":
             return partition.without_target_labels(self.recipe, self.truth)
         train = self.split.train
-        if self.method.pooled:
+        if self.method.pools:
             return {POOLED: partition.marked_by_silo(train, self.silos) if self.recipe.party_augment else train}
         partition.check_one_identity(self.recipe, self.silos)
         return self.silos
@@ -247,14 +247,14 @@ class Parts:
         """
         if self.recipe.own is not None:
             return None
-        trainers = self.truth if self.method.domains else self.trainers  # targets are told no identities
+        trainers = self.truth if self.method.scenario == "domains" else self.trainers  # targets are told no identities
         public = [self.public] if self.public is not None else []
         people = membership.of_faces([*trainers.values(), *public], self.recipe.data.parts)
         return people if before is None else people.beside(before)
 
     def plays(self, party: str) -> bool:
         """Whether a silo, a validator or `pooled` takes part in a run of the recipe's method."""
-        return self.has_validators if party in self.recipe.validators else (party == POOLED) == self.method.pooled
+        return self.has_validators if party in self.recipe.validators else (party == POOLED) == bool(self.method.pools)
 
 
 def make_data(recipe: Recipe, start: Tensors | None = None, played: Collection[str] | None = None) -> FederatedData:

@@ -123,11 +123,11 @@ def _said_of_figures(cells: Sequence[Cell], both: bool) -> list[str]:
 
 def _said_of_bounds(cells: Sequence[Cell]) -> list[str]:
     """Which methods for two domains are no federation."""
-    used = [name for name in dict.fromkeys(cell.recipe.method for cell in cells) if METHODS[name].domains]
+    used = [name for name in dict.fromkeys(cell.recipe.method for cell in cells) if METHODS[name].scenario == "domains"]
     pooled = [
-        n + (", told who is in the target's images" if METHODS[n].uses_target_labels else "")
+        n + (", told who is in the target's images" if METHODS[n].pools == "images and labels" else "")
         for n in used
-        if METHODS[n].pooled
+        if METHODS[n].pools
     ]
     return [f"Pooled at one party, and no federation: {'; '.join(pooled)}."] if pooled else []
 

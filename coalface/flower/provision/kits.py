@@ -98,12 +98,12 @@ def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     images tell who trains, nothing is known before a run.
     """
     method, assigned = METHODS[recipe.method], recipe.partition
-    if method.domains:
+    if method.scenario == "domains":
         dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
     elif assigned is not None and assigned.kind in ("equal", "dirichlet", "shares"):
         shares = assigned.kind == "shares"
         dealt = sorted(assigned.shares) if shares else partition.names("silo", assigned.parties)
-        needed = [POOLED] if method.pooled else dealt
+        needed = [POOLED] if method.pools else dealt
     else:
         return
     if missing := [name for name in needed if name not in made.parties]:
