@@ -121,7 +121,7 @@ def method(count: int) -> FedFace:
 def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, threads: int, count: int) -> str:
     """Ratios of a round to the bare loops, medians of `count` turns, with the seconds of each."""
     build_world = functools.partial(placed, name, parties, images, device)
-    world, numerics = build_world(), Numerics(threads=threads, cohorts=cohorts, device=device)
+    world, numerics = build_world(), Numerics(threads=threads, client_batch=cohorts, device=device)
     loops = [BareLoop(build_world, device, threads, tuned=tuned) for tuned in (False, True)]
     turns: list[list[float]] = []
 
@@ -148,7 +148,7 @@ def memory(parties: int, cohorts: int) -> dict[str, float]:
     Without the server's spreadout, whose blocks spreadout.py measures.
     """
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 5)
-    world, numerics = build_world(), Numerics(threads=1, cohorts=cohorts)
+    world, numerics = build_world(), Numerics(threads=1, client_batch=cohorts)
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
         server = Server(setup.method, RoundPolicy(run="benchmark"), numerics, InProcess(setup, world), Path(place),

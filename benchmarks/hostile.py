@@ -27,10 +27,12 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.declarations import counterpart
+from coalface.engine.federation import ServerFederation
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.replies import ReplyAggregator
+from coalface.engine.run_state import Call
 from coalface.engine.transport import Member, Reply, RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
@@ -276,19 +278,16 @@ HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 """Every method of whom several parties send a model in one call."""
 
 
-limits_of = ReplyAggregator.limits
-
-
 def needed(got: ReplyAggregator) -> tuple[float, str]:
     """The smallest bound at which no reply of a call is too large, to 1 %, and the field that says so."""
-    low, high = 1.0, 1e6
-    if not (fields := limits_of(got, low)):
+    low, high, replies = 1.0, 1e6, len(got.arrived)
+    if not (fields := got.bounds.limits(low, replies)):
         return low, ""
-    if said := limits_of(got, high):
+    if said := got.bounds.limits(high, replies):
         return float("inf"), min(said)
     while high > 1.01 * low:
         middle = (low * high) ** 0.5
-        if said := limits_of(got, middle):
+        if said := got.bounds.limits(middle, replies):
             low, fields = middle, said
         else:
             high = middle
@@ -299,17 +298,18 @@ def honest(recipe: Recipe) -> list[tuple[float, str, str]]:
     """Of each call of a run that compares updates: the bound it needs, the field, and the step."""
     found: list[tuple[float, str, str]] = []
 
-    def measured(got: ReplyAggregator, ratio: float) -> dict[str, float]:
-        if len(got.norms) >= 3:
-            found.append((*needed(got), got.call.step))
-        return {}
+    def measured(fed: ServerFederation, got: ReplyAggregator, call: Call, *more: Any) -> ReplyAggregator:
+        if len(got.bounds.norms) >= 3:
+            found.append((*needed(got), call.step))
+        return got
 
-    ReplyAggregator.limits = measured  # type: ignore[method-assign]
+    bounded = ServerFederation._bounded
+    ServerFederation._bounded = measured  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as place, contextlib.suppress(RunFailed):
             experiment.run(recipe, Path(place) / "run", Progress(quiet=True), report=False)
     finally:
-        ReplyAggregator.limits = limits_of  # type: ignore[method-assign]
+        ServerFederation._bounded = bounded  # type: ignore[method-assign]
     return found
 
 

@@ -39,7 +39,7 @@ from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
-NUMERICS = Numerics(threads=1, block=2)
+NUMERICS = Numerics(threads=1, sum_block=2)
 LOSS = CosFace(scale=16.0, margin=0.1)
 WORK = LocalTraining(epochs=1, batch_size=4, lr=0.05)
 

@@ -2,7 +2,7 @@
 
 A step that gives one names it, `@step(role="trainer", local=OWN_MODEL)`, and returns tensors by name (`Tensors`), or
 none where the party has nothing to tell. Its result is no message: it has no commit and no line in a ledger, and a
-method cannot ask for it. `coalface.engine.lab.Lab.local_results` gives it to the evaluator that knows the kind.
+method cannot ask for it. `coalface.engine.server.Server.local_results` gives it to the evaluator that knows the kind.
 
 Another kind is one more `LocalResult`, which the method and its evaluator import from where it is defined.
 """

@@ -80,14 +80,6 @@ def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) ->
         yield found
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """What a ledger lists of a client batch, as it does of one message."""
-
-    entries: tuple[codec.Entry, ...]
-    sums: tuple[str, ...]
-
-
 class ClientBatchLedger:
     """The hash chain of a run's client batches."""
 
@@ -128,12 +120,13 @@ class ClientBatchLedger:
         about: dict[str, str | int] = {"run": first.run, "stage": first.stage, "round": first.round}
         about |= {"call": first.call, "step": first.step, "to": "server", "protection": "none"}
         about |= {"parties": len(batch.requests), "first": first.party, "last": last.party}
-        lines = ledger.lines_for(_listed(batch), about, head)
+        lines = ledger.lines_for(*_listed(batch), about, head)
         ledger.append(self.path, lines, head)
         self._head = head.after(lines)
 
 
-def _listed(batch: ClientBatch) -> _Listed:
+def _listed(batch: ClientBatch) -> tuple[list[codec.Entry], list[str]]:
+    """The pieces of a client batch as a ledger lists those of one message, and the SHA-256 of each."""
     count, shared = len(batch.replies), batch.shared
     some = codec.encode(batch.replies[0])
     sizes = [codec.size(reply) for reply in batch.replies]
@@ -155,4 +148,4 @@ def _listed(batch: ClientBatch) -> _Listed:
             value = getattr(reply, field)
             own.update(codec.raw(value[name] if name else value))
         sums.append(own.hexdigest())
-    return _Listed(tuple(entries), tuple(sums))
+    return entries, sums

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coalface.core.method import Tensors, generator
+from coalface.engine.transport import late
 
 Change = Callable[[Tensors], Tensors]
 
@@ -65,21 +66,20 @@ class SimulatedFaults:
                 "faults.slow makes nobody late without a deadline: set faults.deadline, in simulated seconds."
             )
 
-    def before(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:
-        """Why the party is not reached, or None."""
-        if self.dropout and generator(seed, "trouble", "dropout", party, *when).random() < self.dropout:
-            return "dropped out"
-        return None
+    def before(self, seed: int, party: str, when: tuple[str | int, ...], tries: int = 1) -> str | None:
+        """Why none of so many tries reaches the party, or None."""
+        draws = (generator(seed, "trouble", "dropout", party, *_named(when, n)).random() for n in range(tries))
+        return "dropped out" if self.dropout and all(drawn < self.dropout for drawn in draws) else None
 
-    def after(self, seed: int, party: str, when: tuple[str | int, ...]) -> str | None:
+    def after(self, seed: int, party: str, when: tuple[str | int, ...], attempt: int = 0) -> str | None:
         """Why a reply that was sent does not arrive in time, or None."""
+        when = _named(when, attempt)
         if self.lost and generator(seed, "trouble", "lost", party, *when).random() < self.lost:
             return "the reply was lost"
-        mean = self.slow.get(party, self.slow.get("*", 0.0))
-        if mean:
-            delay = generator(seed, "trouble", "slow", party, *when).exponential(mean)
-            if delay > self.deadline:
-                return f"late: {delay:.1f} s, the deadline is {self.deadline:g} s"
+        if mean := self.slow.get(party, self.slow.get("*", 0.0)):
+            seconds = generator(seed, "trouble", "slow", party, *when).exponential(mean)
+            if seconds > self.deadline:
+                return late(self.deadline, seconds)
         return None
 
     def reply(self, party: str, message: Any) -> Any:
@@ -96,3 +96,8 @@ class SimulatedFaults:
             if what in TENSOR_FAULTS and what != "name" and isinstance(value, Tensor):
                 return replace(message, **{f.name: TENSOR_FAULTS[what]({"": value})[""]})
         return message
+
+
+def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
+    """The names by which faults are drawn: of the first try those of a call, of others its number as well."""
+    return (*when, "try", attempt + 1) if attempt else when

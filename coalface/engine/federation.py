@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 import time
@@ -14,46 +13,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from coalface.core import codec, compression
-from coalface.core.calls import check_call
+from coalface.core import codec
+from coalface.core.calls import check_aggregate, check_call
 from coalface.core.disk import writing
 from coalface.core.json_text import strict_json
-from coalface.core.method import (
-    Abandoned,
-    Answer,
-    Backbone,
-    Federation,
-    Mean,
-    Method,
-    Ticket,
-    generator,
-    plays,
-)
+from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, Ticket, generator, plays
 from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger, can_batch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.receipts import FILE, Receipts, receipt
-from coalface.engine.replies import FEW, Lost, ReplyAggregator
+from coalface.engine.replies import Lost, ReplyAggregator, reply_size
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
 from coalface.engine.sum_guard import Opened
-from coalface.engine.transport import Reply, RunFailed, Transport
+from coalface.engine.transport import Reply, Transport
+from coalface.engine.update_bounds import FEW
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
-
-
-def _size(reply: Reply) -> int | None:
-    """None of a reply that never came."""
-    if isinstance(reply, StepFailed):
-        return None if isinstance(reply, Unanswered) else 0
-    return len(codec.data_of(reply))
-
-
-def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:
-    """The names by which faults are drawn: of the first try those of a call, of others its number as well."""
-    return (*when, "try", attempt + 1) if attempt else when
 
 
 class ServerFederation(Federation):
@@ -71,13 +49,8 @@ class ServerFederation(Federation):
         public: Any = None,
         classifier: Tensor | None = None,
     ) -> None:
-        self.method, self.round_policy, self.numerics, self.transport, self.folder = (
-            method,
-            round_policy,
-            numerics,
-            transport,
-            folder,
-        )
+        self.method, self.round_policy, self.numerics = method, round_policy, numerics
+        self.transport, self.folder = transport, folder
         self.initial, self.policy = backbone.shared(), backbone.policy
         self.extra_data = None if public is None else PublicImages(public, classifier)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
@@ -125,10 +98,18 @@ class ServerFederation(Federation):
         aggregate: Sequence[Mean] = (),
         at_least: int | None = None,
     ) -> Answer:
-        call = self._idle(self._call(step, to, common, each, aggregate))
-        failed: dict[str, str] = {}
+        call, failed = self._call(step, to, common, each, aggregate), dict[str, str]()
+        requests = self._requests(call, failed)
         self._event("asks", call)
-        answer = self._gather(call, self._replies(call, aggregate, failed), failed, aggregate, at_least)
+        if (
+            self.numerics.client_batch
+            and can_batch(self.method.steps[call.step][1], aggregate)
+            and self._heaviest(call.to) >= max(self._most(party) for party in call.to)  # else weights are held down
+        ):
+            replies: Iterator[Any] = self.transport.batched(requests, self.numerics.client_batch)
+        else:
+            replies = self.transport.exchange(requests)
+        answer = self._gather(call, replies, failed, aggregate, at_least)
         self._event("answered", call)
         return answer
 
@@ -140,7 +121,7 @@ class ServerFederation(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
-        call = self._idle(self._call(step, to, common, each, ()))
+        call = self._call(step, to, common, each, ())
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
         self._event("posts", call)
@@ -153,6 +134,8 @@ class ServerFederation(Federation):
         if ticket not in self.at.posted:
             raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
         call, failed = self.at.posted[ticket], dict[str, str]()
+        declaration = self.method.steps[call.step][1]
+        check_aggregate(aggregate, declaration, self.parties(declaration.role))
         requests = list(self._requests(call, failed))
         self._event("collects", call)
         answer = self._gather(call, self.transport.collect(ticket, requests), failed, aggregate, at_least, optional)
@@ -166,24 +149,23 @@ class ServerFederation(Federation):
         to: Iterable[str] | None,
         common: Any,
         each: Mapping[str, Any] | None,
-        aggregate: Sequence[Mean] | None = None,
+        aggregate: Sequence[Mean] | None,
     ) -> Call:
+        """`aggregate` is None where a local result stays at the party."""
         name, _, names = check_call(
             self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
         )
+        busy = {party for other in self.at.posted.values() for party in other.to} & set(names)
+        if busy and aggregate is not None:
+            raise ValueError(
+                f"{type(self.method).__name__}, step {name}: {sorted(busy)[:5]} still work on what was posted to them; "
+                "collect that ticket first."
+            )
         self._now.calls += 1
         stage = self._stages[self.at.stage]
         encoded = codec.encode(common) if common is not None else None
         when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
         return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
-
-    def _idle(self, call: Call) -> Call:
-        if busy := sorted({p for other in self.at.posted.values() for p in other.to} & set(call.to))[:5]:
-            raise ValueError(
-                f"{type(self.method).__name__}, step {call.step}: {busy} still work on what was posted to them; "
-                "collect that ticket first."
-            )
-        return call
 
     def _requests(
         self, call: Call, failed: dict[str, str] | None, to: Sequence[str] | None = None
@@ -197,9 +179,11 @@ class ServerFederation(Federation):
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
         before = encoded = None
         for party in call.to if to is None else to:
-            if failed is not None and (why := self._left_out.get(party) or self._not_reached(party, when)):
-                failed[party] = why
-                continue
+            if failed is not None:
+                dropped = self.round_policy.faults.before(self.round_policy.seed, party, when, self._tries)
+                if why := self._left_out.get(party) or dropped:
+                    failed[party] = why
+                    continue
             if call.each is not None and call.each[party] is not before:  # one object for all is encoded once
                 before, encoded = call.each[party], codec.encode(call.each[party])
             yield Request(
@@ -211,13 +195,9 @@ class ServerFederation(Federation):
                 **shared,
             )
 
-    def _not_reached(self, party: str, when: tuple[str | int, ...]) -> str | None:
-        """Why a party is simulated not to be reached by any of the tries, or None."""
-        why = None
-        for attempt in range(self.round_policy.retries + 1):
-            if (why := self.round_policy.faults.before(self.round_policy.seed, party, _named(when, attempt))) is None:
-                return None
-        return why
+    @property
+    def _tries(self) -> int:
+        return self.round_policy.retries + 1
 
     def _gather(
         self,
@@ -228,7 +208,7 @@ class ServerFederation(Federation):
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        now, got = self._now, self._gathering(call, aggregate, failed)
+        now, got = self._now, self._aggregator(call, aggregate, failed)
         for item in replies:
             for request, reply in self._take_batch(got, item) if isinstance(item, ClientBatch) else (item,):
                 self._take(got, request, reply, simulated=True)
@@ -259,17 +239,14 @@ class ServerFederation(Federation):
 
         A party trains once, and answers with what it has saved: so a reply that was `simulated` to be lost is in hand.
         """
-        stats, most = self.at.party_stats[request.party], self._most(request.party)
-        for attempt in range(self.round_policy.retries + 1):
-            last = attempt == self.round_policy.retries
-            if not last and isinstance(reply, Unanswered):
-                failed: Exception | None = reply
-            else:
+        for attempt in range(self._tries):
+            last = attempt == self._tries - 1
+            failed: Exception | None = reply if isinstance(reply, Unanswered) else None
+            if last or failed is None:
                 if not isinstance(reply, StepFailed):
                     self._now.seen[request.party] = time.time()
-                    got.bytes["again"] += _size(reply) or 0 if attempt else 0
-                read = functools.partial(self._read, request, reply, attempt if simulated else None)
-                failed = got.take(request, _size(reply), read, stats, most)
+                    got.bytes["again"] += len(codec.data_of(reply)) if attempt else 0
+                failed = got.take(request, reply, attempt if simulated else None)
                 if failed is None and not isinstance(reply, StepFailed):
                     got.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
             if last or not isinstance(failed, Lost | Unanswered | codec.WireError):
@@ -287,16 +264,16 @@ class ServerFederation(Federation):
         in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
         """
         ratio, clip = self.round_policy.max_update_norm, self.round_policy.oversized == "clip"
-        limits = got.limits(ratio) if ratio else {}
-        beyond, asked = got.beyond(limits), self._heaviest(call.to)
+        limits = got.bounds.limits(ratio, len(got.arrived)) if ratio else {}
+        beyond, asked = got.bounds.beyond(limits), self._heaviest(call.to)
         to = [party for party in got.arrived if clip or party not in beyond]
         heaviest = min(asked, self._heaviest(to))  # the absent hold nobody down
         by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregate)
         held = by_images and any(min(self._most(party), asked) > heaviest for party in to)
         if not limits and not held:
             return got
-        again = self._gathering(
-            call, aggregate, failed, heaviest=heaviest, first=got.norms, limits=limits if clip else None
+        again = self._aggregator(
+            call, aggregate, failed, heaviest=heaviest, first=got.bounds.norms, limits=limits if clip else None
         )
         again.bytes.update(got.bytes)
         if clip:
@@ -305,22 +282,14 @@ class ServerFederation(Federation):
             failed |= beyond
             again.bytes["refused"] += sum(got.sizes[party] for party in beyond)
         for request, reply in self.transport.exchange(self._requests(call, None, to)):
-            again.bytes["again"] += _size(reply) or 0
+            again.bytes["again"] += reply_size(reply) or 0
             self._take(again, request, reply)
         return again
-
-    def _replies(
-        self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
-    ) -> Iterator[tuple[Request, Reply] | ClientBatch]:
-        requests = self._requests(call, failed)
-        if self.numerics.cohorts and can_batch(self.method.steps[call.step][1], aggregate) and not self._bound(call):
-            return self.transport.batched(requests, self.numerics.cohorts)
-        return self.transport.exchange(requests)
 
     def _take_batch(self, got: ReplyAggregator, batch: ClientBatch) -> Iterator[tuple[Request, Reply]]:
         """Take in a client batch; where that cannot be, the replies of its parties, each asked by itself."""
         try:
-            got.take_batch(batch, self.at.party_stats, self._most)
+            got.take_batch(batch)
         except Apart:
             return self.transport.exchange(batch.requests)
         self._client_batches.write(batch)
@@ -329,10 +298,6 @@ class ServerFederation(Federation):
     def _most(self, party: str) -> int:
         """The most images that a party can say it has trained on."""
         return self.images(party) + (len(self.extra_data.faces) if self.extra_data is not None else 0)
-
-    def _bound(self, call: Call) -> bool:
-        """Whether images weigh less than a party says: then a client batch, which is a mean already, cannot be."""
-        return self._heaviest(call.to) < max(self._most(party) for party in call.to)
 
     def _heaviest(self, to: Sequence[str]) -> float:
         """The most that a number of images may weigh, by what the parties said when they joined, not what they send.
@@ -353,47 +318,33 @@ class ServerFederation(Federation):
         most = math.inf if self.round_policy.max_share is None else BELIEVED * statistics.median_low(images.values())
         return {party: math.sqrt(min(number, most)) for party, number in images.items()}
 
-    def _gathering(
+    def _aggregator(
         self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
     ) -> ReplyAggregator:
         declaration = self.method.steps[call.step][1]
-        everyone = self.parties(declaration.role)
         return ReplyAggregator(
             call,
             declaration,
             aggregate,
             failed,
-            block=self.numerics.block,
-            everyone=everyone,
-            lengths=self._lengths(call.to),
+            self.round_policy,
+            self.numerics,
+            self.at.party_stats,
+            everyone=self.parties(declaration.role),
+            images={party: self._most(party) for party in call.to},
             heaviest=self._heaviest(call.to) if heaviest is None else heaviest,
-            statistics=frozenset(self.initial) - self.parameters,
+            lengths=self._lengths(call.to),
+            running_statistics=frozenset(self.initial) - self.parameters,
             **again,
         )
-
-    def _read(self, request: Request, reply: Reply, attempt: int | None, cls: type, sent: Sequence[Any]) -> Any:
-        """The message in a reply; it may be simulated to be lost at an `attempt`, but for None."""
-        if isinstance(reply, StepFailed):
-            if self.round_policy.on_error == "stop":
-                raise RunFailed(
-                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
-                ) from reply
-            raise reply
-        when = (request.stage, request.round, request.call)
-        if attempt is not None and (
-            why := self.round_policy.faults.after(self.round_policy.seed, request.party, _named(when, attempt))
-        ):
-            raise Lost(why)
-        message = compression.decode(codec.data_of(reply), cls, sent, self.numerics.updates)
-        return self.round_policy.faults.reply(request.party, message)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
         for ticket in tickets:
             call, failed = self.at.posted.pop(ticket), dict[str, str]()
-            got = self._gathering(call, (), failed)
+            got = self._aggregator(call, (), failed)
             for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
-                got.count(request, _size(reply), self.at.party_stats[request.party])
+                got.count(request, reply_size(reply))
             self._now.bytes.update(got.bytes)
 
     # --- what is written of it ----------------------------------------------------------------------------------------

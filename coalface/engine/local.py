@@ -46,14 +46,13 @@ class InProcess:
     def __init__(self, setup: Setup, world: FederatedData) -> None:
         setup.prepare()
         self.members = world.members()
-        if self.children or setup.numerics.shards:
+        if self.children or setup.numerics.processes_per_party:
             processes.wait_for_workers(setup.folder)
         self.heads: dict[str, tuple[int, str]] = {}
         self._groups = ProcessGroups(setup)
         self._context = self._groups.context(setup.context(world))
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Each request with its reply, in order."""
         for request in requests:
             executor = PartyExecutor(self._context, request.party)
             try:
@@ -65,7 +64,7 @@ class InProcess:
             yield request, reply
 
     def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
-        """Cohorts of so many images at most, computed in this process whatever the workers; where one fails, singly."""
+        """Computed in this process whatever the workers; where a batch fails, its parties are asked singly."""
         for some in cut(requests, lambda party: self.members[party].images, images):
             try:
                 batch = ClientBatch(some, run_batch(self._context, some))
@@ -75,27 +74,20 @@ class InProcess:
             yield batch
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
-        """Nothing runs beside anything in one process: the work is done when it is collected, with the same bits."""
+        """Nothing: in one process the work is done when it is collected, with the same bits."""
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Run what was posted."""
         return self.exchange(requests)
 
     def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """What a step with a local result gives at each party's executor, such as its own model."""
         for request in requests:
             yield request.party, PartyExecutor(self._context, request.party).local_result(request)
 
     def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
-        """Tell every party which commit was accepted last, up to the round `ordinal`."""
         for party, commit in accepted.items():
             PartyExecutor(self._context, party).finalize(commit, ordinal)
 
     def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
-        """What is wrong with parties' ledgers, held against their accepted commits; the first `whole` are read whole.
-
-        What a crash left unfinished is mended first.
-        """
         faults = {}
         for place, (party, commit) in enumerate(accepted.items()):
             try:
@@ -105,12 +97,11 @@ class InProcess:
         return faults
 
     def close(self) -> None:
-        """End the helpers."""
         self._groups.close()
 
 
 class Workers(InProcess):
-    """Runs steps in worker processes; replies are taken in the order of the requests, a bounded window ahead.
+    """Runs steps in worker processes; at most `max_in_flight` requests are under way or wait to be aggregated.
 
     A party that has shards has a worker of its own, beside the others, whose helpers share its work. Posted work has
     workers of its own, as many and begun when first needed, so that nobody who is asked waits for it.
@@ -118,9 +109,9 @@ class Workers(InProcess):
 
     children = True
 
-    def __init__(self, setup: Setup, world: FederatedData, workers: int, window: int) -> None:
+    def __init__(self, setup: Setup, world: FederatedData, workers: int, max_in_flight: int) -> None:
         super().__init__(setup, world)
-        self._window = window
+        self._max_in_flight = max_in_flight
         self._mail = setup.folder / "mail"
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
@@ -135,16 +126,15 @@ class Workers(InProcess):
             return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, given)
 
         self._pool, self._beside = pool(workers), pool(workers)  # a pool's processes begin as they are needed
-        self._own = {party: pool(1) for party, size in setup.numerics.shards.items() if size > 1}
+        self._own = {party: pool(1) for party, size in setup.numerics.processes_per_party.items() if size > 1}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Each request with its reply, in order; at most `window` are under way or waiting to be aggregated."""
         ahead: collections.deque[tuple[Request, concurrent.futures.Future[Any]]] = collections.deque()
         last = None
         for request in requests:
             last = request
             ahead.append((request, self._submit(request)))
-            if len(ahead) >= self._window:
+            if len(ahead) >= self._max_in_flight:
                 yield self._result(*ahead.popleft())
         while ahead:
             yield self._result(*ahead.popleft())
@@ -152,11 +142,9 @@ class Workers(InProcess):
             self._letter(last).unlink(missing_ok=True)
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
-        """Start the work; it runs beside the coming rounds."""
         self._posted[ticket] = [self._submit(request, self._beside) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Wait for what was posted."""
         futures = self._posted.pop(ticket, None) or [self._submit(request, self._beside) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             yield self._result(request, future)
@@ -164,7 +152,6 @@ class Workers(InProcess):
             self._letter(requests[0]).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the workers; where a run is broken off, at once: they hold nothing that a commit does not."""
         super().close()
         with processes.ending():
             if self._under_way:

@@ -74,12 +74,12 @@ class Round:
 
     def record(self, stage: str, number: int, abandoned: str | None) -> dict[str, Any]:
         """The round's line of the metrics; `abandoned` is why it was, None where it counts."""
-        found: dict[str, Any] = {"stage": stage, "round": number, "asked": len(self.asked)}
-        found |= {"arrived": len(self.arrived), "failed": dict(sorted(self.failed.items()))}
+        line: dict[str, Any] = {"stage": stage, "round": number, "asked": len(self.asked)}
+        line |= {"arrived": len(self.arrived), "failed": dict(sorted(self.failed.items()))}
         sent = {f"bytes_{what}": n for what, n in self.bytes.items() if n or what in ("down", "up")}
-        found |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
+        line |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
         if self.clipped:
-            found["clipped"] = dict(sorted(self.clipped.items()))
+            line["clipped"] = dict(sorted(self.clipped.items()))
         if len(self.losses) <= FEW:
-            found["losses"] = self.losses
-        return found if abandoned is None else {**found, "reason": abandoned}
+            line["losses"] = self.losses
+        return line if abandoned is None else {**line, "reason": abandoned}

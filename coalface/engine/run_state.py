@@ -12,6 +12,9 @@ from coalface.core.compression import Updates
 from coalface.core.method import Method, Ticket
 from coalface.engine.checkpoint import CheckpointError
 
+ON_DISK = {"sum_block": "block", "client_batch": "cohorts", "processes_per_party": "shards", "update_dtype": "updates"}
+"""Fields of Numerics that files call otherwise, whose bytes are to stay."""
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -23,14 +26,18 @@ class Numerics:
     autocast: str | None = None
     channels_last: bool = False
     flush_denormals: bool = True
-    block: int = 16
+    sum_block: int = 16
     """Parties whose replies are summed before their sum joins the total."""
-    cohorts: int = 0
+    client_batch: int = 0
     """Images of several parties that are one batch, where a step has a batched form; 0: party by party."""
-    shards: Mapping[str, int] = field(default_factory=dict)
+    processes_per_party: Mapping[str, int] = field(default_factory=dict)
     """How many processes play a party: sums over them round otherwise than those of one."""
-    updates: Updates | None = None
+    update_dtype: Updates | None = None
     """The type that updates are sent in; None: the one that they have."""
+
+    def record(self) -> dict[str, Any]:
+        """As checkpoints and `summary.json` hold it."""
+        return {ON_DISK.get(name, name): value for name, value in dataclasses.asdict(self).items()}
 
 
 @dataclass
@@ -113,7 +120,7 @@ class RunState:
             "totals": self.totals,
             "seconds": self.seconds,
             "metrics": metrics,
-            "numerics": dataclasses.asdict(numerics),
+            "numerics": numerics.record(),
             "seed": seed,
             "posted": calls,
         }
@@ -141,9 +148,11 @@ class RunState:
 
 def check_same(record: Mapping[str, Any], numerics: Numerics, seed: int) -> None:
     """Raise CheckpointError where a run was begun with other numerics or another seed."""
-    begun = dataclasses.asdict(Numerics()) | record["numerics"]  # a key of a later version was at its default
-    mine = dataclasses.asdict(numerics)
-    differ = [f"{k} {v} (now {mine.get(k)})" for k, v in begun.items() if mine.get(k) != v]
+    begun = Numerics().record() | record["numerics"]  # a key of a later version was at its default
+    now, words = numerics.record(), {key: name for name, key in ON_DISK.items()}
+    differ = [
+        f"{words.get(key, key)} {value} (now {now.get(key)})" for key, value in begun.items() if now.get(key) != value
+    ]
     if differ or record["seed"] != seed:
         raise CheckpointError(
             f"the run was begun with other numerics: {', '.join(differ) or 'the seed'}. "

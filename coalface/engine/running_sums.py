@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coalface.core.calls import check_mean
 from coalface.core.codec import Refused
 from coalface.core.method import Mean, Tensors
 
@@ -35,24 +34,12 @@ class RunningMean:
 
     Replies are added in party order. Sums are float64; the sum of each block of `block` asked parties is closed before
     the next begins, so the result depends on the order of the parties and on the block size, never on who answered
-    first. `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
-    Raises ValueError where the server's own weights are not finite and ≥ 0 or are for a party that is not of the role,
-    and where a field that it names is not there or is `free()`. A weight that a reply says counts up to `heaviest`.
+    first. `everyone` are all parties of the step's role; a weight that a reply says counts up to `heaviest`.
+    Raises ValueError where the server's own weights are not finite and ≥ 0.
     """
 
-    def __init__(
-        self,
-        mean: Mean,
-        *,
-        block: int,
-        everyone: Iterable[str],
-        reply: type,
-        sent: Sequence[type] = (),
-        heaviest: float = math.inf,
-    ) -> None:
+    def __init__(self, mean: Mean, *, block: int, everyone: Sequence[str], heaviest: float = math.inf) -> None:
         self.mean, self._heaviest = mean, heaviest
-        everyone = tuple(everyone)
-        check_mean(mean, everyone=everyone, reply=reply, sent=sent)
         if isinstance(mean.by, Mapping) and (
             bad := {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
         ):

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.calls import check_state
-from coalface.core.method import Abandoned, Backbone, Method, Models, generator
+from coalface.core.method import Abandoned, Backbone, Method, Models, Stage, Tensors, generator
+from coalface.core.steps import LocalResult
 from coalface.core.text import told
 from coalface.engine import checkpoint
-from coalface.engine.lab import Lab
+from coalface.engine.federation import ServerFederation
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Numerics, PartyStats, check_same
 from coalface.engine.transport import RunFailed, Transport
@@ -28,10 +29,10 @@ READ = 200
 
 
 Observer = Callable[["Server", Models], dict[str, Any]]
-"""Evaluates models outside the method, with its own generator, nothing on the wire; gives the round's `judged`."""
+"""Evaluates models outside the method, by a generator of its own; its answer is the round's `judged`."""
 
 
-class Server(Lab):
+class Server(ServerFederation):
     """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
 
     def __init__(
@@ -65,20 +66,34 @@ class Server(Lab):
     def run(self) -> tuple[Any, Models]:
         """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
 
-        Raises RunFailed after `rules.patience` abandoned rounds in a row, or at a failed step if `on_error` is `stop`.
+        Raises RunFailed after `max_abandoned_rounds` in a row, or at a failed step if `on_error` is `stop`.
         """
         state = self._restore()
         for index in range(self.at.stage, len(self._stages)):
-            stage = self._stages[index]
             if self.at.stage != index or state is None:
                 self.at.stage, self.at.round = index, 0
-                state = self._begin(stage.begin, state)
-            while self.at.round < stage.rounds:
+                state = self._begin(state)
+            while self.at.round < self._stage.rounds:
                 self.at.round += 1
-                state = self._one_round(stage.round, state, last=self.at.round == stage.rounds)
+                state = self._one_round(state, last=self.at.round == self._stage.rounds)
             asked = [party for party, stats in self.at.party_stats.items() if stats != PartyStats()]
             self.transport.finalize({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
         return state, self.method.models(self, state)
+
+    def local_results(self, kind: LocalResult, models: Models, each: Any = None) -> Iterator[tuple[str, Tensors]]:
+        """(party, what it tells) of a kind, from the method's step that gives it; `each` is what the kind puts to them.
+
+        Nothing where the method has no such step, or `models` has not the message that it needs. Nothing of it is a
+        message, a commit or a line of a ledger, and no method asks for it: it is for the lab's evaluators.
+        """
+        if (step := self.method.local_step(kind)) is None:
+            return iter(())
+        declaration = self.method.find(step)[1]
+        common = models.common if declaration.common is not None else None
+        if common is None and declaration.common is not None and "common" not in declaration.optional:
+            return iter(())
+        put = None if kind.each is None else dict.fromkeys(self.parties(declaration.role), each)
+        return self.transport.local_results(self._requests(self._call(step, None, common, put, None), None))
 
     def resumes_after(self) -> tuple[int, Mapping[str, int], tuple[str, ...]]:
         """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up.
@@ -100,46 +115,44 @@ class Server(Lab):
         """The checkpoints' share of the time of all rounds so far."""
         return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
 
-    def _begin(self, begin: Callable[..., Any], before: Any) -> Any:
-        self.at.ordinal += 1
-        self._start()
-        try:
-            state = self._finite(
-                check_state(self.method, self._stages[self.at.stage], begin(self, before), beginning=True)
-            )
-        except Abandoned as error:
-            raise RunFailed(f"stage {self._stages[self.at.stage].name} could not begin: {error}") from error
-        if not self._stages[self.at.stage].rounds:
-            self._drain(list(self.at.posted))
-        self.at.accepted |= self._now.accepted
-        self._receipts.write(self._now.receipts)
-        self._count()
-        return state
+    @property
+    def _stage(self) -> Stage:
+        return self._stages[self.at.stage]
 
-    @staticmethod
-    def _finite(state: Any) -> Any:
-        """A state that may be accepted. Raises Abandoned where it is not finite: nobody could train from it."""
+    def _start(self) -> None:
+        self.at.ordinal += 1
+        self._now = Round()
+        self.rng = generator(self.round_policy.seed, "server", self._stage.name, self.at.round)
+
+    def _accept(self, state: Any, *, beginning: bool = False) -> Any:
+        """Take up a state and the replies that it came of. Raises Abandoned where nobody could train from it."""
+        check_state(self.method, self._stage, state, beginning=beginning)
         if (name := codec.not_finite(state)) is not None:
             raise Abandoned(f"what came of the replies is not finite: {name}")
+        self.at.accepted |= self._now.accepted
+        self._receipts.write(self._now.receipts)
         return state
 
     def _count(self) -> None:
         for what, count in self._now.bytes.items():
             self.at.totals[what] = self.at.totals.get(what, 0) + count
 
-    def _start(self) -> None:
-        self._now = Round()
-        self.rng = generator(self.round_policy.seed, "server", self._stages[self.at.stage].name, self.at.round)
-
-    def _one_round(self, round_: Callable[..., Any], state: Any, *, last: bool) -> Any:
-        self.at.ordinal += 1
+    def _begin(self, before: Any) -> Any:
         self._start()
-        begun, abandoned = time.perf_counter(), None
-        kept_open = dict(self.at.posted)
         try:
-            state = self._finite(check_state(self.method, self._stages[self.at.stage], round_(self, state)))
-            self.at.accepted |= self._now.accepted
-            self._receipts.write(self._now.receipts)
+            state = self._accept(self._stage.begin(self, before), beginning=True)
+        except Abandoned as error:
+            raise RunFailed(f"stage {self._stage.name} could not begin: {error}") from error
+        if not self._stage.rounds:
+            self._drain(list(self.at.posted))
+        self._count()
+        return state
+
+    def _one_round(self, state: Any, *, last: bool) -> Any:
+        self._start()
+        begun, abandoned, kept_open = time.perf_counter(), None, dict(self.at.posted)
+        try:
+            state = self._accept(self._stage.round(self, state))
             self.at.abandoned, self._advanced = 0, True
         except Abandoned as error:
             abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
@@ -152,7 +165,7 @@ class Server(Lab):
         for party in self._now.arrived:
             self.at.party_stats[party].rounds += abandoned is None
         self._count()
-        record = self._now.record(self._stages[self.at.stage].name, self.at.round, abandoned)
+        record = self._now.record(self._stage.name, self.at.round, abandoned)
         if self.round_policy.evaluate_every and (self.at.round % self.round_policy.evaluate_every == 0 or last):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
@@ -169,15 +182,15 @@ class Server(Lab):
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - evaluated
         clock = {"seconds": ended - begun, "checkpoint_seconds": ended - evaluated}
-        ends = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
+        event = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
         if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
-            self._late, ends["late"] = dict(self.transport.late), late
-        self._write_line("events.jsonl", ends)
+            self._late, event["late"] = dict(self.transport.late), late
+        self._write_line("events.jsonl", event)
         self.report({**record, **clock})
         if over:
-            rows = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
+            row = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
             raise RunFailed(
-                f"{rows}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
+                f"{row}: {abandoned}. The model is as it was before. Mend the parties and resume, or resume with a "
                 f"lower engine.min_reply_fraction (now {self.round_policy.min_reply_fraction:g}), or raise "
                 f"engine.max_abandoned_rounds (now {self.round_policy.max_abandoned_rounds}).{self._ways_back()}"
             )
@@ -284,4 +297,4 @@ class Server(Lab):
         os.truncate(metrics, found.record["metrics"])
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))
-        return checkpoint.unpack_state(found.state, self._stages[self.at.stage].state)
+        return checkpoint.unpack_state(found.state, self._stage.state)

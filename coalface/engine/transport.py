@@ -25,7 +25,7 @@ Reply = bytearray | memoryview | codec.Encoded | StepFailed
 
 
 class Transport(Protocol):
-    """How an engine reaches the parties. Replies come in the order of the requests, a bounded window ahead."""
+    """How an engine reaches the parties. Replies come in the order of the requests, a bounded number in flight."""
 
     @property
     def members(self) -> Mapping[str, Member]: ...
@@ -37,15 +37,40 @@ class Transport(Protocol):
     def heads(self) -> Mapping[str, tuple[int, str]]:
         """Party -> lines and last hash of its ledger with the reply that it gave last."""
 
-    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]: ...
-    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]: ...
-    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None: ...
-    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]: ...
-    def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]: ...
-    def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None: ...
-    def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]: ...
-    def close(self) -> None: ...
+    def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Each request with its reply, in order."""
+
+    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
+        """The same, in client batches of so many images at most where this engine computes them."""
+
+    def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
+        """Start work that runs beside the coming rounds."""
+
+    def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
+        """Wait for what was posted; a resumed run posts it again."""
+
+    def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
+        """What a step with a local result gives at each party of this machine, such as its own model."""
+
+    def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
+        """Tell every party which commit was accepted last, up to the round `ordinal`."""
+
+    def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
+        """What is wrong at parties, held against their accepted commits; the first `whole` ledgers are read whole.
+
+        What a crash left unfinished is mended first.
+        """
+
+    def close(self) -> None:
+        """End what runs beside this process, at once: it holds nothing that a commit does not."""
 
 
 class RunFailed(RuntimeError):
     """The run cannot go on."""
+
+
+def late(deadline: float, seconds: float | None = None) -> str:
+    """Why a late reply is refused: it took so many seconds, which a simulation knows, or has not come yet."""
+    if seconds is None:
+        return f"no reply within {deadline:g} s"
+    return f"late: {seconds:.1f} s, the deadline is {deadline:g} s"

@@ -37,7 +37,7 @@ class Sent:
     """`down` to a party, `up` to the server."""
     field: str
     kind: str
-    """`tensors`, `tensor` or a plain type; `as int8` where it is narrowed, `folded` where only sums are asked for."""
+    """`tensors`, `tensor` or a plain type; `as int8` where it is narrowed, `aggregated` where a mean is asked for."""
     tensors: int
     bytes: int | None
     """None where only the method knows the shape."""
@@ -296,7 +296,7 @@ class _Paper(Federation):
                 e.dtype for e in mine
             }
             kind += f" as {self.updates}" if direction == "up" and narrow else ""
-            kind += ", folded" if name in aggregated else ""
+            kind += ", aggregated" if name in aggregated else ""
             size = None if unknown else sum(e.bytes for e in (*mine, *scales))
             numbers = 0 if unknown else sum(math.prod(e.shape) for e in mine)
             self.sent[step, direction, name] = Sent(
@@ -328,5 +328,5 @@ def declared(method: type[Method]) -> list[tuple[str, str, list[str], list[str]]
 
 
 def as_dicts(sent: Iterable[Sent]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [dataclasses.asdict(s) for s in sent]
+    """For JSON, where `aggregated` is called `folded` as it always was: summaries are compared."""
+    return [dataclasses.asdict(s) | {"kind": s.kind.replace("aggregated", "folded")} for s in sent]

@@ -163,9 +163,9 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     engine, found = recipe.engine, footprint(recipe, parties)
     trains = [s for s in planned.sent if s.role != VALIDATOR]
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
-    folded = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("folded"))
+    aggregated = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("aggregated"))
     sums, candidates = _candidates(recipe, planned, asked)
-    window = min(asked, 1 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
+    in_flight = min(asked, 1 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
     each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
     each += f"activations of a batch of {found.batch}"
     versions = min(planned.rounds, engine.keep_checkpoints * engine.checkpoint_every + 1)
@@ -175,8 +175,8 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     return [
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
         f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
-        f"memory for messages: a window of {several(window, 'reply', 'replies')} ({size(window * message)}) "
-        f"and the sums of the folds ({size(16 * sums * folded)})",
+        f"memory for messages: {several(in_flight, 'reply', 'replies')} in flight ({size(in_flight * message)}) "
+        f"and the sums of the means ({size(16 * sums * aggregated)})",
         *candidates,
         *(["  left out: class embeddings, as many as a party has identities"] if not found.classes else []),
         "  left out: Python and torch themselves, evaluation, what a layer needs for the moment; pixels are mapped",
@@ -230,7 +230,7 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     for row in rows:
         cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(cells).rstrip())
-    folded = [s for s in planned.sent if s.kind.endswith("folded")]
+    aggregated = [s for s in planned.sent if s.kind.endswith("aggregated")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
     roles = dict.fromkeys(s.role for s in planned.sent)
     if VALIDATOR in roles:
@@ -239,8 +239,8 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
         lines.append("not sent is not unknown: an update tells of the images that it was made of")
     if readable := planning.what_can_be_read(recipe.build_method(), planned, trainers):
         lines.append(readable)
-    if folded:
-        lines.append(f"the server asks for sums only of: {', '.join(dict.fromkeys(s.field for s in folded))}")
+    if aggregated:
+        lines.append(f"the server asks for means only of: {', '.join(dict.fromkeys(s.field for s in aggregated))}")
     if METHODS[recipe.method].pools:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):

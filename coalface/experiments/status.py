@@ -14,10 +14,10 @@ from typing import Any
 from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.names import KITS
-from coalface.engine.replies import FEW as BOUND_FROM
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
+from coalface.engine.update_bounds import FEW as BOUND_FROM
 from coalface.experiments import provenance
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import runs

@@ -36,7 +36,7 @@ def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Ma
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,
         "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
-        "numerics": vars(server.numerics),
+        "numerics": server.numerics.record(),
         "messages": plan.as_dicts(experiment.plan.sent),
         "stays": list(experiment.plan.stays),
     }

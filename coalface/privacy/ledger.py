@@ -10,10 +10,10 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coalface.core.codec import Entry
 from coalface.core.disk import writing
@@ -39,22 +39,13 @@ class Head:
         return Head(self.lines + len(lines), json.loads(lines[-1])["chain"], size) if lines else self
 
 
-class Listed(Protocol):
-    """What a ledger lists: pieces with their sizes, and the SHA-256 of each."""
-
-    @property
-    def entries(self) -> tuple[Entry, ...]: ...
-    @property
-    def sums(self) -> tuple[str, ...]: ...
-
-
-def lines_for(encoded: Listed, context: Mapping[str, str | int], head: Head) -> list[str]:
+def lines_for(entries: Sequence[Entry], sums: Sequence[str], context: Mapping[str, str | int], head: Head) -> list[str]:
     """The ledger lines of one message: its header and every tensor, with name, kind, shape, dtype, bytes and SHA-256.
 
     `context` says when, by which step, to whom and how protected. The bytes of the lines add up to the bytes sent.
     """
     common = json.dumps(dict(context))[1:-1]
-    pieces = zip(encoded.entries, encoded.sums, strict=True)
+    pieces = zip(entries, sums, strict=True)
     return chained((f'{common}, {_described(entry)}, "sha256": "{digest}"' for entry, digest in pieces), head)
 
 
@@ -98,6 +89,14 @@ def read_head(path: Path, *, at: int | None = None) -> Head:
         return Head(last["line"] + 1, last["chain"], end - len(cut))
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: its last line is none of a ledger. {_RESTORE}") from None
+
+
+def ends(path: Path, head: Head, *, at: int | None = None) -> bool:
+    """Whether a ledger file, or its first `at` bytes, has this head."""
+    try:
+        return read_head(path, at=at) == head
+    except ValueError:
+        return False
 
 
 def extend(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> Head:
@@ -159,8 +158,8 @@ def lines(path: Path) -> Iterator[tuple[Head, dict[str, Any]]]:
 def follow(path: Path) -> Head:
     """The last head of `lines`, which may raise."""
     head = Head()
-    for each, _ in lines(path):
-        head = each
+    for head, _ in lines(path):  # noqa: B007 - the last
+        pass
     return head
 
 
@@ -194,11 +193,7 @@ def _follows(head: Head, text: bytes) -> bool:
 
 def check_holds(path: Path, head: Head) -> None:
     """Raise ValueError unless the file has the lines up to a head that its party wrote down."""
-    try:
-        holds = not head.lines or read_head(path, at=head.size) == head
-    except ValueError:
-        holds = False
-    if not holds:
+    if head.lines and not ends(path, head, at=head.size):
         raise ValueError(
             f"{path}, line {head.lines}: it is not the line that the party's last accepted commit ends with, so lines "
             f"were changed, removed or added after they were written. {_RESTORE}"

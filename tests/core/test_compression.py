@@ -189,7 +189,7 @@ def test_a_row_too_small_for_a_scale_counts_as_zero() -> None:
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
-INT8 = replace(NUMERICS, updates="int8")
+INT8 = replace(NUMERICS, update_dtype="int8")
 NOTHING_NARROW = ("solo",)
 """Methods whose replies hold no matrix that was sent before."""
 
@@ -217,7 +217,7 @@ def test_every_method_runs_with_int8_updates(name: str, tmp_path: Path) -> None:
 
 def test_a_run_is_close_to_one_in_float32_and_not_the_same(tmp_path: Path) -> None:
     method, build = recipe("fedavg")
-    runs = [run(method, tmp_path / str(n.updates), build, numerics=n) for n in (NUMERICS, INT8)]
+    runs = [run(method, tmp_path / str(n.update_dtype), build, numerics=n) for n in (NUMERICS, INT8)]
     first, (exact, narrow) = build().backbone.shared(), [r.models.shared or {} for r in runs]
     step = math.sqrt(sum(float((exact[n] - first[n]).pow(2).sum()) for n in first))
     error = math.sqrt(sum(float((narrow[n] - exact[n]).pow(2).sum()) for n in first))
@@ -231,8 +231,8 @@ def test_stopped_and_resumed_or_over_flower_it_is_the_same_run(tmp_path: Path) -
     assert run(method, tmp_path / "flower", build, numerics=INT8, transport=over_flower()).bytes() == whole
     with pytest.raises(Stop):
         run(method, tmp_path / "stopped", build, numerics=INT8, transport=stopping(4))
-    with pytest.raises(CheckpointError, match=r"other numerics: updates int8 \(now float16\)"):
-        run(method, tmp_path / "stopped", build, numerics=replace(INT8, updates="float16"))
+    with pytest.raises(CheckpointError, match=r"other numerics: update_dtype int8 \(now float16\)"):
+        run(method, tmp_path / "stopped", build, numerics=replace(INT8, update_dtype="float16"))
     assert run(method, tmp_path / "stopped", build, numerics=INT8).bytes() == whole
 
 
@@ -241,7 +241,7 @@ class Mixed(InProcess):
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request in requests:
-            context = replace(self._context, updates="float16") if request.party == "silo-0" else self._context
+            context = replace(self._context, update_dtype="float16") if request.party == "silo-0" else self._context
             yield request, PartyExecutor(context, request.party).answer(request)
 
 

@@ -21,8 +21,8 @@ from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
 from coalface.training.local_training import Learner, learn
 
-SHARDS = Numerics(threads=1, block=2, shards={"silo-1": 2})
-ONE = Numerics(threads=1, block=2)
+SHARDS = Numerics(threads=1, sum_block=2, processes_per_party={"silo-1": 2})
+ONE = Numerics(threads=1, sum_block=2)
 EXACT = Tiny(double=True, norm=True)
 
 

@@ -32,6 +32,12 @@ def controls(ran: Ran) -> dict[str, Control]:
     return found
 
 
+def listed(folder: Path) -> dict[str, int]:
+    """The bytes that each party's ledger lists."""
+    ledgers = {path.stem: path.read_text().splitlines() for path in (folder / "ledger").glob("*.jsonl")}
+    return {party: sum(json.loads(line)["bytes"] for line in lines) for party, lines in ledgers.items()}
+
+
 def stopped_and_resumed(method: Any, folder: Path, after: int, build: Any = Tiny(), **rules: Any) -> Ran:  # noqa: B008
     with pytest.raises(Stop):
         run(method, folder, build, transport=stopping(after), **rules)

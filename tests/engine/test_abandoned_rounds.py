@@ -24,10 +24,7 @@ TWO_OF_THREE = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "nan"})
 
 
 def test_patience_ends_the_run_and_a_lower_quorum_lets_it_go_on(tmp_path: Path) -> None:
-    says = (
-        r"3 rounds in a row were abandoned; the last: 1 of 3 .* lower engine.min_reply_fraction \(now 0.5\), or raise "
-        r".* \(now 3\)"
-    )
+    says = r"3 rounds in a row .* lower engine.min_reply_fraction \(now 0.5\), or raise .* \(now 3\)"
     with pytest.raises(RunFailed, match=says):
         run(Moves(rounds=6), tmp_path, faults=TWO_OF_THREE, max_abandoned_rounds=3)
     assert len(metrics(tmp_path)) == 3
@@ -46,12 +43,10 @@ def test_with_a_patience_of_one_or_none_the_first_abandoned_round_ends_the_run(t
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_ended_for_abandoned_rounds_counts_anew_when_it_is_resumed(tmp_path: Path, every: int) -> None:
-    for lines in (2, 4):
+    for lines in (2, 4, 6):
         with pytest.raises(RunFailed, match="2 rounds in a row"):
             run(Moves(rounds=6), tmp_path, faults=TWO_OF_THREE, max_abandoned_rounds=2, checkpoint_every=every)
         assert len(metrics(tmp_path)) == lines
-    with pytest.raises(RunFailed, match="2 rounds in a row"):
-        run(Moves(rounds=6), tmp_path, faults=TWO_OF_THREE, max_abandoned_rounds=2, checkpoint_every=every)
     assert [r["round"] for r in metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 

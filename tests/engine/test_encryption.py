@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import worlds
 from grids import InProcessGrid, roles, seated
-from toys import Moves, Values
-from worlds import Stop, Tiny, run
+from one_party import PARTY, at, chain, flip, moves, place, request
+from worlds import Stop, run
 
-from coalface.core import codec
 from coalface.core.errors import RecipeError
 from coalface.engine.party import commits, encryption
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
@@ -30,31 +28,17 @@ from coalface.flower.party import rekey
 from coalface.flower.provision import certificates
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
-PARTY = "silo-1"
 SECRET, OTHER = bytes(range(48)), bytes(range(1, 49))
 OURS = Vault.of(SECRET, "test", PARTY)
 
 
-def at(folder: Path, sealed: Vault | None = OURS, **changes: Any) -> PartyExecutor:
-    build = Tiny()
-    context = worlds.setup(Moves(note=True), folder, build).context(build())
-    return PartyExecutor(replace(context, vault=sealed, flush=True, **changes), PARTY)
+def sealed_at(folder: Path, vault: Vault | None = OURS) -> PartyExecutor:
+    return at(folder, vault=vault, flush=True)
 
 
-def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | None] = (0, None)) -> Request:
-    values = Values(values={"a": torch.full((3,), float(ordinal)), "b": torch.zeros(2, 2, dtype=torch.float64)})
-    return Request("test", PARTY, "train", ordinal, 9, ordinal, 1, "move", codec.encode(values), None, base, horizon)
-
-
-def answered(here: PartyExecutor, ordinals: int = 2) -> list[Path]:
+def answered(here: PartyExecutor, count: int = 2) -> list[Path]:
     """The commits of some requests, each on top of the one before."""
-    base, found = None, []
-    for ordinal in range(1, ordinals + 1):
-        made = request(ordinal, base)
-        here.answer(made)
-        base = made.id
-        found.append(here.folder / f"{base}.commit")
-    return found
+    return [place(here, made) for made in chain(here, moves(count))]
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -69,7 +53,7 @@ def test_what_was_written_comes_back_and_does_not_show(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encryption, "PIECE", piece)
-    clear, sealed = answered(at(tmp_path / "clear", None)), answered(at(tmp_path / "sealed"))
+    clear, sealed = answered(sealed_at(tmp_path / "clear", None)), answered(sealed_at(tmp_path / "sealed"))
     for ours, theirs in zip(sealed, clear, strict=True):
         one, other = Commit.open(ours, OURS), Commit.open(theirs)
         assert one.spans.keys() == other.spans.keys() == {"Control", REPLY, LINES, DATA}
@@ -101,7 +85,7 @@ def test_no_nonce_is_used_twice_under_a_key(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(encryption, "AESGCM", Watched)
     monkeypatch.setattr(encryption, "PIECE", 32)
-    here = at(tmp_path)
+    here = sealed_at(tmp_path)
     path = answered(here, 2)[-1]
     first = path.read_bytes()
     path.unlink()  # as a crash before the rename: the same work is committed again
@@ -130,19 +114,13 @@ def test_the_key_is_the_nodes_and_each_partys_own() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def flipped(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encryption, "PIECE", 256)
-    here = at(tmp_path)
+    here = sealed_at(tmp_path)
     path = answered(here, 1)[0]
     whole = path.read_bytes()
-    for place in range(0, len(whole), 23):
-        flipped(path, place)
+    for number in range(0, len(whole), 23):
+        flip(path, number)
         with pytest.raises((LockedCommit, DamagedCommit), match=str(path)) as told:
             commit = Commit.open(path, OURS)
             for name in commit.spans:
@@ -172,31 +150,31 @@ def refuses(here: PartyExecutor, made: Request, match: str) -> None:
 
 
 def test_another_key_or_none_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
-    paths = answered(at(tmp_path / "a"))
-    made = request(3, paths[-1].stem, (2, paths[-1].stem))
+    paths = answered(sealed_at(tmp_path / "a"))
+    made = request(3, paths[-1].stem, horizon=(2, paths[-1].stem))
     wrong = Vault.of(OTHER, "test", PARTY)
-    refuses(at(tmp_path / "a", wrong), made, r"another key than that of silo-1's node: start .* --from OLD --to NEW")
-    refuses(at(tmp_path / "a", None), made, r"is encrypted with the key of the party's node: start the node with key=")
-    answered(at(tmp_path / "b", None))
-    refuses(at(tmp_path / "b"), made, r"in the clear, and silo-1's node was given a key .* --to KEY")
+    refuses(sealed_at(tmp_path / "a", wrong), made, "--from OLD --to NEW")
+    refuses(sealed_at(tmp_path / "a", None), made, "with key=")
+    answered(sealed_at(tmp_path / "b", None))
+    refuses(sealed_at(tmp_path / "b"), made, "--to KEY")
 
 
 def test_a_file_of_elsewhere_is_refused(tmp_path: Path) -> None:
-    first, second = answered(at(tmp_path / "one"))
-    made = request(3, second.stem, (2, second.stem))
+    first, second = answered(sealed_at(tmp_path / "one"))
+    made = request(3, second.stem, horizon=(2, second.stem))
     other_run = Vault.of(SECRET, "another", PARTY)
-    refuses(at(tmp_path / "one", other_run), made, "is a file of another run, party or place")
+    refuses(sealed_at(tmp_path / "one", other_run), made, "is a file of another run, party or place")
     shutil.copy(first, second)  # an older state under the name of the accepted one
-    refuses(at(tmp_path / "one"), made, "is a file of another run, party or place")
+    refuses(sealed_at(tmp_path / "one"), made, "is a file of another run, party or place")
 
 
 def test_after_a_power_cut_torn_commits_are_dropped_as_those_in_the_clear_are(tmp_path: Path) -> None:
-    paths = answered(at(tmp_path), 3)
+    paths = answered(sealed_at(tmp_path), 3)
     for torn in (b"", paths[2].read_bytes()[:40], paths[2].read_bytes()[:-1], bytes(400)):
         paths[2].write_bytes(torn)
-        at(tmp_path).check(paths[1].stem, whole=True)
+        sealed_at(tmp_path).check(paths[1].stem, whole=True)
         assert not paths[2].exists()
-        at(tmp_path).answer(request(3, paths[1].stem))
+        sealed_at(tmp_path).answer(request(3, paths[1].stem))
         assert Commit.open(paths[2], OURS).base == paths[1].stem
 
 
@@ -264,7 +242,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def rekeyed(home: Path, key: Path | None) -> PartyExecutor:
-    return at(home / "test", None if key is None else rekey.vault(key, "test", PARTY))
+    return sealed_at(home / "test", None if key is None else rekey.vault(key, "test", PARTY))
 
 
 def test_private_state_is_written_anew_under_another_key(tmp_path: Path, keys: tuple[Path, Path]) -> None:

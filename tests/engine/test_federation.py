@@ -33,10 +33,7 @@ def move(**more: Any) -> Any:
     ("asks", "error", "names"),
     [
         (move(to=["nobody"]), ValueError, "nobody"),
-        (move(to=[]), ValueError, "is empty"),
-        (move(to=["silo-1", "silo-1"]), ValueError, "twice"),
         (move(common=NUDGE), TypeError, "Nudge"),
-        (move(common=None), TypeError, "common"),
         (lambda m, f, s: f.ask(m.remember, to=["silo-1"], each={"silo-0": NUDGE}), ValueError, "silo-1"),
         (lambda m, f, s: f.ask(m.remember, common=DOWN), TypeError, "common"),
         (move(aggregate=[Mean("w")]), ValueError, "'w'"),

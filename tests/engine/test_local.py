@@ -32,11 +32,9 @@ ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator"))
 # --- the world --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a/b", "../a", ".hidden", "", "a\\b", "a\nb", "a\0", "x" * 201])
-def test_a_name_that_cannot_be_a_folder_is_refused(name: str) -> None:
-    made = Tiny()()
-    with pytest.raises(ValueError, match="is no plain name"):
-        FederatedData({"good-1": worlds.faces(2, 4), name: worlds.faces(2, 4)}, made.backbone, made.compute)
+def test_a_name_that_cannot_be_a_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match="no plain name"):
+        FederatedData({"../a": worlds.faces(2, 4)}, Tiny()().backbone, None)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])

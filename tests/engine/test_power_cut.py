@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import worlds
 from cases import by_default
-from toys import CALLS, Moves, Values
-from worlds import Ran, Stop, Tiny, run, stopping
+from one_party import PARTY, at, chain, moves, place, request, shorten
+from toys import CALLS, Moves
+from worlds import Ran, Stop, run, stopping
 
-from coalface.core import codec
+from coalface.engine import checkpoint
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.party.commits import LINES, Commit, DamagedCommit
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
 from coalface.engine.transport import RunFailed
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
-PARTY = "silo-1"
 
 TORN: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
@@ -40,34 +36,6 @@ TORN: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def at(folder: Path, **changes: Any) -> PartyExecutor:
-    build = Tiny()
-    return PartyExecutor(replace(worlds.setup(Moves(note=True), folder, build).context(build()), **changes), PARTY)
-
-
-def request(ordinal: int, base: str | None = None, horizon: tuple[int, str | None] = (0, None)) -> Request:
-    values = Values(values={"a": torch.full((3,), float(ordinal)), "b": torch.zeros(2, 2, dtype=torch.float64)})
-    common = codec.encode(values)
-    return Request("test", PARTY, "train", ordinal, 9, ordinal, 1, "move", common, None, base, horizon)
-
-
-def chain(here: PartyExecutor, ordinals: int) -> list[Request]:
-    done: list[Request] = []
-    for ordinal in range(1, ordinals + 1):
-        done.append(request(ordinal, done[-1].id if done else None))
-        here.answer(done[-1])
-    return done
-
-
-def place(here: PartyExecutor, made: Request) -> Path:
-    return here.folder / f"{made.id}.commit"
-
-
-def shorten(here: PartyExecutor, after: Request | None) -> None:
-    """Take from the ledger all lines after those of a reply."""
-    os.truncate(here.ledger, Commit.open(place(here, after)).head.size if after else 0)
-
-
 def rounds(here: PartyExecutor) -> list[int]:
     return [json.loads(text)["round"] for text in here.ledger.read_text().splitlines()]
 
@@ -75,21 +43,20 @@ def rounds(here: PartyExecutor) -> list[int]:
 # --- commits without ledger lines, and the other way round ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("left", [0, 1, 2, 3])
-def test_lines_are_taken_from_every_commit_that_lies_there(tmp_path: Path, left: int) -> None:
+def test_lines_are_taken_from_every_commit_that_lies_there(tmp_path: Path) -> None:
     here = at(tmp_path)
-    done = chain(here, 4)
+    done = chain(here, moves(4))
     before = here.ledger.read_bytes()
-    shorten(here, done[left - 1] if left else None)
-    here.answer(done[-1])
-    assert here.ledger.read_bytes() == before
-    assert ledger.verify(here.ledger).lines == 4 * 5
+    for left in (None, *done[:3]):
+        shorten(here, left)
+        here.answer(done[-1])
+        assert here.ledger.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "zeros in the middle"])
 def test_a_torn_ledger_is_filled_from_the_commits(tmp_path: Path, damage: str) -> None:
     here = at(tmp_path)
-    done = chain(here, 4)
+    done = chain(here, moves(4))
     before = here.ledger.read_bytes()
     middle = Commit.open(place(here, done[1])).head.size + 150
     torn = {
@@ -105,7 +72,7 @@ def test_a_torn_ledger_is_filled_from_the_commits(tmp_path: Path, damage: str) -
 def test_what_lies_behind_a_gap_is_done_again(tmp_path: Path) -> None:
     """The second commit is lost and so are the lines of both: the third cannot join the chain."""
     here = at(tmp_path)
-    done = chain(here, 3)
+    done = chain(here, moves(3))
     before = here.ledger.read_bytes()
     place(here, done[1]).unlink()
     shorten(here, done[0])
@@ -118,7 +85,7 @@ def test_what_lies_behind_a_gap_is_done_again(tmp_path: Path) -> None:
 
 def test_lines_of_a_reply_whose_commit_is_lost_stay(tmp_path: Path) -> None:
     here = at(tmp_path)
-    done = chain(here, 2)
+    done = chain(here, moves(2))
     place(here, done[1]).unlink()
     here.answer(done[1])
     assert rounds(here) == [1] * 5 + [2] * 5 + [2] * 5
@@ -128,7 +95,7 @@ def test_lines_of_a_reply_whose_commit_is_lost_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_gap_before_what_is_needed_or_was_flushed_is_an_error(tmp_path: Path, flush: bool) -> None:
     here = at(tmp_path, flush=flush)
-    done = chain(here, 3)
+    done = chain(here, moves(3))
     place(here, done[1]).unlink()
     shorten(here, done[0])
     base = done[0].id if flush else done[2].id
@@ -138,7 +105,7 @@ def test_a_gap_before_what_is_needed_or_was_flushed_is_an_error(tmp_path: Path, 
 
 def test_lines_that_were_changed_are_not_taken_for_torn_ones(tmp_path: Path) -> None:
     here = at(tmp_path)
-    done = chain(here, 3)
+    done = chain(here, moves(3))
     lines = here.ledger.read_text().splitlines(keepends=True)
     lines[6] = lines[6].replace('"round": 2', '"round": 3')
     here.ledger.write_text("".join(lines[:-1]))
@@ -152,7 +119,7 @@ def test_lines_that_were_changed_are_not_taken_for_torn_ones(tmp_path: Path) -> 
 @pytest.mark.parametrize("torn", TORN)
 def test_a_torn_commit_that_nobody_needs_is_done_again(tmp_path: Path, torn: str) -> None:
     here = at(tmp_path)
-    done = chain(here, 2)
+    done = chain(here, moves(2))
     expected, lines = place(here, done[1]).read_bytes(), here.ledger.read_bytes()
     place(here, done[1]).write_bytes(TORN[torn](expected))
     shorten(here, done[0])
@@ -165,19 +132,19 @@ def test_a_torn_commit_that_nobody_needs_is_done_again(tmp_path: Path, torn: str
 @pytest.mark.parametrize("needed", ["base", "horizon"])
 def test_a_torn_commit_that_is_needed_is_named(tmp_path: Path, torn: str, needed: str) -> None:
     here = at(tmp_path)
-    done = chain(here, 3)
+    done = chain(here, moves(3))
     bad = place(here, done[2] if needed == "base" else done[0])
     bad.write_bytes(TORN[torn](bad.read_bytes()))
     ran = len(CALLS)
     for _ in range(2):
         with pytest.raises(DamagedCommit, match=rf"{bad.name} is damaged \(.*Restore the party's folder, or start a"):
-            here.answer(request(4, done[2].id, (1, done[0].id)))
+            here.answer(request(4, done[2].id, horizon=(1, done[0].id)))
     assert len(CALLS) == ran and bad.exists()
 
 
-def test_settling_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) -> None:
+def test_finalizing_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) -> None:
     here = at(tmp_path)
-    done = chain(here, 3)
+    done = chain(here, moves(3))
     place(here, done[2]).write_bytes(b"")
     here.finalize(done[1].id, 3)
     assert [path.name for path in here.folder.iterdir()] == [f"{done[1].id}.commit"]
@@ -189,39 +156,60 @@ def test_settling_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) ->
 # --- the order of what is flushed -------------------------------------------------------------------------------------
 
 
-def test_where_a_site_flushes_no_line_is_written_before_its_commit_is_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time a ledger line is written, the commit, its name and its folder have been flushed; then the line is."""
-    order: list[str] = []
-    paths: dict[int, Path] = {}
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed, renamed and written to ledgers, by the system calls and with the path, in their order."""
+    noted: list[str] = []
+    plain = {name: getattr(os, name) for name in ("fsync", "rename", "pwrite")}
 
-    def opened(path: Any, *more: Any, **named: Any) -> int:
-        descriptor = plain["open"](path, *more, **named)
-        paths[descriptor] = Path(path)
-        return int(descriptor)
+    def of(descriptor: int, *more: Any) -> Path:
+        number = os.fstat(descriptor).st_ino
+        return next(path for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_ino == number)
 
-    def noted(name: str, which: Callable[..., Path]) -> Callable[..., Any]:
+    def noting(name: str, which: Callable[..., Path]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **named: Any) -> Any:
-            order.append(f"{name} {which(*arguments).relative_to(tmp_path)}")
+            noted.append(f"{name} {which(*arguments).relative_to(tmp_path)}")
             return plain[name](*arguments, **named)
 
         return wrapped
 
-    here = at(tmp_path, flush=True)
-    plain = {name: getattr(os, name) for name in ("open", "fsync", "rename", "pwrite")}
-    monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(os, "rename", noted("rename", lambda old, new: Path(new)))
+    monkeypatch.setattr(os, "rename", noting("rename", lambda old, new: Path(new)))
     for name in ("fsync", "pwrite"):
-        monkeypatch.setattr(os, name, noted(name, lambda descriptor, *_: paths[descriptor]))
-    first, second = chain(here, 2)
+        monkeypatch.setattr(os, name, noting(name, of))
+    return noted
+
+
+def test_where_an_executor_flushes_no_line_is_written_before_its_commit_is_safe(
+    tmp_path: Path, order: list[str]
+) -> None:
+    """Each time a ledger line is written, the commit, its name and its folder have been flushed; then the line is."""
+    first, second = chain(at(tmp_path, flush=True), moves(2))
     mine, lines = f"parties/{PARTY}", f"ledger/{PARTY}.jsonl"
-    made = ["fsync parties", "fsync ."]
-    expected = []
+    expected = ["fsync parties", "fsync ."]
     for asked in (first, second):
         expected += [f"fsync {mine}/{asked.id}.new", f"rename {mine}/{asked.id}.commit", f"fsync {mine}"]
         expected += [f"pwrite {lines}", f"fsync {lines}"] + ["fsync ledger"] * (asked is first)
-    assert order == made + expected
+    assert order == expected
+
+
+def test_a_checkpoint_is_flushed_before_it_has_its_name_and_its_name_before_those_before_it_go(
+    tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the last flush a power cut may undo the rename, and a party may have forgotten what is needed then."""
+    remove = shutil.rmtree
+
+    def removing(path: Path, **named: Any) -> None:
+        order.append(f"rmtree {path.name}")
+        remove(path, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    for ordinal in (1, 2):
+        order.clear()
+        checkpoint.save(tmp_path / "c", checkpoint.Checkpoint(ordinal, 0, ordinal, b"state", {}, {}), keep=1)
+    assert order == [
+        "rmtree .new", "fsync c/.new/state.safetensors", "fsync c/.new/checkpoint.json", "fsync c/.new",
+        "rmtree 0000002", "rename c/0000002", "fsync c", "rmtree 0000001",
+    ]  # fmt: skip
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -333,51 +321,6 @@ def test_heads_are_checked_where_there_are_too_many_ledgers_to_read(
         path.write_text(text[:-500])
         assert set(ran.server.check_ledgers()) == set()  # the accepted commit has the lines that are cut off
         assert path.read_text() == text
-
-
-# --- killed at any call of the system ---------------------------------------------------------------------------------
-
-CHANGES = ("mkdir", "open", "rename", "pwrite", "writev", "ftruncate", "truncate", "unlink", "rmdir")
-"""The calls by which files change; a process may be killed before any of them."""
-
-
-class Killed(BaseException):
-    """The process is killed here."""
-
-
-def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method, settings = Moves(rounds=2, note=True), {"build": Tiny(parties=1)}
-    left = [-1]
-
-    def counting(name: str) -> Callable[..., Any]:
-        call = getattr(os, name)
-
-        def counted(*arguments: Any, **named: Any) -> Any:
-            if name != "open" or arguments[1] & os.O_CREAT:
-                left[0] -= 1
-                if left[0] == 0:
-                    raise Killed(name)
-            return call(*arguments, **named)
-
-        return counted
-
-    for name in CHANGES:
-        monkeypatch.setattr(os, name, counting(name))
-    unbroken = run(method, tmp_path / "unbroken", **settings).bytes()
-    receipts = (tmp_path / "unbroken" / "receipts.jsonl").read_bytes()
-    for place in itertools.count(1):
-        left[0] = place
-        try:
-            run(method, tmp_path / str(place), **settings)
-        except Killed:
-            left[0] = -1
-            assert run(method, tmp_path / str(place), **settings).bytes() == unbroken, place
-            assert (tmp_path / str(place) / "receipts.jsonl").read_bytes() == receipts
-        else:
-            break
-    assert place > 40
 
 
 # --- what a checkpoint speaks of --------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import pytest
 import torch
 import worlds
 from grouped_runs import EXACT, ONE, SHARDS, Tells, Trap
+from one_party import PARTY, data
+from server_runs import metrics
 from toys import Lagged, Moves
 from worlds import Ran, Stop, Tiny, run, stopping, workers
 
@@ -38,7 +40,6 @@ from coalface.training.local_training import Learner
 from coalface.training.losses.registry import LOSSES
 
 pytestmark = pytest.mark.usefixtures("toy_steps", "quick_workers")
-PARTY = "silo-1"
 SLOW = (pytest.mark.slow, pytest.mark.ci)
 
 
@@ -47,7 +48,9 @@ def kept(ran: Ran, party: str = PARTY, size: int = 2) -> list[Learner]:
     (path,) = (ran.folder / "parties" / party).glob("*.commit")
     commit = Commit.open(path)
     return [
-        codec.unpack(data, Learner) for r in range(size) if (data := commit.part(r, size).read("Learner")) is not None
+        codec.unpack(stored, Learner)
+        for r in range(size)
+        if (stored := commit.part(r, size).read("Learner")) is not None
     ]
 
 
@@ -61,17 +64,13 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "parties" / PARTY).iterdir())
 
 
-def metrics(ran: Ran) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (ran.folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def check_same(many: Ran, one: Ran, bound: float = 1e-9) -> None:
     """The same state, metrics and ledgers, but for how sums over several processes round, and hashes of that.
 
     A number that rounds otherwise may have another digit, and so its header of JSON be 8 bytes longer or shorter.
     """
     assert apart(many.state, one.state) < bound
-    for ours, theirs in zip(metrics(many), metrics(one), strict=True):
+    for ours, theirs in zip(metrics(many.folder), metrics(one.folder), strict=True):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             if key == "bytes_up":
@@ -101,7 +100,9 @@ def lines(ran: Ran, party: str) -> list[dict[str, Any]]:
 def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_one(tmp_path: Path, size: int) -> None:
     method, _ = worlds.recipe("pfm")
     one = run(method, tmp_path / "one", EXACT, numerics=ONE)
-    many = run(method, tmp_path / "many", EXACT, numerics=dataclasses.replace(SHARDS, shards={PARTY: size}))
+    many = run(
+        method, tmp_path / "many", EXACT, numerics=dataclasses.replace(SHARDS, processes_per_party={PARTY: size})
+    )
     check_same(many, one)
     assert not torch.equal(one.state.backbone["up.weight"], EXACT().backbone.shared()["up.weight"])
     parts, (whole,) = kept(many, size=size), kept(one, size=1)
@@ -128,7 +129,7 @@ def test_every_method_over_several_processes_is_the_run_over_one(tmp_path: Path,
     method, build = worlds.recipe(name, rounds=2)
     exact = not build.validators  # who evaluate in float32
     build = dataclasses.replace(build, norm=True, double=exact)
-    numerics = dataclasses.replace(SHARDS, shards={list(build.data())[place]: 2})
+    numerics = dataclasses.replace(SHARDS, processes_per_party={list(build.data())[place]: 2})
     one = run(method, tmp_path / "one", build, numerics=ONE)
     many = run(method, tmp_path / "many", build, numerics=numerics)
     check_same(many, one, 1e-9 if exact else 1e-4)
@@ -214,8 +215,7 @@ def test_one_commit_names_the_parts_of_all_and_goes_with_them(tmp_path: Path, sa
 
 
 @pytest.mark.parametrize(
-    ("after", "save_replies"),
-    [pytest.param(n, save, marks=SLOW) for save in (True, False) for n in (0, 1, 4, 5, 8)],
+    ("after", "save_replies"), [pytest.param(n, save, marks=SLOW) for save in (True, False) for n in (0, 1, 4, 5, 8)]
 )
 def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, after: int, save_replies: bool) -> None:
     method, _ = worlds.recipe("pfm")
@@ -267,8 +267,8 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     assert len(kept(run(method, tmp_path, EXACT, numerics=SHARDS))) == 2
     (path,) = (tmp_path / "parties" / PARTY).glob("*.commit")
     (whole,) = (tmp_path / "parties" / "silo-0").glob("*.commit")
-    for other, size in ((ONE, 1), (dataclasses.replace(SHARDS, shards={PARTY: 3}), 3)):
-        with pytest.raises(CheckpointError, match=r"other numerics: shards \{'silo-1': 2\} \(now"):
+    for other, size in ((ONE, 1), (dataclasses.replace(SHARDS, processes_per_party={PARTY: 3}), 3)):
+        with pytest.raises(CheckpointError, match=r"other numerics: processes_per_party \{'silo-1': 2\} \(now"):
             run(method, tmp_path, EXACT, numerics=other)
         with pytest.raises(ValueError, match=r"lies in 2 parts.*engine.processes_per_party"):
             Commit.open(path).part(0, size)
@@ -285,21 +285,16 @@ def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None
     with contextlib.closing(ProcessGroups(setup)) as groups:
         here = PartyExecutor(groups.context(setup.context(EXACT())), PARTY)
         here.answer(first)
-        fresh = answered(here, second)
+        fresh = data(here.answer(second))
         (part,) = here.folder.glob(f"{second.id}*.shard")
         again = dataclasses.replace(second, base=first.id)  # a resume accepted the first after all
-        later = answered(here, again)
-        assert later != fresh and answered(here, again) == later
+        later = data(here.answer(again))
+        assert later != fresh and data(here.answer(again)) == later
         assert len(list(here.folder.glob(f"{second.id}*.shard"))) == 2 and part.name not in named(here, second)
         here.answer(dataclasses.replace(third, base=second.id))
         assert not part.exists() and named(here, second)[0] in files(tmp_path)
         here.finalize(third.id, 3)
         assert files(tmp_path) == sorted([f"{third.id}.commit", *named(here, third)])
-
-
-def answered(here: PartyExecutor, request: Request) -> bytes:
-    reply = here.answer(request)
-    return bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
 
 
 def named(here: PartyExecutor, request: Request) -> tuple[str, ...]:

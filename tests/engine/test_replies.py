@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from server_runs import controls, metrics
+from server_runs import controls, listed, metrics
 from toys import CALLS, HOOKS, Moves, State, Values
 from worlds import Stop, Tiny, run, stopping
 
 from coalface.core.method import Federation, Mean, Party
 from coalface.engine.faults import SimulatedFaults
+from coalface.engine.party.executor import StepFailed
 from coalface.engine.transport import RunFailed
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -75,26 +76,16 @@ def test_what_a_round_accepted_before_it_was_abandoned_does_not_count(tmp_path: 
     assert {p: m["a"][0].item() for p, m in ran.own_models().items()} == {"silo-0": 2.0, "silo-1": 4.0, "silo-2": 6.0}
 
 
-@pytest.mark.parametrize(("quorum", "parties", "need"), [(0.5, 3, 2), (0.0, 3, 1), (1.0, 3, 3), (0.34, 3, 2)])
+@pytest.mark.parametrize(
+    ("quorum", "parties", "need"),
+    [(0.5, 3, 2), (0.0, 3, 1), (1.0, 3, 3), (0.28, 25, 7)],  # 0.28 · 25 is a little more than 7 in floating point
+)
 def test_a_quorum_is_rounded_up(tmp_path: Path, quorum: float, parties: int, need: int) -> None:
-    for bad in range(parties):
-        faults = SimulatedFaults(corrupt={f"silo-{i}": "nan" for i in range(bad)})
-        run(Moves(rounds=1), tmp_path / str(bad), faults=faults, min_reply_fraction=quorum)
-        assert metrics(tmp_path / str(bad))[0]["abandoned"] == (parties - bad < need)
-
-
-def test_a_quorum_that_is_met_exactly_is_met(tmp_path: Path) -> None:
-    parties = 25
-    missing = {f"silo-{i}": "nan" for i in range(25 - 7)}  # 0.28 · 25 is a little more than 7 in floating point
-    assert 0.28 * 25 > 7
-    run(
-        Moves(rounds=1),
-        tmp_path,
-        Tiny(parties=parties),
-        faults=SimulatedFaults(corrupt=missing),
-        min_reply_fraction=0.28,
-    )
-    assert not metrics(tmp_path)[0]["abandoned"]
+    for counted in (need - 1, need):
+        faults = SimulatedFaults(corrupt={f"silo-{i}": "nan" for i in range(parties - counted)})
+        folder = tmp_path / str(counted)
+        run(Moves(rounds=1), folder, Tiny(parties=parties), faults=faults, min_reply_fraction=quorum)
+        assert metrics(folder)[0]["abandoned"] == (counted < need)
 
 
 def test_a_failed_step_ends_a_simulation_with_its_cause(tmp_path: Path) -> None:
@@ -102,12 +93,9 @@ def test_a_failed_step_ends_a_simulation_with_its_cause(tmp_path: Path) -> None:
         raise OSError("the disk is gone")
 
     HOOKS.append(broken)
-    with pytest.raises(
-        RunFailed, match=r"silo-0, step move, train round 1: OSError: the disk is gone.*exclude"
-    ) as caught:
+    with pytest.raises(RunFailed, match=r"silo-0, step move, train round 1: OSError: the disk is gone") as caught:
         run(Moves(), tmp_path)
-    assert isinstance(caught.value.__cause__, Exception)
-    assert isinstance(caught.value.__cause__.__cause__, OSError)
+    assert isinstance(caught.value.__cause__, StepFailed) and isinstance(caught.value.__cause__.__cause__, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +116,8 @@ def test_a_round_without_any_weight_is_abandoned(tmp_path: Path) -> None:
 # --- bytes of what did not count --------------------------------------------------------------------------------------
 
 
-def listed(folder: Path) -> dict[str, int]:
-    """The bytes of each party's ledger."""
-    found = {}
-    for path in (folder / "ledger").glob("*.jsonl"):
-        found[path.stem] = sum(json.loads(text)["bytes"] for text in path.read_text().splitlines())
-    return found
-
-
 TROUBLES = [
     SimulatedFaults(),
-    SimulatedFaults(corrupt={"silo-1": "nan"}),
     SimulatedFaults(corrupt={"silo-1": "absurd"}),
     SimulatedFaults(lost=0.4),
     SimulatedFaults(slow={"silo-2": 3.0}, deadline=1.0),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from toys import Moved, Note
@@ -76,17 +78,18 @@ def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> N
     assert faults.reply("silo-2", note) is note
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"faults.corrupt.silo-1: 'nonsense' is unknown; choose one of nan, shape"):
-        SimulatedFaults(corrupt={"silo-1": "nonsense"})
-    with pytest.raises(ValueError, match=r"faults.lost is a probability, 0 to 1; got 1.5"):
-        SimulatedFaults(lost=1.5)
-    with pytest.raises(ValueError, match=r"faults.dropout is a probability"):
-        SimulatedFaults(dropout=-0.1)
-    with pytest.raises(ValueError, match=r"faults.slow makes nobody late without a deadline: set faults.deadline"):
-        SimulatedFaults(slow={"*": 5.0})
-    with pytest.raises(ValueError, match=r"faults.slow.silo-1 is a mean delay in seconds, 0 or more; got nan"):
-        SimulatedFaults(slow={"silo-1": float("nan")}, deadline=1.0)
-    with pytest.raises(ValueError, match=r"faults.deadline is in seconds, more than 0; got -1"):
-        SimulatedFaults(slow={"silo-1": 1.0}, deadline=-1.0)
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"corrupt": {"silo-1": "nonsense"}}, "faults.corrupt.silo-1"),
+        ({"lost": 1.5}, "faults.lost"),
+        ({"dropout": -0.1}, "faults.dropout"),
+        ({"slow": {"*": 5.0}}, "faults.deadline"),
+        ({"slow": {"silo-1": float("nan")}, "deadline": 1.0}, "faults.slow.silo-1"),
+        ({"slow": {"silo-1": 1.0}, "deadline": -1.0}, "faults.deadline"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: Any, names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        SimulatedFaults(**settings)
     assert SimulatedFaults(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None

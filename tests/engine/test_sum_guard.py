@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import naive
 import pytest
 from server_runs import metrics
 from worlds import LOSS, Ran, Tiny, run
 
-from coalface.core import codec
-from coalface.core.method import Abandoned, Mean, Tensors, Ticket
+from coalface.core.method import Abandoned, Mean, Ticket
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.run_state import Call
@@ -94,46 +92,6 @@ def test_a_repeated_round_with_other_parties_or_weights_opens_no_sum(
     assert [r["abandoned"] for r in lines] == [False, False, True, False]
     assert "opened over other parties or by other weights" in lines[2]["reason"]
     assert len(sums) == 3 * (1 if every == 1 else 3)  # of rounds 4, or 1, 2 and 4
-
-
-def test_without_it_the_difference_of_two_sums_is_a_single_backbone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is prevented: the sum over five less the sum over four, over a weight, is what the fifth had sent."""
-    taken: list[tuple[Mean, Tensors]] = []
-    result = RunningMean.result
-    heard: dict[str, Tensors] = {}
-
-    def keeping(self: RunningMean) -> Any:
-        taken.append((self.mean, result(self)))  # type: ignore[arg-type]
-        return taken[-1][1]
-
-    class Hearing(DiesInRound3):
-        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request, reply in super().exchange(requests):
-                if request.round == 3:
-                    data = reply.data if isinstance(reply, codec.Encoded) else reply
-                    heard[request.party] = codec.copied(codec.decode(bytearray(data), update).backbone)
-                yield request, reply
-
-    method = aggregated()
-    update = method.steps["train"][1].reply
-    monkeypatch.setattr(RunningMean, "result", keeping)
-    with pytest.raises(Dies):
-        run(method, tmp_path, FIVE, transport=Hearing)
-    before = taken[-3:]
-    monkeypatch.setattr(Opened, "record", lambda *_: None)
-    taken.clear()
-    run(method, tmp_path, FIVE, transport=AwayInRound3, on_error="exclude")
-    weights = before[0][0].by
-    assert isinstance(weights, dict) and taken[0][0] == before[0][0]
-    most = sum(weights.values())
-    less = most - weights["silo-2"]
-    solved = {
-        n: (most * t.double() - less * taken[0][1][n].double()) / weights["silo-2"] for n, t in before[0][1].items()
-    }
-    assert naive.furthest(solved, {n: t.double() for n, t in heard["silo-2"].items()}) < 1e-5
-    assert naive.furthest(before[0][1], heard["silo-2"]) > 1e-3
 
 
 CALL = Call("train", ("a", "b", "c"), "train", 7, 9, 7, 1, None, None)

@@ -116,12 +116,8 @@ def test_a_reply_that_is_too_large_counts_no_more_than_one_that_never_came(
 def test_without_a_bound_it_decides_the_mean(tmp_path: Path) -> None:
     honest = run(Moves(), tmp_path / "honest", FIVE).state.values["a"][0].item()
     for bound, says in ((0.0, True), (10.0, False)):
-        made = (
-            run(Moves(), tmp_path / str(bound), FIVE, transport=hostile(times(1000)), max_update_norm=bound)
-            .state.values["a"][0]
-            .item()
-        )
-        assert (made > 100 * honest) is says
+        made = run(Moves(), tmp_path / str(bound), FIVE, transport=hostile(times(1000)), max_update_norm=bound)
+        assert (made.state.values["a"][0].item() > 100 * honest) is says
 
 
 def test_asked_again_a_party_trains_once(tmp_path: Path) -> None:
@@ -194,28 +190,17 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
     tmp_path: Path, share: float | None, most: float
 ) -> None:
     """It sends the zeros that it was sent, so the mean falls by its share of the weights."""
-
-    made = (
-        run(Moves(rounds=1), tmp_path, FIVE, transport=claiming(1 << 40, zeros=True), max_share=share)
-        .state.values["a"][0]
-        .item()
-    )
+    made = run(Moves(rounds=1), tmp_path, FIVE, transport=claiming(1 << 40, zeros=True), max_share=share)
     others = (12 * 1 + 10 * 3 + 12 * 4 + 11 * 5) / 45
-    assert made == pytest.approx((1 - most) * others, abs=1e-6)
+    assert made.state.values["a"][0].item() == pytest.approx((1 - most) * others, abs=1e-6)
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
 def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
     """Of silo-1's 11 images and the others' 12 + 10 + 12 + 11, half of what arrives is the most that one can count."""
     faults = SimulatedFaults(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
-
-    bound: dict[str, Any] = {
-        "transport": claiming(1000, zeros=True),
-        "faults": faults,
-        "max_share": 0.5,
-        "max_update_norm": 0.0,
-    }
-    made = run(Moves(rounds=1), tmp_path, FIVE, **bound).state.values["a"][0].item()
+    bound: dict[str, Any] = {"transport": claiming(1000, zeros=True), "max_share": 0.5, "max_update_norm": 0.0}
+    made = run(Moves(rounds=1), tmp_path, FIVE, faults=faults, **bound).state.values["a"][0].item()
     moved = [(12, 1), (10, 3), (12, 4), (11, 5)][: 4 - absent]
     assert made == pytest.approx(sum(n * by for n, by in moved) / sum(2 * n for n, _ in moved))
 

@@ -103,7 +103,7 @@ def test_one_recipe_says_for_every_method_over_how_many_processes(
 ) -> None:
     made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
     assert preflight.check(made)
-    assert Parts(made).numerics().shards == ({"pooled": 8} if method == "centralized" else silos)
+    assert Parts(made).numerics().processes_per_party == ({"pooled": 8} if method == "centralized" else silos)
     if method == "centralized":
         assert made.engine.processes_per_party == silos | {"pooled": 8}
 

@@ -277,7 +277,7 @@ def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
 
 def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
     assert Parts(loader.parse({})).numerics().threads == 1
-    assert Parts(tiny(engine={"sum_block": 3})).numerics().block == 3
+    assert Parts(tiny(engine={"sum_block": 3})).numerics().sum_block == 3
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:

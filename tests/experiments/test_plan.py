@@ -60,9 +60,9 @@ def test_the_plan_says_what_the_ledgers_say(fedavg_run: Path) -> None:
     assert {line["name"].partition("/")[0] for line in first} <= set(up)  # nothing leaves that the plan does not name
 
 
-def test_what_is_folded_and_who_it_is_for_is_told() -> None:
+def test_what_is_aggregated_and_who_it_is_for_is_told() -> None:
     sent = {(s.direction, s.field): s for s in plan().sent}
-    assert sent["up", "backbone"].kind == "tensors, folded"
+    assert sent["up", "backbone"].kind == "tensors, aggregated"
     assert (sent["down", "backbone"].to, sent["up", "backbone"].to) == ("all alike", "the server")
     assert sent["up", "loss"].kind == "float" and sent["up", "images"].kind == "int"
     assert [s.field for s in plan(method="solo").sent] == ["images", "loss", "header"]
@@ -105,10 +105,10 @@ def test_the_dry_run_reads_well() -> None:
     text = preflight.describe(tiny(engine={"workers": 2, "checkpoint_every": 5}))
     assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
     assert "stays at the party: Learner.head" in text
-    assert "the server asks for sums only of: backbone" in text
+    assert "the server asks for means only of: backbone" in text
     assert "bytes a round: down 2.1 MB, up about 2.1 MB; in all: down 4.19 MB, up about 4.19 MB" in text
     assert "about: the digits of plain numbers are not known before" in text
-    assert "a window of 2 replies (2.1 MB)" in text  # not eight: there are two parties
+    assert "2 replies in flight (2.1 MB)" in text  # not eight: there are two parties
     assert "2 processes of 1 thread; a checkpoint every 5 rounds" in text
     assert "checked as a run does before it begins: 32 training images, 16 a party, 1 list to evaluate on" in text
     assert "not checked: whether every image can be decoded" in text

@@ -59,10 +59,10 @@ def test_each_role_has_its_own_sum() -> None:
     [
         (
             "kept",
-            "the sums of the folds (0 B)",
+            "the sums of the means (0 B)",
             "4 models kept till they are averaged (4.19 MB), 3 candidates (3.14 MB",
         ),
-        ("folded", "the sums of the folds (12.6 MB)", "validation: 3 candidates (3.14 MB"),  # 3 · 4 · 1.05
+        ("folded", "the sums of the means (12.6 MB)", "validation: 3 candidates (3.14 MB"),  # 3 · 4 · 1.05
     ],
 )
 def test_the_memory_of_the_server_counts_the_candidates(fv: str, sums: str, validation: str) -> None:
@@ -80,7 +80,7 @@ def test_validators_do_not_widen_the_window() -> None:
             engine={"max_in_flight": 9, "workers": 2},
         )
     )
-    assert "over 2 trainers and 5 validators" in text and "a window of 2 replies" in text
+    assert "over 2 trainers and 5 validators" in text and "2 replies in flight" in text
 
 
 # --- what a run refuses before its first round, a dry run refuses in the same words -----------------------------------

@@ -115,7 +115,7 @@ def exactly(folder: Path, **changes: Any) -> worlds.Ran:
 def test_pooled_training_over_several_processes_is_that_over_one(tmp_path: Path) -> None:
     one = exactly(tmp_path / "one", method="centralized")
     many = exactly(tmp_path / "many", method="centralized", engine={"processes_per_party": PARTS})
-    assert dict(many.server.numerics.shards) == {"pooled": 2}
+    assert dict(many.server.numerics.processes_per_party) == {"pooled": 2}
     assert one.state.backbone.keys() == many.state.backbone.keys()
     moved = max((many.state.backbone[n] - t).abs().max() for n, t in many.server.initial.items())
     apart = max((many.state.backbone[n] - t).abs().max() for n, t in one.state.backbone.items())
@@ -151,7 +151,7 @@ def test_a_method_uses_the_parties_that_it_has(method: str, used: dict[str, int]
         method=method, engine={"processes_per_party": shards}, data={"party_augment": augmented}, **V
     )
     assert preflight.check(recipe)
-    assert Parts(recipe).numerics().shards == used
+    assert Parts(recipe).numerics().processes_per_party == used
 
 
 @pytest.mark.parametrize("method", ["centralized", "fedavg", "fedavg-fv"])
@@ -212,7 +212,7 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().shards == {"pooled": 2}
+    assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().processes_per_party == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain: engine.processes_per_party: the party: 'poold' .*'pooled'"):
         preflight.check(
             loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"processes_per_party": {"poold": 2}}}})

@@ -23,7 +23,9 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
     planned, exact = preflight.plan(recipe), preflight.plan(tinyruns.tiny())
     up = [s for s in planned.sent if s.direction == "up"]
     (backbone,) = (s for s in up if s.field == "backbone")
-    assert backbone.kind == "tensors as int8, folded" and "tensors as int8, folded" in preflight.describe(recipe)
+    assert backbone.kind == "tensors as int8, aggregated" and "tensors as int8, aggregated" in preflight.describe(
+        recipe
+    )
     lines = [json.loads(t) for p in (out / "ledger").iterdir() for t in p.read_text().splitlines()]
     tensors = sum(line["bytes"] for line in lines if line["kind"] == "tensor")
     assert tensors == 4 * (backbone.bytes or 0)  # two parties, two rounds
@@ -39,9 +41,14 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
 def test_the_memory_for_sums_does_not_hang_on_the_type() -> None:
     for updates in (None, "float16", "int8"):
         sums = [
-            s.values for s in preflight.plan(tinyruns.tiny(engine={"update_dtype": updates})).sent if "folded" in s.kind
+            s.values
+            for s in preflight.plan(tinyruns.tiny(engine={"update_dtype": updates})).sent
+            if "aggregated" in s.kind
         ]
-        assert sums == [s.values for s in preflight.plan(tinyruns.tiny()).sent if "folded" in s.kind] and sums[0] > 1000
+        assert (
+            sums == [s.values for s in preflight.plan(tinyruns.tiny()).sent if "aggregated" in s.kind]
+            and sums[0] > 1000
+        )
 
 
 def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
@@ -69,5 +76,5 @@ def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
     ):
         _ = Parts(refused).client_batch
     without = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": "auto"})
-    assert Parts(without).client_batch == 0 and Parts(without).numerics().updates == "int8"
+    assert Parts(without).client_batch == 0 and Parts(without).numerics().update_dtype == "int8"
     assert Parts(tinyruns.tiny(**loader.merged(common, {"engine": {"client_batch": "auto"}}))).client_batch == 256

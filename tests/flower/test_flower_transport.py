@@ -398,7 +398,7 @@ def test_a_hostile_server_is_answered_and_leaves_the_node_as_it_was(tmp_path: Pa
     run(method, tmp_path, build, transport=over_flower(grids=grids))
     (grid,) = grids
     for content in HOSTILE:
-        for about in (records.JOIN, records.STEP, records.KEEP, records.SETTLE, records.CHECK):
+        for about in (records.JOIN, records.STEP, records.SETTLE, records.CHECK):
             asked = Message(content, 1000, about)
             asked.metadata.__dict__["_message_id"] = "hostile"
             assert records.read(grid.apps[1000](asked, grid.contexts[1000]).content)[0] == {"failed": "ValueError"}

@@ -33,7 +33,7 @@ def cohorts(name: str, images: int, **changes: Any) -> tuple[Method, Tiny, Numer
         epochs=1, batch_size=8, lr=0.5
     )  # momentum and weight decay as by default: one step has no use for them
     method, build = recipe(name, local=work, **changes)
-    return method, replace(build, double=True), replace(worlds.NUMERICS, cohorts=images)
+    return method, replace(build, double=True), replace(worlds.NUMERICS, client_batch=images)
 
 
 def test_every_method_of_one_identity_a_party_has_a_batched_form() -> None:

@@ -322,7 +322,7 @@ def test_kept_and_folded_give_the_same_weights(
     name: str, count: int, parties: int, lag: int, block: int, tmp_path: Path
 ) -> None:
     """To the bit where all are in one block; else the sums round in another order, which training makes more of."""
-    build, numerics = Tiny(parties=parties, validators=2, norm=block == 16), replace(worlds.NUMERICS, block=block)
+    build, numerics = Tiny(parties=parties, validators=2, norm=block == 16), replace(worlds.NUMERICS, sum_block=block)
     settings = {"candidates": count, "lag": lag, "rounds": 5 if block == 16 else 4}
     kept = run(fv(name, **settings), tmp_path / "kept", build, numerics=numerics, seed=2)
     folded = run(fv(name, fv="folded", **settings), tmp_path / "folded", build, numerics=numerics, seed=2)

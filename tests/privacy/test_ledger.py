@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,15 @@ def about(round_: int) -> dict[str, str | int]:
     return {"run": "r", "stage": "train", "round": round_, "call": 1, "step": "train", "to": "server"}
 
 
+def lines_for(round_: int, *context: Any) -> list[str]:
+    return ledger.lines_for(encoded(round_).entries, encoded(round_).sums, *context)
+
+
 def written(path: Path, rounds: int = 4) -> list[str]:
     """A ledger of some rounds, written one by one; returns its lines."""
     for round_ in range(1, rounds + 1):
         head = ledger.read_head(path)
-        ledger.append(path, lines := ledger.lines_for(encoded(round_), about(round_), head), head)
+        ledger.append(path, lines := lines_for(round_, about(round_), head), head)
         assert ledger.read_head(path) == head.after(lines)
     return path.read_text(encoding="utf-8").splitlines(keepends=True)
 
@@ -60,65 +65,36 @@ def test_the_chain_is_sha256_over_the_line_and_the_hash_before_it(tmp_path: Path
     assert ledger.verify(tmp_path / "l.jsonl") == ledger.read_head(tmp_path / "l.jsonl") == whole
 
 
-def change_a_number(lines: list[str]) -> list[str]:
-    return [lines[0].replace('"bytes": ', '"bytes": 1'), *lines[1:]]
+def forged(after: str) -> str:
+    return lines_for(9, about(9), ledger.Head(3, json.loads(after)["chain"]))[0] + "\n"
 
 
-def change_white_space(lines: list[str]) -> list[str]:
-    return [*lines[:5], lines[5].replace(", ", ",  ", 1), *lines[6:]]
+CHANGED: dict[str, tuple[int, Callable[[list[str]], list[str]]]] = {
+    "a number": (1, lambda lines: [lines[0].replace('"bytes": ', '"bytes": 1'), *lines[1:]]),
+    "white space": (6, lambda lines: [*lines[:5], lines[5].replace(", ", ",  ", 1), *lines[6:]]),
+    "the first dropped": (1, lambda lines: lines[1:]),
+    "one dropped": (5, lambda lines: lines[:4] + lines[5:]),
+    "one repeated": (5, lambda lines: lines[:4] + lines[3:]),
+    "two swapped": (7, lambda lines: [*lines[:6], lines[7], lines[6], *lines[8:]]),
+    "one inserted": (5, lambda lines: [*lines[:3], forged(lines[2]), *lines[3:]]),
+    "the last": (12, lambda lines: [*lines[:-1], lines[-1].replace('"round": 4', '"round": 5')]),
+    "the last cut": (12, lambda lines: [*lines[:-1], lines[-1][:-9]]),
+}
+"""What becomes of twelve lines, and the first of them that tells."""
 
 
-def drop_the_first(lines: list[str]) -> list[str]:
-    return lines[1:]
-
-
-def drop_one(lines: list[str]) -> list[str]:
-    return lines[:4] + lines[5:]
-
-
-def repeat_one(lines: list[str]) -> list[str]:
-    return lines[:4] + lines[3:]
-
-
-def swap_two(lines: list[str]) -> list[str]:
-    return [*lines[:6], lines[7], lines[6], *lines[8:]]
-
-
-def insert_one(lines: list[str]) -> list[str]:
-    forged = ledger.lines_for(encoded(9), about(9), ledger.Head(3, json.loads(lines[2])["chain"]))[:1]
-    return [*lines[:3], forged[0] + "\n", *lines[3:]]
-
-
-def change_the_last(lines: list[str]) -> list[str]:
-    return [*lines[:-1], lines[-1].replace('"round": 4', '"round": 5')]
-
-
-def cut_the_last(lines: list[str]) -> list[str]:
-    return [*lines[:-1], lines[-1][:-9]]
-
-
-@pytest.mark.parametrize(
-    ("tamper", "line"),
-    [
-        (change_a_number, 1),
-        (change_white_space, 6),
-        (drop_the_first, 1),
-        (drop_one, 5),
-        (repeat_one, 5),
-        (swap_two, 7),
-        (insert_one, 5),
-        (change_the_last, 12),
-        (cut_the_last, 12),
-    ],
-)
-def test_what_was_changed_after_it_was_written_is_found(tmp_path: Path, tamper: Any, line: int) -> None:
+@pytest.mark.parametrize(("line", "tamper"), CHANGED.values(), ids=CHANGED)
+def test_what_was_changed_after_it_was_written_is_found(tmp_path: Path, line: int, tamper: Any) -> None:
     path = tmp_path / "l.jsonl"
     path.write_text("".join(tamper(written(path))), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"l.jsonl, line {line}: the hash chain breaks here"):
         ledger.verify(path)
+    if path.read_text().endswith("\n"):
+        with pytest.raises(ValueError, match=rf"line {line}"):  # what is whole and was changed is not torn
+            ledger.follow(path)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.99, 1.0])
+@pytest.mark.parametrize("share", [0.01, 0.6, 1.0])
 def test_a_line_that_a_crash_cut_off_is_mended(tmp_path: Path, share: float) -> None:
     path = tmp_path / "l.jsonl"
     lines = written(path)
@@ -140,19 +116,12 @@ def test_extending_writes_what_is_missing_and_nothing_twice(tmp_path: Path) -> N
         assert path.read_text(encoding="utf-8") == "".join(lines)
 
 
-def test_a_ledger_longer_than_what_is_read_at_once_has_the_right_head(tmp_path: Path) -> None:
-    path = tmp_path / "l.jsonl"
-    written(path, rounds=20)
-    assert path.stat().st_size > 2 * 8192
-    assert ledger.read_head(path) == ledger.verify(path)
-
-
-@pytest.mark.parametrize("length", [4_000, 8_170, 8_300, 100_000])
+@pytest.mark.parametrize("length", [8_170, 8_300, 100_000])
 def test_a_line_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path, length: int) -> None:
     path = tmp_path / "l.jsonl"
     written(path, rounds=1)
     head = ledger.read_head(path)
-    ledger.append(path, ledger.lines_for(encoded(2), about(2) | {"step": "s" * length}, head)[:1], head)
+    ledger.append(path, lines_for(2, about(2) | {"step": "s" * length}, head)[:1], head)
     assert ledger.read_head(path) == ledger.verify(path)
     assert ledger.read_head(path).lines == head.lines + 1
 
@@ -164,7 +133,7 @@ def test_lines_are_appended_only_where_they_follow(tmp_path: Path) -> None:
     head = ledger.read_head(path)
     with pytest.raises(ValueError, match=r"l.jsonl ends after line 3, .* lines 7 to 9: 3 lines are missing after it"):
         ledger.extend(path, lines[6:9], head)
-    other = ledger.lines_for(encoded(7), about(7), ledger.Head(3, "1" * 64, head.size))
+    other = lines_for(7, about(7), ledger.Head(3, "1" * 64, head.size))
     with pytest.raises(ValueError, match=r"l.jsonl ends after line 3, .* lines 4 to 6: these do not follow from it"):
         ledger.extend(path, other, head)
     assert ledger.verify(path) == head == ledger.extend(path, lines[:3], head) == ledger.extend(path, [], head)
@@ -183,13 +152,6 @@ def test_a_chain_is_followed_to_where_it_is_torn(tmp_path: Path, torn: str) -> N
     if torn:
         with pytest.raises(ValueError, match="l.jsonl, line 4: the hash chain breaks here"):
             ledger.verify(path)
-
-
-def test_a_line_that_was_changed_is_not_torn(tmp_path: Path) -> None:
-    path = tmp_path / "l.jsonl"
-    path.write_text("".join(change_white_space(written(path))), encoding="utf-8")
-    with pytest.raises(ValueError, match="l.jsonl, line 6: the hash chain breaks here"):
-        ledger.follow(path)
 
 
 def test_a_head_is_held_against_the_line_that_it_speaks_of(tmp_path: Path) -> None:
@@ -211,7 +173,7 @@ def test_a_head_is_held_against_the_line_that_it_speaks_of(tmp_path: Path) -> No
 
 def test_lines_that_are_numbered_otherwise_break_the_chain(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
-    lines = ledger.lines_for(encoded(1), about(1), ledger.Head(lines=5))  # their hashes hold
+    lines = lines_for(1, about(1), ledger.Head(lines=5))  # their hashes hold
     ledger.append(path, lines, ledger.Head())
     with pytest.raises(ValueError, match="line 1"):
         ledger.verify(path)

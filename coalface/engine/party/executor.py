@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.method import Method, Party, Tensors
-from coalface.core.steps import StepDeclaration, plays
+from coalface.core.steps import plays
 from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
@@ -93,13 +93,13 @@ class ExecutorContext:
     save_replies: bool = True
     """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
     the same private state, which gives the same bytes and writes nothing."""
-    shards: Mapping[str, int] = field(default_factory=dict)
+    processes_per_party: Mapping[str, int] = field(default_factory=dict)
     """The parties that several processes play, and how many."""
     rank: int = 0
     """Which of them this one is; 0 has the executor."""
     group: Callable[[str], ProcessGroup | None] = lambda party: None
     """The others, by party."""
-    updates: Updates | None = None
+    update_dtype: Updates | None = None
     """The type that updates are sent in."""
     vault: Vault | None = None
     """Of a process that plays one party: its commits are encrypted with it."""
@@ -123,18 +123,16 @@ class PartyExecutor:
         """
         commits, head = self._look({f"{name}.commit" for name in (request.base, request.horizon[1])})
         place = self.folder / f"{request.id}.commit"
+        saved = self._open(place) if place.name in commits else None
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
-        before = self._open(place) if place.name in commits else None
-        again = before is not None and before.base == request.base
-        if before is not None and again:
-            self.head = before.head.lines, before.head.chain
+        if saved is not None and saved.base == request.base:
+            self.head = saved.head.lines, saved.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
-                if (saved := before.read(REPLY)) is not None:
-                    return saved
+                if (reply := saved.read(REPLY)) is not None:
+                    return reply
+            return self._run(request, self._base(request))[0]
         base = self._base(request)
         encoded, kept = self._run(request, base)
-        if again:
-            return encoded
         parts = self._parts(base, kept)
         if parts:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
@@ -143,23 +141,15 @@ class PartyExecutor:
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
         over = self._prune(commits, request)
-        lines = ledger.lines_for(encoded, about, head)
+        lines = ledger.lines_for(encoded.entries, encoded.sums, about, head)
         parts[LINES] = "\n".join(lines).encode()
-        flush, shards = self.context.flush, self._shards_of(request, over)
-        after, vault = head.after(lines), self.context.vault
+        after, flush, shards = head.after(lines), self.context.flush, self._shards_of(request, over)
         self.head = after.lines, after.chain
+        vault, heard = self.context.vault, request.receipts
         write_commit(
-            place,
-            request.base,
-            after,
-            parts,
-            over=over,
-            flush=flush,
-            shards=shards,
-            vault=vault,
-            receipts=request.receipts,
+            place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault, receipts=heard
         )
-        ledger.append(self.ledger, lines, head, flush=self.context.flush)
+        ledger.append(self.ledger, lines, head, flush=flush)
         if flush and not head.size:
             flush_folder(self.ledger.parent)
         return encoded
@@ -177,9 +167,8 @@ class PartyExecutor:
             # by the base as well: where a commit is replaced by one from another base, both have parts for a while
             began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
             name = f"{request.id}.{self.context.rank}-{began}.shard"
-            parts = self._parts(base, kept)
-            vault = self.context.vault
-            write_commit(self.folder / name, request.base, ledger.Head(), parts, over=None, flush=flush, vault=vault)
+            path, parts = self.folder / name, self._parts(base, kept)
+            write_commit(path, request.base, ledger.Head(), parts, flush=flush, vault=self.context.vault)
             return name
 
         return reply.sums if isinstance(reply, codec.Encoded) else (), keep
@@ -196,14 +185,12 @@ class PartyExecutor:
         """
         if accepted is None and not self.folder.exists():
             return
-        if f"{accepted}.commit" in (commits := self._look({f"{accepted}.commit"})[0]):
-            stays = {f"{accepted}.commit", *self._open(self.folder / f"{accepted}.commit").shards}
-        else:
-            stays = set()
-        if commits:
-            for entry in list(os.scandir(self.folder)):
-                if entry.name not in stays and int(entry.name[:7]) <= ordinal:
-                    os.unlink(entry.path)
+        name = f"{accepted}.commit"
+        commits = self._look({name})[0]
+        stays = {name, *self._open(self.folder / name).shards} if name in commits else set()
+        for entry in list(os.scandir(self.folder)) if commits else ():
+            if entry.name not in stays and int(entry.name[:7]) <= ordinal:
+                os.unlink(entry.path)
 
     def check(self, accepted: str | None, *, whole: bool) -> None:
         """Mend what a crash cut off; then see that the ledger has the lines that the accepted commit says.
@@ -224,7 +211,7 @@ class PartyExecutor:
 
     def _base(self, request: Request) -> Commit:
         made = self._open(self.folder / f"{request.base}.commit") if request.base else Commit()
-        return made.part(self.context.rank, self.context.shards.get(self.name, 1))
+        return made.part(self.context.rank, self.context.processes_per_party.get(self.name, 1))
 
     def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name: those that the step started from, and what it keeps."""
@@ -255,11 +242,10 @@ class PartyExecutor:
 
     def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
         where = self._where(request)
-        if request.step not in self.context.method.steps:
-            raise StepFailed(
-                f"{where}: {type(self.context.method).__name__} has no such step; run one version on both sides."
-            )
-        owner, declaration = self.context.method.steps[request.step]
+        method = self.context.method
+        if request.step not in method.steps:
+            raise StepFailed(f"{where}: {type(method).__name__} has no such step; run one version on both sides.")
+        owner, declaration = method.steps[request.step]
         try:
             group = self.context.group(self.name)
         except (ShardLost, OSError) as error:  # not what is wrong with the run, whichever party is asked
@@ -271,7 +257,7 @@ class PartyExecutor:
             raise StepFailed(f"{where}: {difference(before, now)}")
         try:
             with nullcontext() if group is None else group.beside(request):
-                arguments = self._arguments(declaration, request, base)
+                arguments = self.arguments(request, base)
                 result = declaration.function(owner, party=party, **arguments)
             reply, kept = result if isinstance(result, tuple) else (result, None)
             if declaration.reply is None:
@@ -280,26 +266,22 @@ class PartyExecutor:
                 got = f"{type(reply).__name__} and {type(kept).__name__}"
                 raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
-            encoded = compression.encode(reply, sent, self.context.updates, hashed=True)
+            encoded = compression.encode(reply, sent, self.context.update_dtype, hashed=True)
             if group is not None:
                 group.agree(encoded.sums)
             return encoded, kept
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 
-    def arguments(self, request: Request) -> dict[str, Any]:
+    def arguments(self, request: Request, base: Commit | None = None) -> dict[str, Any]:
         """What the step is given beside its party."""
-        declaration = self.context.method.steps[request.step][1]
-        return self._arguments(declaration, request, self._base(request))
-
-    def _arguments(self, declaration: StepDeclaration, request: Request, base: Commit) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
+        declaration, arguments = self.context.method.steps[request.step][1], dict[str, Any]()
         for name in ("common", "each"):
             cls, given = getattr(declaration, name), getattr(request, name)
             if cls is not None:
                 arguments[name] = given.message(cls) if given is not None else None
         if declaration.own is not None:
-            stored = base.read(declaration.own.__name__)
+            stored = (base or self._base(request)).read(declaration.own.__name__)
             arguments["own"] = codec.unpack(stored, declaration.own) if stored is not None else None
         return arguments
 
@@ -337,7 +319,7 @@ class PartyExecutor:
         size = self.ledger.stat().st_size if self.ledger.exists() else 0
         # The commit written last, which a resume may have named before others, has the most lines behind it.
         newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
-        if size == newest.size and not whole and not (doubt and not self._ends(newest)):
+        if size == newest.size and not whole and (not doubt or ledger.ends(self.ledger, newest)):
             return list(commits), newest
         head = ledger.follow(self.ledger) if size else ledger.Head()
         for name in sorted(commits, key=lambda name: commits[name].head.lines):
@@ -354,12 +336,6 @@ class PartyExecutor:
             os.truncate(self.ledger, head.size)
         return list(commits), head
 
-    def _ends(self, head: ledger.Head) -> bool:
-        try:
-            return ledger.read_head(self.ledger) == head
-        except ValueError:
-            return False
-
     def _prune(self, commits: list[str], request: Request) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""
         ordinal, checkpointed = request.horizon
@@ -374,10 +350,9 @@ def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any
     """The replies of a step that keeps nothing, at many parties as one batch; the step has a form for that."""
     owner, declaration = context.method.steps[requests[0].step]
     assert declaration.batched is not None
-    every = [PartyExecutor(context, request.party).arguments(request) for request in requests]
-    given = {name: [one[name] for one in every] for name in every[0] if name != "common"}
-    common = {"common": every[0]["common"]} if "common" in every[0] else {}
-    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **common, **given)
+    arguments = [PartyExecutor(context, request.party).arguments(request) for request in requests]
+    given = {name: [a[name] for a in arguments] if name != "common" else first for name, first in arguments[0].items()}
+    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **given)
     if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
         raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
     return list(replies)

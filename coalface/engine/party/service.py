@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coalface.core import codec
-from coalface.core.method import Tensors
 from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
 from coalface.engine.transport import Member
 
@@ -34,8 +33,6 @@ class PartyService:
     name: str
     member: Member
     context: ExecutorContext
-    keep: Callable[[Tensors], None] = lambda model: None
-    """Takes the party's local results, such as its own model when a run ends; they stay at the party."""
     public: str | None = None
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
 
@@ -61,12 +58,6 @@ def _step(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
     encoded = codec.data_of(executor.answer(request))
     sha256 = hashlib.sha256(encoded).hexdigest()
     return {"id": request.id, "sha256": sha256, "head": executor.head}, {"reply": encoded}
-
-
-def _keep(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
-    request = _request(service, said, data)
-    service.keep(PartyExecutor(service.context, service.name).local_result(request))
-    return {"id": request.id, "sha256": hashlib.sha256().hexdigest()}, {}
 
 
 def _finalize(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
@@ -99,4 +90,4 @@ def _commit(name: str | None) -> str | None:
     return name
 
 
-_WORK = {"join": _join, "step": _step, "keep": _keep, "settle": _finalize, "check": _check}
+_WORK = {"join": _join, "step": _step, "settle": _finalize, "check": _check}

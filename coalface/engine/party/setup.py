@@ -99,8 +99,8 @@ class Setup:
             party,
             self.folder,
             save_replies=self.save_replies,
-            shards=self.numerics.shards,
-            updates=self.numerics.updates,
+            processes_per_party=self.numerics.processes_per_party,
+            update_dtype=self.numerics.update_dtype,
         )
 
     def prepare(self) -> None:

@@ -46,12 +46,12 @@ class ProcessGroups:
     def __init__(self, setup: Setup) -> None:
         """Raises RunFailed where helpers are needed, and what they need cannot be sent to them."""
         self._setup = setup
-        self._given = processes.packed(setup) if setup.numerics.shards else b""
+        self._given = processes.packed(setup) if setup.numerics.processes_per_party else b""
         self._groups: dict[str, ProcessGroup] = {}
 
     def of(self, party: str) -> ProcessGroup | None:
         """The party's; None where one process plays it. Raises NotBegun, ShardLost, OSError where they do not start."""
-        size = self._setup.numerics.shards.get(party, 1)
+        size = self._setup.numerics.processes_per_party.get(party, 1)
         if size == 1:
             return None
         if party not in self._groups or self._groups[party].gone:

@@ -221,7 +221,7 @@ def messages(run: Run) -> list[dict[str, Any]]:
             {
                 "up": "up" if message.get("direction") == "up" else "",
                 "field": str(message.get("field", "")),
-                "kind": str(message.get("kind") or ""),
+                "kind": str(message.get("kind") or "").replace("folded", "aggregated"),
                 "bytes": size_text(message.get("bytes")),
                 "to": ", ".join(map(str, to)) if isinstance(to, list) else str(to or ""),
             }

@@ -232,12 +232,12 @@ class Parts:
             autocast=engine.autocast,
             channels_last=engine.channels_last,
             flush_denormals=engine.flush_denormals,
-            block=engine.sum_block,
-            cohorts=client_batch,
-            shards={
+            sum_block=engine.sum_block,
+            client_batch=client_batch,
+            processes_per_party={
                 party: size for party, size in engine.processes_per_party.items() if size > 1 and self.plays(party)
             },
-            updates=engine.update_dtype,
+            update_dtype=engine.update_dtype,
         )
 
     def members(self, before: Members | None = None) -> Members | None:

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from coalface.core.json_text import parse_json
 
-JOIN, STEP, KEEP, SETTLE, CHECK = "query.join", "train.step", "train.keep", "query.settle", "query.check"
-"""What a node is asked: who it is, to run a step, to make its own model, to forget, to look at its ledger."""
+JOIN, STEP, SETTLE, CHECK = "query.join", "train.step", "query.settle", "query.check"
+"""What a node is asked: who it is, to run a step, to forget, to look at its ledger."""
 
 
 def write(said: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memoryview] | None = None) -> RecordDict:

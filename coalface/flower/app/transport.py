@@ -23,8 +23,8 @@ from coalface.core.method import Tensors, Ticket
 from coalface.core.text import told
 from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
-from coalface.engine.transport import Member, Reply, RunFailed
-from coalface.flower.app.records import CHECK, JOIN, KEEP, SETTLE, STEP, read, write
+from coalface.engine.transport import Member, Reply, RunFailed, late
+from coalface.flower.app.records import CHECK, JOIN, SETTLE, STEP, read, write
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class FlowerTransport:
         self._look()
         ahead: list[tuple[Request, str | StepFailed, float]] = []
         for request in requests:
-            ahead.append(self._send(STEP, request))
+            ahead.append(self._send(request))
             if len(ahead) >= self._window:
                 yield self._reply(*ahead.pop(0))
         while ahead:
@@ -131,19 +131,15 @@ class FlowerTransport:
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Send the work; it runs beside the coming rounds."""
         self._look()
-        self._posted[ticket] = [self._send(STEP, request) for request in requests]
+        self._posted[ticket] = [self._send(request) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
         """Wait for what was posted."""
-        for sent in self._posted.pop(ticket, None) or [self._send(STEP, request) for request in requests]:
+        for sent in self._posted.pop(ticket, None) or [self._send(request) for request in requests]:
             yield self._reply(*sent)
 
     def local_results(self, requests: Iterable[Request]) -> Iterator[tuple[str, Tensors]]:
-        """Have every party make its local result, such as its own model, and keep it; nothing of it comes here."""
-        for sent in [self._send(KEEP, request) for request in requests]:
-            _, reply = self._reply(*sent)
-            if isinstance(reply, StepFailed):
-                log.warning("%s", reply)
+        """Nothing: a local result, such as a party's own model, stays with it."""
         return iter(())
 
     def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
@@ -219,7 +215,7 @@ class FlowerTransport:
         self.members.setdefault(name, member)
         return ""
 
-    def _send(self, about: str, request: Request) -> tuple[Request, str | StepFailed, float]:
+    def _send(self, request: Request) -> tuple[Request, str | StepFailed, float]:
         ends = time.monotonic() + self._patience.step
         node = self._nodes.get(request.party)
         if node is None:
@@ -227,7 +223,7 @@ class FlowerTransport:
         encoded = {"common": request.common, "each": request.each}
         data = {name: message.data for name, message in encoded.items() if message is not None}
         content = write({name: getattr(request, name) for name in _PLAIN}, data)
-        return request, self._push(about, node, content), ends
+        return request, self._push(STEP, node, content), ends
 
     def _reply(self, request: Request, sent: str | StepFailed, ends: float) -> tuple[Request, Reply]:
         where = f"{request.party}, step {request.step}, {request.stage} round {request.round}"
@@ -236,7 +232,7 @@ class FlowerTransport:
         answer = self._wait([sent], ends).get(sent)
         if answer is None:
             self._late[sent] = request.party
-            return request, Unanswered(f"{where}: no reply within {self._patience.step:g} s")
+            return request, Unanswered(f"{where}: {late(self._patience.step)}")
         said, data = answer
         if answer is _NO_ANSWER:
             return request, Unanswered(f"{where}: {said['failed']}")
@@ -250,7 +246,7 @@ class FlowerTransport:
         match said.get("head"):
             case [int(lines), str(chain)] if lines > 0 and lines is not True and re.fullmatch("[0-9a-f]{64}", chain):
                 self.heads[request.party] = lines, chain
-            case _ if reply:  # a model that stays at its party comes with neither
+            case _:
                 return request, StepFailed(f"{where}: a reply without the head of the party's ledger")
         return request, bytearray(reply)
 

@@ -1,0 +1,81 @@
+"""One party's executor: requests to it one after the other, and what lies at it then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import worlds
+from toys import Moves, Nudge, Values
+
+from coalface.core import codec
+from coalface.engine.party.commits import Commit
+from coalface.engine.party.executor import PartyExecutor, Request
+
+PARTY = "silo-1"
+
+
+def at(folder: Path, method: Any = None, **changes: Any) -> PartyExecutor:
+    build = worlds.Tiny(roles=(("silo-2", "validator"),))
+    context = worlds.setup(method or Moves(note=True), folder, build).context(build())
+    return PartyExecutor(replace(context, **changes), PARTY)
+
+
+def request(ordinal: int = 1, base: str | None = None, step: str = "move", **changes: Any) -> Request:
+    values = Values(values={"a": torch.full((3,), float(ordinal)), "b": torch.zeros(2, 2, dtype=torch.float64)})
+    moves = step != "remember"
+    common, each = codec.encode(values) if moves else None, codec.encode(Nudge(amount=torch.tensor(1.0)))
+    when = ("train", ordinal, 9, ordinal, 1 if moves else 2)
+    return replace(
+        Request("test", PARTY, *when, step, common, None if moves else each, base, horizon=(0, None)), **changes
+    )
+
+
+def chain(here: PartyExecutor, requests: Iterable[Request]) -> list[Request]:
+    """Answer requests one after the other, each on top of the one before."""
+    done: list[Request] = []
+    for made in requests:
+        done.append(replace(made, base=done[-1].id if done else None))
+        here.answer(done[-1])
+    return done
+
+
+def moves(count: int) -> list[Request]:
+    return [request(ordinal) for ordinal in range(1, count + 1)]
+
+
+def data(reply: Any) -> bytes:
+    return bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
+
+
+def place(here: PartyExecutor, made: Request) -> Path:
+    return here.folder / f"{made.id}.commit"
+
+
+def kept(here: PartyExecutor, made: Request, cls: Any) -> Any:
+    """The private state of a class in the commit of a request."""
+    stored = Commit.open(place(here, made)).read(cls.__name__)
+    return None if stored is None else codec.unpack(stored, cls)
+
+
+def commits(here: PartyExecutor) -> list[str]:
+    return sorted(path.stem for path in here.folder.glob("*.commit"))
+
+
+def ledger_bytes(here: PartyExecutor) -> bytes:
+    return here.ledger.read_bytes() if here.ledger.exists() else b""
+
+
+def shorten(here: PartyExecutor, after: Request | None) -> None:
+    """Take from the ledger all lines after those of a reply."""
+    os.truncate(here.ledger, Commit.open(place(here, after)).head.size if after else 0)
+
+
+def flip(path: Path, place: int) -> None:
+    changed = bytearray(path.read_bytes())
+    changed[place] ^= 1
+    path.write_bytes(changed)
