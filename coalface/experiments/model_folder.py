@@ -18,6 +18,7 @@ from coalface.engine.server import Server
 from coalface.evaluation import verification
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import OnDisk
 from coalface.methods import METHODS
 from coalface.models.folder import ABOUT, about_digest
 
@@ -78,7 +79,7 @@ def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: 
     what = "their own"
     if isinstance(recipe.data, OfFaces):
         source = recipe.data.faces
-        what = " ".join([source.kind, *([source.path] if source.path else []), *source.parts])
+        what = " ".join([source.kind, *([source.path] if isinstance(source, OnDisk) else []), *recipe.data.parts])
     elif recipe.own is not None:
         what = " ".join(["own", *recipe.own.parties])
     pooled = bool(METHODS[recipe.method].pools)

@@ -78,13 +78,12 @@ def plan(recipe: Recipe) -> Plan:
 
 def _party_count(parts: Parts) -> int:
     """Parties of a recipe; where each identity is one, that takes a look at the images."""
-    partition = parts.recipe.partition
     if parts.method.pools:
         return 1
     if parts.own_parties:
         return len(parts.own_parties)
-    dealt = partition is not None and partition.kind in ("equal", "dirichlet")
-    return partition.parties if partition is not None and dealt else len(parts.trainers)
+    names = parts.recipe.partition.names() if parts.recipe.partition is not None else None
+    return len(parts.trainers if names is None else names)
 
 
 def stand_in(method: str) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coalface.core.aggregation import check_mean
 from torch import Tensor
 
+from coalface.core.calls import check_mean
 from coalface.core.codec import Refused
 from coalface.core.method import Mean, Tensors, free, like, message
 from coalface.engine.running_sums import RunningMean, heaviest

@@ -77,17 +77,13 @@ def test_the_words_stand_for_keys_of_a_recipe() -> None:
     assert recipe.digest() == loader.parse(plain).digest()
 
 
-@pytest.mark.parametrize(
-    ("word", "key"),
-    [
-        ({"margin_list": [1, 0.5, 0]}, {"loss": {"name": "cosface"}}),
-        ({"embedding_size": 64}, {"model": {"embedding_size": 128}}),
-        ({"sample_rate": 0.5}, {"local": {"sample_rate": 0.1}}),
-    ],
-)
-def test_a_word_and_its_key_at_once_are_refused(word: dict[str, Any], key: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match=f"{next(iter(word))}: it stands for"):
-        loader.parse({**key, **word})
+@pytest.mark.parametrize("word", import_insightface.WORDS)
+def test_a_word_and_its_key_at_once_are_refused(word: str) -> None:
+    words = {"margin_list": [1, 0.5, 0], "embedding_size": 64, "sample_rate": 0.5, "val_targets": []}
+    key = {"loss": {}, "model": {"embedding_size": 128}, "local": {"sample_rate": 0.1}, "evaluation": {"pairs": {}}}
+    with pytest.raises(RecipeError) as error:
+        import_insightface.understood({**key, word: words[word]})
+    assert error.value.where == word
 
 
 def test_targets_without_a_folder_say_what_to_give() -> None:
@@ -104,39 +100,37 @@ def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    "line",
     [
-        ('config.lr = __import__("os").system("touch canary")', "not a plain one"),
-        ("import os\nos.system('touch canary')", "not a line such as"),
-        ("config.x = [open('canary', 'w')]", "not a plain one"),
-        ("for i in range(3):\n    config.x = i", "not a line such as"),
-        ("config.a = config.b = 1", "not a line such as"),
-        ("config.x = config.unknown * 2", "not a plain one"),
-        ("config.x = 'a' * 3", "not a plain one"),
-        ("config.x = [1] * 3", "not a plain one"),
-        ("config.x = 1 / 0", "division by zero"),
-        ("config.x = 'a' * 100000000000", "not a plain one"),
-        ("config.x = f'{1}'", "not a plain one"),
-        ("config['x'] = 1", "only keys"),
-        ('other = exec(\'open("canary", "w")\')', "only keys"),
+        'config.lr = __import__("os").system("touch canary")',
+        "open('canary', 'w')",
+        "for i in range(3):\n    config.x = i",
+        "config.a = config.b = 1",
+        "config.x = config.unknown * 2",
+        "config.x = 'a' * 100000000000",
+        "config.x = 1 / 0",
+        "config['x'] = 1",
+        "config.x = other.a",
+        "other.x = 1",
     ],
 )
 def test_what_is_not_a_plain_value_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=said) as caught:
-        import_insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
-    assert "line " in str(caught.value)
+    path = written(tmp_path, f"config.a = 1\n{line}\n")
+    with pytest.raises(RecipeError) as error:
+        import_insightface.read_config(path)
+    assert error.value.where == f"{path}, line 2"
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("text", ["", "x = (", "\0", "config = edict()\n", "import os\n"])
-def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RecipeError, match="ms1mv3_r50"):
-        import_insightface.read_config(written(tmp_path, text))
-    with pytest.raises(RecipeError, match="no such file"):
-        import_insightface.read_config(tmp_path / "missing.py")
+@pytest.mark.parametrize("text", ["", "x = (", "\0", "config = edict()\n", None])
+def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "missing.py" if text is None else written(tmp_path, text)
+    with pytest.raises(RecipeError) as error:
+        import_insightface.read_config(path)
+    assert error.value.where == str(path)
 
 
 @given(st.text(max_size=60))
@@ -150,41 +144,24 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
 
 
 def test_a_translated_configuration_is_a_recipe_and_says_what_it_lacks(tmp_path: Path) -> None:
-    made = import_insightface.translate(import_insightface.read_config(written(tmp_path, CONFIG)))
-    recipe = made.recipe
+    recipe, remarks = import_insightface.translate(import_insightface.read_config(written(tmp_path, CONFIG)))
     assert (recipe["method"], recipe["rounds"], recipe["model"]) == ("centralized", 20, {"name": "ir50"})
     assert recipe["local"] == {"epochs": 1, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 128, "lr": 0.05} | {
         "schedule": "cosine"
     }
     assert recipe["data"]["faces"] == {"kind": "rec", "path": "faces"}
-    assert recipe["engine"] == {"autocast": "bfloat16"}
-    remarks = " | ".join(made.remarks)
-    for word in ("warmup_epoch", "gradient_acc", "fp16", "batch_size", "square"):
-        assert word in remarks
-    for word in ("resume", "num_classes", "dali"):
-        assert word not in remarks
+    assert recipe["engine"] == {"autocast": "bfloat16"} and recipe["sample_rate"] == 0.2
+    first_words = [remark.split()[0].strip(":") for remark in remarks]
+    assert first_words == ["batch_size", "fp16", "warmup_epoch", "the", "gradient_acc"]
+    text = import_insightface.as_recipe(tmp_path / "ms1mv3_r50.py")
+    assert yaml.safe_load(text) == {"name": "ms1mv3_r50", **recipe}
+    assert text.startswith("# From insightface's ms1mv3_r50.py") and "# - warmup_epoch" in text
 
 
-def test_another_network_under_the_same_name_is_said() -> None:
-    made = import_insightface.translate({"network": "mbf"})
-    assert made.recipe["model"] == {"name": "mobilefacenet"} and "wider there" in made.remarks[0]
-
-
-@pytest.mark.parametrize("network", import_insightface.NETWORKS.values())
-def test_every_network_that_is_named_is_here(network: str) -> None:
-    assert network in BACKBONES
-
-
-def test_a_network_that_is_not_here_offers_the_nearest() -> None:
+def test_every_network_that_is_named_is_here() -> None:
+    assert set(import_insightface.NETWORKS.values()) <= BACKBONES.keys()
     with pytest.raises(RecipeError, match="'r100'"):
         import_insightface.translate({"network": "r1000"})
-
-
-def test_the_written_recipe_says_in_comments_what_it_lacks(tmp_path: Path) -> None:
-    text = import_insightface.as_recipe(written(tmp_path, CONFIG))
-    tree = yaml.safe_load(text)
-    assert tree["name"] == "ms1mv3_r50" and tree["sample_rate"] == 0.2
-    assert text.startswith("# From insightface's ms1mv3_r50.py") and "# - warmup_epoch" in text
 
 
 def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
@@ -193,86 +170,49 @@ def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
     assert loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).local.sample_rate == 1.0
 
 
-def test_a_value_of_another_kind_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="ms1mv3_r50.py: a value is not of the kind"):
-        import_insightface.as_recipe(written(tmp_path, "config.lr = 'a'\n"))
-    with pytest.raises(RecipeError, match="^network: 'r1000' is not here"):
-        import_insightface.as_recipe(written(tmp_path, "config.network = 'r1000'\n"))
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "config.a = 9223372036854775807\nconfig.b = config.a + 1",
-        "config.a = 4611686018427387904\nconfig.b = config.a * config.a",
-        "config.a = 9223372036854775808",
-        "config.a = [1, {'x': -9223372036854775808}]",
-        "config.a = 1e300\nconfig.b = config.a * config.a",
-        "config.a = 1e999",
-        "config.num_epoch = 2j",
-        "config.embedding_size = b'x'",
-    ],
-)
-def test_numbers_that_a_recipe_cannot_hold_are_refused_with_their_line(tmp_path: Path, lines: str) -> None:
-    with pytest.raises(RecipeError, match=r"line \d: .*(too large|has no place in a recipe)"):
-        import_insightface.as_recipe(written(tmp_path, f"{lines}\n"))
+@pytest.mark.parametrize("value", ["'a'", "[1]", "2j", "1e999"])
+def test_a_value_of_another_type_names_the_file(tmp_path: Path, value: str) -> None:
+    path = written(tmp_path, f"config.num_epoch = {value}\n")
+    with pytest.raises(RecipeError) as error:
+        import_insightface.as_recipe(path)
+    assert error.value.where == str(path)
 
 
 def test_products_of_products_do_not_grow(tmp_path: Path) -> None:
     lines = ["config.x0 = 9", *(f"config.x{i + 1} = config.x{i} * config.x{i}" for i in range(40))]
-    with pytest.raises(RecipeError, match="line 6: .*too large"):  # 9 to the 2⁴ is below 2⁶³, to the 2⁵ it is not
+    with pytest.raises(RecipeError) as error:  # 9 to the 2⁴ is below 2⁶³, to the 2⁵ it is not
         import_insightface.read_config(written(tmp_path, "\n".join(lines)))
+    assert error.value.where.endswith("line 7")
 
 
 def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="ms1mv3_r50"):
-        import_insightface.read_config(written(tmp_path, f"config.a = {'+'.join(['config.b'] * 3000)}\n"))
+        import_insightface.read_config(written(tmp_path, f"config.a = 1\nconfig.b = {'+'.join(['config.a'] * 3000)}\n"))
 
 
-def test_secrets_are_neither_kept_nor_shown(tmp_path: Path) -> None:
-    secrets = """config.wandb_key = "S3CRET"
-config.hub_token = "S3" + "CRET"
-config.Password = open("S3CRET")
-config.wandb = {"project": "faces", "api": [{"secret": "S3CRET"}]}
-config.suffix = "shown"
-"""
-    found = import_insightface.read_config(written(tmp_path, CONFIG + secrets))
-    assert found["wandb_key"] is found["hub_token"] is found["Password"] is None
+def test_a_value_that_has_no_counterpart_is_not_shown(tmp_path: Path) -> None:
+    secrets = 'config.wandb_key = "S3CRET"\nconfig.wandb = {"api": [{"secret": "S3CRET"}]}\n'
     text = import_insightface.as_recipe(written(tmp_path, CONFIG + secrets))
-    assert "S3CRET" not in text and "# - suffix = 'shown' has no counterpart here." in text
-    for word in ("wandb_key", "hub_token", "Password", "wandb"):
-        assert f"# - {word} has no counterpart here." in text
+    assert "# - wandb_key has no counterpart here." in text and "S3CRET" not in text
     for line in ('config["api_key"] = "S3CRET"', 'config.key = config.b = "S3CRET"', 'config.token += "S3CRET"'):
-        with pytest.raises(RecipeError, match="line ") as caught:
+        with pytest.raises(RecipeError, match="line 2: ") as error:
             import_insightface.read_config(written(tmp_path, f"config.a = 1\n{line}\n"))
-        assert "S3CRET" not in str(caught.value)
+        assert "S3CRET" not in str(error.value)
 
 
-def test_keys_of_something_else_do_not_become_the_configurations(tmp_path: Path) -> None:
-    for lines in ("config.lr = 0.1\nother.lr = 5", "other.lr = 5\nconfig.lr = 0.1", "config.a = 1\nconfig.b = other.a"):
-        with pytest.raises(RecipeError, match="other"):
-            import_insightface.read_config(written(tmp_path, f"{lines}\n"))
-    assert import_insightface.read_config(written(tmp_path, "cfg = edict()\ncfg.lr = 0.1\ncfg.b = cfg.lr\n")) == {
-        "lr": 0.1,
-        "b": 0.1,
-    }
+def test_a_configuration_can_have_another_name(tmp_path: Path) -> None:
+    path = written(tmp_path, "cfg = edict()\ncfg.lr = 0.1\ncfg.b = cfg.lr\n")
+    assert import_insightface.read_config(path) == {"lr": 0.1, "b": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("line", "remark"),
-    [
-        ("config.rec = None", "names no training"),
-        ("", "names no training"),
-        ('config.rec = "synthetic"', "a dummy of one image"),
-    ],
-)
+@pytest.mark.parametrize("line", ["config.rec = None", "", 'config.rec = "synthetic"'])
 @pytest.mark.parametrize("targets", ["[]", "['lfw']"])
 def test_a_configuration_without_images_gets_a_recipe_that_runs_and_a_remark(
-    tmp_path: Path, line: str, remark: str, targets: str
+    tmp_path: Path, line: str, targets: str
 ) -> None:
     text = import_insightface.as_recipe(
         written(tmp_path, f"config.network = 'r18'\n{line}\nconfig.val_targets = {targets}\n")
     )
-    assert remark in text and ("val_targets are left out" in text) == (targets != "[]")
+    assert "rec names no training images" in text and ("val_targets are left out" in text) == (targets != "[]")
     recipe = loader.parse(yaml.safe_load(text))
     assert recipe.data.faces.kind == "synthetic" and recipe.evaluation.pairs == {}

@@ -10,7 +10,7 @@ from tinyruns import TINY, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import loader, scenarios, schema
+from coalface.experiments.recipe import loader, partitions, schema, sections
 from coalface.experiments.recipe.schema import FREE
 
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
@@ -34,8 +34,10 @@ def fault(tree: dict[str, Any]) -> str:
         ({"engine": {"worker": 3}}, "did you mean engine.workers?"),
         ({"evaluation": {"evry": 3}}, "did you mean evaluation.every?"),
         ({"evaluation": {"pairs": {"a": {"pair": 3}}}}, "did you mean evaluation.pairs.a.pairs?"),
-        ({"evaluation": {"pairs": {"a": {"source": {"pth": "x"}}}}}, "did you mean evaluation.pairs.a.source.path?"),
-        ({"data": {"faces": {"parts": {"a": {"pth": "x"}}}}}, "did you mean data.faces.parts.a.path?"),
+        ({"evaluation": {"pairs": {"a": {"source": {"kind": "rec", "pth": "x"}}}}}, "evaluation.pairs.a.source.path?"),
+        ({"data": {"faces": {"kind": "joined", "parts": {"a": {"imges": 2}}}}}, "data.faces.parts.a.images?"),
+        ({"data": {"partition": {"alpha": 1}}}, "data.partition.alpha is not a key of kind equal: dirichlet has it"),
+        ({"data": {"faces": {"path": "x"}}}, "data.faces.path is not a key of kind synthetic: folder, rec, pack have"),
         ({"local": {"epoch": 3}}, "local.epoch is not a key of a recipe; did you mean local.epochs?"),
         ({"loss": {"name": "cosface", "margn": 0.3}}, "did you mean loss.margin?"),
         ({"methods": {"fedavg": {"smple": 3}}}, "did you mean methods.fedavg.sample?"),
@@ -67,7 +69,7 @@ def test_a_change_or_a_recipe_called_by_no_text_is_refused(tmp_path: Path) -> No
 
 
 def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
-    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, parties, alpha, shares, split, seed")
+    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, seed, parties")
 
 
 @pytest.mark.parametrize(
@@ -105,15 +107,20 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts: faces of kind 'joined' have parts"),
-        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: faces of kind 'joined' have parts"),
+        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts is missing"),
+        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts is not a key of kind synthetic: joined has it"),
+        (
+            {"data": {"partition": {"kind": "dirichet"}}},
+            "data.partition: unknown kind 'dirichet'; use one of equal",
+        ),
+        ({"data": {"partition": 3}}, "data.partition: a section with keys below it is needed"),
         (
             {"data": {"faces": {"kind": "joined", "parts": {"a/b": {}}}}},
             "data.faces.parts: 'a/b' cannot be the name of a party",
         ),
         (
             {"data": {"faces": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
-            "data.faces.parts.a.kind: a part is folder, rec or synthetic; got 'pack'",
+            "data.faces.parts.a: unknown kind 'pack'; use one of synthetic, folder, rec",
         ),
         ({"data": {"faces": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
         ({"data": {"faces": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
@@ -132,7 +139,7 @@ def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str
         ),
         (
             {"evaluation": {"pairs": {"a": {"source": JOINED}}}},
-            "evaluation.pairs.a.source: a list is evaluated on images of one",
+            "evaluation.pairs.a.source: unknown kind 'joined'; use one of synthetic, folder",
         ),
     ],
 )
@@ -415,4 +422,19 @@ def test_a_scenario_has_keys_of_its_own(changes: list[str], said: str) -> None:
 
 def test_another_scenario_keeps_the_keys_that_it_has_too() -> None:
     recipe = loader.load(None, ["data.size=32", "data.partition.parties=3", "data.scenario=devices"])
-    assert (recipe.data.size, recipe.partition) == (32, scenarios.Partition(kind="one-identity"))
+    assert (recipe.data.size, recipe.partition) == (32, partitions.OneIdentity())
+
+
+def test_another_kind_keeps_the_keys_that_it_has_too() -> None:
+    changes = [
+        "data.partition.parties=3",
+        "data.partition.kind=dirichlet",
+        "data.partition.alpha=2",
+        "data.faces.seed=7",
+    ]
+    assert loader.load(None, changes).data.partition == partitions.Dirichlet(parties=3, alpha=2)
+    recipe = loader.load(None, [*changes, "data.partition.kind=equal", "data.faces.path=x", "data.faces.kind=rec"])
+    assert (recipe.data.partition, recipe.data.faces) == (partitions.Equal(parties=3), sections.Records(path="x"))
+    before = {"pretrain": {"data": {"partition": {"kind": "shares", "shares": {"a": 1}}}}}
+    inner = loader.pretraining(loader.parse(loader.merged(recipe.model_dump(mode="json"), before)))
+    assert inner.data.partition == partitions.Shares(shares={"a": 1})

@@ -97,7 +97,7 @@ TWELVE = {f"ms1m-{part}": 2 for part in "abcd"}
 @pytest.mark.parametrize(
     ("recipe", "silos"), [("paper-3-party", {"ms1m": 8, "asian": 4, "vgg": 4}), ("paper-12-party", TWELVE)]
 )
-@pytest.mark.parametrize("method", ["centralized", "solo", "fedavg", "fedavg-fv", "pfm", "pfm-fv"])
+@pytest.mark.parametrize("method", ["centralized", "solo", "pfm-fv"])
 def test_one_recipe_says_for_every_method_over_how_many_processes(
     root: Path, recipe: str, silos: dict[str, int], method: str
 ) -> None:

@@ -50,49 +50,24 @@ def test_training_and_held_out_identities_are_disjoint_and_together_all() -> Non
     assert not set(train.names) & set(held.names)
 
 
-def test_runs_of_every_seed_are_evaluated_on_the_same_pairs_of_the_same_people() -> None:
-    shas = set()
-    for seed in (0, 1):
-        recipe = tiny(seed=seed)
-        parts = Parts(recipe)
-        (chosen,) = parts.pairs
-        shas.add(chosen.identities.sha256)
-    assert len(shas) == 1
+def test_runs_of_every_seed_are_judged_on_the_same_pairs_of_the_same_people() -> None:
+    lists = [chosen for seed in (0, 1) for chosen in Parts(tiny(seed=seed)).pairs]
+    assert len({chosen.identities.sha256 for chosen in lists}) == 1 and len(lists) == 2
 
 
 def test_the_deal_follows_the_seed_unless_the_partition_has_its_own() -> None:
     def dealt(**changes: Any) -> dict[str, tuple[str, ...]]:
-        recipe = tiny(**changes)
-        return {name: faces.names for name, faces in Parts(recipe).trainers.items()}
+        return {name: faces.names for name, faces in Parts(tiny(**changes)).trainers.items()}
 
     assert dealt() == dealt() != dealt(seed=1)
     fixed = {"partition": {"seed": 5}}
     assert dealt(data=fixed) == dealt(seed=1, data=fixed)
 
 
-def test_max_identities_takes_so_many() -> None:
-    train = splits.split(tiny(data={"max_identities": 3})).train
-    assert len(train.names) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"data": {"partition": {"kind": "equal", "parties": 3}}}, ["silo-00", "silo-01", "silo-02"]),
-        ({"data": {"partition": {"kind": "dirichlet", "parties": 2}}}, ["silo-00", "silo-01"]),
-        ({"data": {"scenario": "devices"}}, [f"device-{i:02d}" for i in range(8)]),
-        (
-            {"data": {"partition": {"kind": "by-domain"}, "faces": {"domains": ["studio", "night"]}}},
-            ["night", "studio"],
-        ),
-        ({"method": "centralized"}, ["pooled"]),
-    ],
-)
-def test_the_parties_of_every_partition(changes: dict[str, Any], names: list[str]) -> None:
-    recipe = tiny(**changes)
-    dealt = Parts(recipe).trainers
-    assert sorted(dealt) == names
-    assert sum(len(faces) for faces in dealt.values()) == len(splits.split(recipe).train)
+def test_devices_and_pooled_training_have_names_of_their_own() -> None:
+    assert list(Parts(tiny(data={"scenario": "devices"})).trainers) == [f"device-{i:02d}" for i in range(8)]
+    assert list(Parts(tiny(method="centralized", data={"max_identities": 3})).trainers) == ["pooled"]
+    assert len(splits.split(tiny(data={"max_identities": 3})).train.names) == 3
 
 
 def test_excluded_identities_are_not_trained_on(root: Path) -> None:
@@ -110,11 +85,6 @@ def test_identities_with_few_images_are_left_out(root: Path) -> None:
 def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
     with pytest.raises(RecipeError, match="no image is left to train on: lower data.min_images"):
         splits.split(on_folder(root, min_images=5))
-
-
-def test_a_folder_needs_a_path() -> None:
-    with pytest.raises(RecipeError, match="data.faces.path: a source of kind 'folder' needs the folder"):
-        splits.split(loader.parse({"data": {"faces": {"kind": "folder"}}}))
 
 
 def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
@@ -157,17 +127,10 @@ def test_who_is_evaluated_must_not_be_trained_on(root: Path) -> None:
     assert absolute.pairs.same.tolist() == [True, False]
 
 
-def test_balanced_pairs_need_held_out_identities() -> None:
-    recipe = tiny(data={"hold_out": 0})
-    with pytest.raises(
-        RecipeError, match="evaluation.pairs.unseen: no identity is held out: set data.hold_out, or give"
-    ):
-        _ = Parts(recipe).pairs
-    recipe = tiny(evaluation={"pairs": {"unseen": {"pairs": 100}}})
-    with pytest.raises(
-        RecipeError, match="evaluation.pairs.unseen: the images make 24 genuine pairs, and 100 are wanted"
-    ):
-        _ = Parts(recipe).pairs
+def test_balanced_pairs_need_enough_held_out_identities() -> None:
+    for changes in ({"data": {"hold_out": 0}}, {"evaluation": {"pairs": {"unseen": {"pairs": 100}}}}):
+        with pytest.raises(RecipeError, match="evaluation.pairs.unseen: "):
+            _ = Parts(tiny(**changes)).pairs
 
 
 def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
@@ -239,7 +202,6 @@ def test_held_out_identities_of_one_part(root: Path) -> None:
         ({"kind": "folder", "path": "same"}, True),  # a link to the same folder
         ({"kind": "folder", "path": "others"}, False),  # another data set may have an Ann of its own
         ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 3}, True),
-        ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 3, "first": 8}, False),
         ({"kind": "synthetic", "identities": 4, "images": 4, "seed": 4}, False),
     ],
 )
@@ -271,13 +233,9 @@ def test_the_first_weights_follow_the_seed() -> None:
 
 
 def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
-    with pytest.raises(RecipeError, match="engine.device: 'cuda:99' is not there .*; take cpu"):
+    with pytest.raises(RecipeError) as error:
         machine.check_device(tiny(engine={"device": "cuda:99"}))
-
-
-def test_the_record_of_numerics_holds_what_the_recipe_says() -> None:
-    assert Parts(loader.parse({})).numerics().threads == 1
-    assert Parts(tiny(engine={"sum_block": 3})).numerics().sum_block == 3
+    assert error.value.where == "engine.device"
 
 
 def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others() -> None:

@@ -103,7 +103,7 @@ def test_validators_do_not_widen_the_window() -> None:
             "engine.processes_per_party: the party: 'v' is not known; did you mean 'v2'",
         ),
         ({"data": {"hold_out": 0}}, "evaluation.pairs.unseen: no identity is held out"),
-        ({"engine": {"device": "cuda:99"}}, "engine.device: 'cuda:99' is not there"),
+        ({"engine": {"device": "cuda:99"}}, "engine.device: there is no 'cuda:99'"),
     ],
 )
 def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(

@@ -51,7 +51,7 @@ def test_a_recipe_says_which_party_several_processes_play(tmp_path: Path, fedavg
         ),
         (
             {"engine": {"processes_per_party": {"silo-00": 2}, "device": "meta"}},
-            r"engine.processes_per_party.silo-00: 2 processes take .*'meta'",
+            r"engine.processes_per_party.silo-00: 2 processes need .*'meta'",
         ),
         (
             {
@@ -193,7 +193,7 @@ def test_only_a_party_of_this_method_needs_its_gpus() -> None:
         recipe = tinyruns.tiny(method=method, engine={"processes_per_party": {party: 2}, "device": "meta"}, **V)
         machine.check_shards(Parts(recipe))
     recipe = tinyruns.tiny(method="centralized", engine={"processes_per_party": {"pooled": 2}, "device": "meta"})
-    with pytest.raises(RecipeError, match=r"engine.processes_per_party.pooled: 2 processes take .*'meta'"):
+    with pytest.raises(RecipeError, match=r"engine.processes_per_party.pooled: 2 processes need .*'meta'"):
         machine.check_shards(Parts(recipe))
 
 
@@ -204,7 +204,7 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
         {"validators": {"pooled": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"pooled": 2}}},
         {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"silo-00": 2}}},
     ):
-        with pytest.raises(RecipeError, match=r"engine.processes_per_party.*: it could be two parties.* another name"):
+        with pytest.raises(RecipeError, match=r"engine.processes_per_party.*: it could be two parties.*; rename"):
             preflight.check(tinyruns.tiny(**changes))
     assert preflight.check(tinyruns.tiny(data={"partition": partition}, engine={"processes_per_party": {"other": 2}}))
 

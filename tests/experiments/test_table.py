@@ -106,33 +106,29 @@ def test_any_console_width_renders_without_control_characters(write_run, width):
     assert "\x1b" not in console.file.getvalue()
 
 
-def source(**keys):
-    return {"faces": {"kind": "synthetic", "path": None, "identities": 400, "parts": {}, **keys}}
-
-
-def test_keys_that_the_kind_has_no_use_for_are_no_difference(write_run):
-    first, second, third = write_run("a"), write_run("b"), write_run("c")
-    equal, one = ({"partition": {"kind": k, "parties": n, "seed": n}} for k, n in (("equal", 8), ("one-identity", 9)))
-    edit(first, data=source(kind="folder", path="faces", identities=360) | equal)
-    edit(second, data=source(kind="synthetic", identities=400) | one)
-    edit(third, data=source(kind="synthetic", identities=500) | one)
-    found = {a.key: list(a.values.values()) for a in table.compare([first, second]).apart}
-    assert found == {
+def test_of_two_kinds_the_keys_that_one_alone_has_are_no_difference(write_run):
+    runs = first, second, third = write_run("a"), write_run("b"), write_run("c")
+    edit(
+        first,
+        data={"faces": {"kind": "folder", "path": "faces"}, "partition": {"kind": "equal", "parties": 8, "seed": 8}},
+    )
+    edit(second, data={"faces": {"kind": "synthetic", "images": 4}, "partition": {"kind": "one-identity", "seed": 9}})
+    edit(third, data={"faces": {"kind": "synthetic", "images": 5}, "partition": {"kind": "one-identity", "seed": 9}})
+    apart = {one.key: list(one.values.values()) for one in table.compare([first, second]).apart}
+    assert apart == {
         "data.faces.kind": ["folder", "synthetic"],
         "data.partition.kind": ["equal", "one-identity"],
         "data.partition.seed": ["8", "9"],
     }
-    found = {a.key: list(a.values.values()) for a in table.compare([first, second, third]).apart}
-    assert found["data.faces.identities"] == ["absent", "400", "500"]
-    assert "data.faces.path" not in found and "data.partition.parties" not in found
-    edit(second, data=source(kind="folder", path="others", identities=400) | equal)
-    (only,) = table.compare([first, second]).apart
-    assert (only.key, only.values) == ("data.faces.path", {"a": "faces", "b": "others"})
+    apart = {one.key: list(one.values.values()) for one in table.compare(runs).apart}
+    assert apart["data.faces.images"] == ["absent", "4", "5"]
+    assert "data.faces.path" not in apart and "data.partition.parties" not in apart
 
 
-def test_every_key_of_a_source_and_a_partition_is_told_of():
-    from coalface.experiments.recipe import scenarios, sections
-
-    sources, partitions = ({key for keys in kinds.values() for key in keys} for kinds in table.OF_KIND)
-    assert sources == set(sections.Source.model_fields) - {"kind"}
-    assert partitions == set(scenarios.Partition.model_fields) - {"kind", "seed"}
+def test_a_part_that_one_run_alone_has_is_a_difference(write_run):
+    first, second = write_run("a"), write_run("b")
+    parts = {"orl": {"kind": "folder", "path": "orl"}, "lfw": {"kind": "rec", "path": "lfw"}}
+    edit(first, data={"faces": {"kind": "joined", "parts": parts}})
+    edit(second, data={"faces": {"kind": "joined", "parts": {"orl": parts["orl"]}}})
+    apart = [one.key for one in table.compare([first, second]).apart]
+    assert apart == ["data.faces.parts.lfw.kind", "data.faces.parts.lfw.path"]

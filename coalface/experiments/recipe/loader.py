@@ -20,9 +20,11 @@ from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.import_insightface import understood
+from coalface.experiments.recipe.partitions import PARTITIONS
 from coalface.experiments.recipe.renamed_keys import check_names
-from coalface.experiments.recipe.scenarios import SCENARIOS
+from coalface.experiments.recipe.scenarios import KINDS, SCENARIOS, with_kind
 from coalface.experiments.recipe.schema import LOSS, Recipe
+from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
@@ -113,6 +115,8 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         return {**tree, "loss": {**kept, "name": value}}
     if key == "data.scenario" and isinstance(tree.get("data"), Mapping):
         return {**tree, "data": _for_scenario(tree["data"], value)}
+    if key == "kind":
+        return with_kind(tree, value)
     first, _, rest = key.partition(".")
     if not rest:
         return {**tree, first: value}
@@ -132,7 +136,7 @@ def _for_scenario(data: Mapping[str, Any], scenario: Any) -> dict[str, Any]:
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with a tree of changes laid over it; data of another scenario keeps what that has of the keys before."""
-    result = dict(tree)
+    result = with_kind(tree, changes["kind"]) if "kind" in changes else dict(tree)
     if (
         isinstance(tree.get("data"), Mapping)
         and isinstance(changes.get("data"), Mapping)
@@ -196,7 +200,8 @@ def _check_utf8(found: Any, where: str = "") -> None:
 
 
 def _fault(error: ValidationError) -> str:
-    first = error.errors()[0]
+    # a key that is missing comes last: it is most often one that is misspelt
+    first = min(error.errors(), key=lambda one: one["type"] == "missing")
     if isinstance(own := first.get("ctx", {}).get("error"), RecipeError):  # it names the key itself
         return str(own)
     loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
@@ -204,7 +209,9 @@ def _fault(error: ValidationError) -> str:
     scenario = str(path.pop(1)) if path[:1] == ["data"] and path[1:2] and path[1] in SCENARIOS else ""
     where = short(".".join(str(part) for part in path))
     if first["type"] == "extra_forbidden":
-        return _of_another(path, scenario) or unknown_key(where, _keys_at(path[:-1], scenario))
+        kind = str(loc[-2]).strip("[]") if len(loc) > 1 else ""  # of a source or a partition
+        beside = list(KINDS[kind].model_fields) if kind in KINDS else _keys_at(path[:-1], scenario)
+        return _of_another(path, scenario, kind) or unknown_key(where, beside)
     if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
         nearest(str(first["input"].get("scenario")), SCENARIOS, "data.scenario")
     if first["type"] in ("model_type", "dict_type", "union_tag_invalid"):
@@ -218,13 +225,17 @@ def _fault(error: ValidationError) -> str:
     return f"{where}: {first['msg']}; got {repr(first['input'])[:200]}"
 
 
-def _of_another(path: Sequence[str | int], scenario: str) -> str:
-    """What to say of a key that other scenarios have; empty for other keys."""
-    having = [name for name, data in SCENARIOS.items() if scenario and str(path[-1]) in data.model_fields]
-    if not having or len(path) != 2:
+def _of_another(path: Sequence[str | int], scenario: str, kind: str) -> str:
+    """What to say of a key that other scenarios have, or other kinds; empty for other keys."""
+    this, classes = f"data.scenario={scenario}", dict[str, type[BaseModel]](SCENARIOS if len(path) == 2 else {})
+    for kinds in (SOURCES.classes, PARTITIONS.classes):
+        if kind in kinds:
+            this, classes = f"kind {kind}", dict[str, type[BaseModel]](kinds)
+    having = [name for name, cls in classes.items() if str(path[-1]) in cls.model_fields]
+    if not having:
         return ""
     others = f"{', '.join(having)} {'have' if len(having) > 1 else 'has'} it"
-    return f"data.{path[-1]} is not a key of data.scenario={scenario}: {others}"
+    return f"{'.'.join(map(str, path))} is not a key of {this}: {others}"
 
 
 def _keys_at(path: Sequence[str | int], scenario: str) -> list[str]:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from coalface.core.checks import nearest, short
 from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
-from coalface.experiments.recipe import loader, own_data
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import PartyName, Section, Source
+from coalface.experiments.recipe.sections import SOURCES, OnDisk, OneSource, PartyName, Section
 
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
@@ -38,7 +38,7 @@ class PartyFile(Section):
     """None: what the node's configuration says."""
     role: Literal["trainer", "validator"] | None = None
     """All that it can be asked to do; None: what the recipe says."""
-    data: Source | None = None
+    data: OneSource | None = None
     """Its images: identity folders, records, a pack, or synthetic ones to try things out."""
     pairs: Pairs | None = None
     """A validator's list; None: pairs are drawn among its images."""
@@ -51,17 +51,15 @@ def read(path: Path) -> PartyFile:
 
 def read_all(path: Path) -> dict[str, PartyFile]:
     """Several parties by name, in one file: each as in a file of its own, or the path of that. Raises RecipeError."""
-    found = {}
+    files = {}
     for name, one in _tree(path).items():
-        if isinstance(one, str):
-            found[name] = read(path.parent / one)
-        elif isinstance(one, dict):
-            found[name] = made(one, f"{path}: {name}", path.parent)
-        else:
-            raise RecipeError(f"{path}: {name}: give what its party.yaml holds, such as {EXAMPLE}, or that file's path")
-        if found[name].name not in (None, name):
-            raise RecipeError(f"{path}: {name}: its file is that of {found[name].name}")
-    return found
+        where = f"{path}: {name}"
+        if not isinstance(one, str | dict):
+            raise RecipeError(f"give what its party.yaml holds, such as {EXAMPLE}, or that file's path", where=where)
+        files[name] = read(path.parent / one) if isinstance(one, str) else made(one, where, path.parent)
+        if files[name].name not in (None, name):
+            raise RecipeError(f"its file is that of {files[name].name}", where=where)
+    return files
 
 
 def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
@@ -92,11 +90,11 @@ def _tree(path: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecipeError(f"{path} is not there: write a party's own file, such as {EXAMPLE}") from None
+        raise RecipeError(f"it does not exist: write a party's own file, such as {EXAMPLE}", where=path) from None
     except ValueError as error:
-        raise RecipeError(f"{path} is not YAML: {error}") from None
+        raise RecipeError(f"it is not YAML: {error}", where=path) from None
     if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: a mapping of keys is needed, such as {EXAMPLE}")
+        raise RecipeError(f"a mapping of keys is needed, such as {EXAMPLE}", where=path)
     return tree
 
 
@@ -109,13 +107,8 @@ def made(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
     if said.role == "trainer" and said.pairs is not None:
         raise RecipeError(f"{where}: pairs: a trainer has none; leave it out, or is it a validator?")
     changes: dict[str, Any] = {}
-    if said.data is not None:
-        if said.data.kind not in own_data.KINDS:
-            raise RecipeError(f"{where}: data.kind: a party's images are of kind {', '.join(own_data.KINDS)}")
-        if said.data.kind != "synthetic":
-            if said.data.path is None:
-                raise RecipeError(f"{where}: data.path: say where its images lie, as in {EXAMPLE}")
-            changes["data"] = said.data.model_copy(update={"path": _absolute(base, said.data.path)})
+    if isinstance(said.data, OnDisk):
+        changes["data"] = said.data.model_copy(update={"path": _absolute(base, said.data.path)})
     if said.pairs is not None:
         if said.data is None and said.pairs.kind not in WITH_IMAGES:
             raise RecipeError(f"{where}: data: pairs of kind {said.pairs.kind} name images; say where they lie")
@@ -128,12 +121,14 @@ def _absolute(base: Path, path: str) -> str:
 
 
 def _fault(error: ValidationError) -> str:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    first = min(error.errors(), key=lambda one: one["type"] == "missing")  # most often a key that is misspelt
+    path = [str(part) for part in first["loc"] if "[" not in str(part)]
     where = short(".".join(path))
     if first["type"] == "extra_forbidden":
-        below: dict[str, type[Section]] = {"data": Source, "pairs": Pairs}
-        known = list((below.get(path[0], PartyFile) if path[1:] else PartyFile).model_fields)
+        kind = str(first["loc"][-2]).strip("[]") if path[1:] else ""  # of the source
+        known = list(SOURCES.classes.get(kind, Pairs if path[1:] else PartyFile).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
         return f"{where} is not a key of a party's file; did you mean {near}? Known here: {', '.join(known)}"
-    return f"{where}: {first['msg']}; got {first['input']!r}"
+    if first["type"] == "missing":
+        return f"{where} is missing, as in {EXAMPLE}"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}; got {first['input']!r}"

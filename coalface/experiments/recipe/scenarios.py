@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from coalface.experiments.recipe.sections import PartyName, Section, Source
+from coalface.experiments.recipe.partitions import PARTITIONS, Equal, Partition
+from coalface.experiments.recipe.sections import (
+    SOURCES,
+    AnyFaces,
+    JoinedParts,
+    OneSource,
+    PartyName,
+    Section,
+    Source,
+    Synthetic,
+)
 
 
 class Augmentation(Section):
@@ -20,24 +31,6 @@ class Augmentation(Section):
     """Multiply brightness, contrast and saturation by factors from 1 − colour to 1 + colour."""
     blur: float = 0.0
     """The probability of a blur."""
-
-
-class Partition(Section):
-    """How the training identities are assigned to the parties."""
-
-    kind: Literal["equal", "one-identity", "dirichlet", "by-domain", "shares"] = "equal"
-    """`by-domain`: a party for each part of joined faces, or for each of the synthetic domains, named as it is.
-    `one-identity`: a party for each, as in the scenario `devices`."""
-    parties: int = 8
-    """`equal` and `dirichlet`: how many parties."""
-    alpha: float = 0.5
-    """`dirichlet`: the smaller, the more unequal."""
-    shares: dict[PartyName, float] = {}
-    """`shares`: party -> its share of the identities, in proportion."""
-    split: int | None = Field(None, ge=1)
-    """`by-domain`: each domain's identities are assigned equally to so many parties, named DOMAIN-a, DOMAIN-b, …."""
-    seed: int | None = None
-    """Of the draws that assign them; None: the run's seed."""
 
 
 class Private(Section):
@@ -54,7 +47,10 @@ class Private(Section):
     @classmethod
     def _all_is_none(cls, value: int | None, info: ValidationInfo) -> int | None:
         """One recipe, and one digest, for all."""
-        return None if value == info.data.get("identities") else value
+        identities = info.data.get("identities")
+        if value is not None and identities is not None and value > identities:
+            raise ValueError(f"{value:,} of {identities:,} identities; give fewer")
+        return None if value == identities else value
 
 
 class Testing(Section):
@@ -100,13 +96,13 @@ class Tested(Data):
 class OfFaces(Data):
     """A scenario of one set of faces."""
 
-    faces: Source = Source()
+    faces: AnyFaces = Synthetic()
     """The images."""
 
     @property
     def parts(self) -> dict[PartyName, Source]:
         """The named sources that the images are joined of; {} where they are of one."""
-        return self.faces.parts
+        return self.faces.parts if isinstance(self.faces, JoinedParts) else {}
 
 
 class Assigned(OfFaces, Tested):
@@ -121,7 +117,7 @@ class Assigned(OfFaces, Tested):
 class Partitioned(Assigned):
     """A scenario whose parties a partition makes."""
 
-    partition: Partition = Partition()
+    partition: Annotated[Partition, PARTITIONS] = Equal()
     """Who holds which identities; of private and public ones, which of the private."""
 
 
@@ -184,11 +180,11 @@ class Own(Tested):
 
     scenario: Literal["own"] = "own"
     """The scenario that `data` is of."""
-    parties: tuple[PartyName, ...]
+    parties: tuple[PartyName, ...] = Field(min_length=1)
     """The names of the trainers."""
-    party_data: dict[PartyName, Source] = {}
+    party_data: dict[PartyName, OneSource] = {}
     """Where the images of parties lie that are played on this machine, as `coalface run --party-data` fills it in."""
-    public: Source | None = None
+    public: OneSource | None = None
     """Images of public people. A pre-training is on them, and where the method shares them the server and every party
     hold them. `exclude` calls them `public`."""
 
@@ -196,6 +192,16 @@ class Own(Tested):
     def parts(self) -> dict[PartyName, Source]:
         """Party -> its images, of those that are played here."""
         return self.party_data
+
+
+KINDS = SOURCES.classes | PARTITIONS.classes
+"""What `kind` can be of a source, or of a partition."""
+
+
+def with_kind(tree: Mapping[str, Any], kind: object) -> dict[str, Any]:
+    """A source or a partition of another kind, with what that has of the keys before."""
+    known = KINDS[kind].model_fields if isinstance(kind, str) and kind in KINDS else tree
+    return {**{key: value for key, value in tree.items() if key in known}, "kind": kind}
 
 
 SCENARIOS: dict[str, type[Data]] = {

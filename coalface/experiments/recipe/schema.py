@@ -19,12 +19,12 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of
+from coalface.experiments.recipe.partitions import OneIdentity, Partition
 from coalface.experiments.recipe.scenarios import (
     Augmentation,
     Devices,
     Domains,
     Own,
-    Partition,
     Partitioned,
     Private,
     PrivatePublic,
@@ -189,7 +189,7 @@ class Recipe(Section):
     def partition(self) -> Partition | None:
         """Who holds which identities; None where draws do not say it."""
         if isinstance(self.data, Devices):
-            return Partition(kind="one-identity")
+            return OneIdentity()
         return self.data.partition if isinstance(self.data, Partitioned) else None
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
@@ -28,31 +29,101 @@ class Section(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
 
+class Kinds:
+    """Marks a key that holds a section of one of several classes, which `kind` below it chooses; the first is usual.
+
+    `partition: Annotated[Partition, Kinds(Equal, Dirichlet)]` reads `{kind: dirichlet, alpha: 0.1}` into
+    `Dirichlet(alpha=0.1)`.
+    """
+
+    def __init__(self, *classes: type[Section]) -> None:
+        self.classes: dict[str, type[Section]] = {cls.model_fields["kind"].default: cls for cls in classes}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {f"[{kind}]": handler.generate_schema(cls) for kind, cls in self.classes.items()}
+        union = core_schema.tagged_union_schema(choices, discriminator=lambda value: f"[{self._kind(value)}]")
+        return core_schema.no_info_before_validator_function(self._checked, union)
+
+    def _kind(self, value: object) -> object:
+        if isinstance(value, Mapping):
+            return value.get("kind", next(iter(self.classes)))
+        return getattr(value, "kind", None)
+
+    def _checked(self, value: object) -> object:
+        kind = self._kind(value)
+        if not isinstance(value, Mapping | Section):
+            raise ValueError(f"a section with keys below it is needed, such as kind; got {repr(value)[:200]}")
+        if not isinstance(kind, str) or kind not in self.classes:
+            raise ValueError(f"unknown kind {repr(kind)[:100]}; use one of {', '.join(self.classes)}")
+        return value
+
+
 class Source(Section):
     """Where face images come from."""
 
-    kind: Literal["folder", "rec", "pack", "synthetic", "joined"] = "synthetic"
-    """`rec` are insightface's records: a folder with `train.rec`, or the file."""
-    path: str | None = None
-    """`folder`, `rec` and `pack`: below the data root unless absolute."""
-    part: str | None = None
-    """`folder`: a part of a data set that has several in the field's layouts, such as `test` of VGGFace2."""
+    kind: str
+
+
+class Synthetic(Source):
+    """Drawn faces, for demonstrations and tests."""
+
+    kind: Literal["synthetic"] = "synthetic"
     identities: int = 400
-    """`synthetic`: how many people."""
+    """How many people."""
     images: int = 20
-    """`synthetic`: images of each."""
+    """Images of each."""
     first: int = 0
-    """`synthetic`: the number of the first person."""
+    """The number of the first person."""
     seed: int = 0
-    """`synthetic`: people of another seed are other people."""
+    """People of another seed are other people."""
     domains: tuple[PartyName, ...] = ("studio",)
-    """`synthetic`: person i is seen in domain i modulo their number."""
-    parts: dict[PartyName, Source] = {}
-    """`joined`: named sources of the other kinds, packs aside. Identity `s1` of part `orl` is called `orl/s1`."""
+    """Person i is seen in domain i modulo their number."""
 
 
-class PairsFrom(Section):
-    """A list of pairs to evaluate on."""
+class OnDisk(Source):
+    """Images of a data set on the disk."""
+
+    path: str
+    """Below the data root unless absolute."""
+
+
+class Folder(OnDisk):
+    """Identity folders, or a data set in one of the field's layouts."""
+
+    kind: Literal["folder"] = "folder"
+    part: str | None = None
+    """A part of a data set that has several, such as `test` of VGGFace2."""
+
+
+class Records(OnDisk):
+    """insightface's records: a folder with `train.rec`, or the file."""
+
+    kind: Literal["rec"] = "rec"
+
+
+class Pack(OnDisk):
+    """Decoded images, as `coalface data pack` writes them."""
+
+    kind: Literal["pack"] = "pack"
+
+
+class JoinedParts(Source):
+    """Several named data sets as one."""
+
+    kind: Literal["joined"] = "joined"
+    parts: dict[PartyName, Annotated[Source, Kinds(Synthetic, Folder, Records)]] = Field(min_length=1)
+    """Their names and sources. Identity `s1` of part `orl` is called `orl/s1`."""
+
+
+SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts)
+"""Every kind of source."""
+AnyFaces = Annotated[Source, SOURCES]
+OneSource = Annotated[Source, Kinds(Synthetic, Folder, Records, Pack)]
+"""Images that are not joined, as those of a list or of one party."""
+
+
+class Pairs(Section):
+    """A list of pairs of images."""
 
     kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
     """Where the pairs come from; `balanced`: they are drawn among the identities held out."""
@@ -61,7 +132,7 @@ class PairsFrom(Section):
     `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
     list: str | None = None
     """`layout`: which of its lists, where it has several."""
-    source: Source | None = None
+    source: OneSource | None = None
     """Images other than the training source's, for example another domain."""
     part: str | None = None
     """Of a joined training source, the part to evaluate on: its held-out identities, or its images by file name."""
@@ -69,6 +140,11 @@ class PairsFrom(Section):
     """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
     most_images: int | None = Field(None, ge=2)
     """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+
+
+class EvaluationPairs(Pairs):
+    """A list of pairs to evaluate on."""
+
     domain: Literal["source", "target"] | None = None
     """Of two domains, whose people the list shows: reports then have a table by domain, with the gap between them."""
     rank1: Literal["one-query", "one-gallery"] | None = None
@@ -76,7 +152,7 @@ class PairsFrom(Section):
     round, which asks more often. Drawn by a fixed seed."""
 
 
-class Validator(PairsFrom):
+class Validator(Pairs):
     """A party of its own that holds pairs for Federated Validation; only the scores of its pairs leave it."""
 
     identities: int | None = Field(None, ge=2)
@@ -117,7 +193,7 @@ class Evaluation(Section):
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are evaluated, the first by name; the figure is their mean."""
-    pairs: dict[Name, PairsFrom] = {}
+    pairs: dict[Name, EvaluationPairs] = {}
     """Name -> a list of pairs to verify."""
     personalised: Personalised | None = None
     """Also evaluate, on the images of `data.test`, how well its own and everybody's model serve each client."""

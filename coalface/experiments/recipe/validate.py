@@ -2,168 +2,206 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe import own_data
-from coalface.experiments.recipe.scenarios import OfFaces
+from coalface.experiments.recipe.own_data import PUBLIC, has_faces
+from coalface.experiments.recipe.scenarios import Domains, Own
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import Source, Validator
+from coalface.experiments.recipe.sections import Pairs, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
 
+WITH_IMAGES = ("bin", "layout")
+"""Kinds of pairs that bring their images along."""
 _DEFAULTS = dict(Validator())
 
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError where two parts of a recipe do not agree, with what to change."""
     nearest(recipe.model.name, BACKBONES, "model.name")
-    _check_parts(recipe)
-    _check_domains(recipe)
-    _check_validators(recipe)
-
-
-def _check_parts(recipe: Recipe) -> None:
-    """Raise RecipeError unless parts, and what names parts, belong together."""
-    data = recipe.data
     if recipe.own is not None:
-        own_data.check(recipe, recipe.own)
+        _check_own(recipe, recipe.own)
     if recipe.evaluation.personalised is not None and recipe.test is None:
         raise RecipeError(
-            "evaluation.personalised: clients are evaluated by images of their own people that nobody trained on: say "
-            "how many of each identity's, as data.test={images: 4}"
+            "it takes images of the clients' own people that nobody trained on: say how many of each identity's, as "
+            "data.test={images: 4}",
+            where="evaluation.personalised",
         )
     _check_sides(recipe)
-    if (partition := recipe.partition) is not None and (partition.kind == "shares") != bool(partition.shares):
-        raise RecipeError("data.partition.shares: the kind 'shares' names each party with its share, and no other does")
-    if isinstance(data, OfFaces) and (data.faces.kind == "joined") != bool(data.parts):
-        raise RecipeError("data.faces.parts: faces of kind 'joined' have parts, and no others do")
-    joined = {} if recipe.own is not None else data.parts
-    for name, part in joined.items():
-        if part.kind not in ("folder", "rec", "synthetic"):
-            raise RecipeError(f"data.faces.parts.{name}.kind: a part is folder, rec or synthetic; got {part.kind!r}")
-    _check_excluded(recipe, joined)
+    _check_excluded(recipe)
     for name, pairs in recipe.evaluation.pairs.items():
         where = f"evaluation.pairs.{name}"
         if pairs.kind == "bin" and pairs.rank1 is not None:
-            raise RecipeError(f"{where}.rank1: a .bin does not say who is in its images; leave it out")
-        if pairs.source is not None and pairs.source.kind == "joined":
-            raise RecipeError(f"{where}.source: a list is evaluated on images of one source, not on joined ones")
-        if pairs.part is not None:
-            nearest(pairs.part, joined, f"{where}.part")
-            if pairs.source is not None:
-                raise RecipeError(f"{where}: give either a part of data.faces or a source, not both")
-        elif joined and pairs.source is None and pairs.kind not in ("balanced", "bin", "layout"):
-            raise RecipeError(f"{where}.part: say which part the pairs are of: {', '.join(joined)}")
+            raise RecipeError("a .bin does not say who is in its images; leave it out", where=f"{where}.rank1")
+        _check_part(recipe, pairs, where)
+    if recipe.domains is not None:
+        _check_domains(recipe, recipe.domains)
+    elif METHODS[recipe.method].scenario == "domains":
+        raise RecipeError(
+            f"{recipe.method} adapts a model of one domain to another: write `scenario: domains`, and which part of "
+            "joined faces is which, as `source_domain: PART, target_domain: PART`",
+            where="data.scenario",
+        )
+    _check_validators(recipe)
 
 
 def _check_sides(recipe: Recipe) -> None:
     """Raise RecipeError where a method cannot train on a side of the data."""
     if recipe.side == "both" and not METHODS[recipe.method].pools:
         raise RecipeError(
-            "data.side: with `both` public people would be assigned to parties as well, and "
-            f"{recipe.method} has parties: it is for a pooled method, as the upper bound"
+            f"with `both` public people would be assigned to parties as well, and {recipe.method} has parties: it is "
+            "for a pooled method, as the upper bound",
+            where="data.side",
         )
     if recipe.side == "public" and METHODS[recipe.method].scenario == "private-public":
         raise RecipeError(
-            f"data.side: in {recipe.method} all parties hold the public images, so its clients are the private people: "
-            "leave it out; a pre-training on the public ones is by a method such as centralized"
+            f"in {recipe.method} all parties hold the public images, so its clients are the private people: leave it "
+            "out; a pre-training on the public ones is by a method such as centralized",
+            where="data.side",
         )
 
 
-def _check_excluded(recipe: Recipe, joined: Mapping[str, Source]) -> None:
+def _check_excluded(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear whom each excluded list is of."""
-    exclude, own = recipe.data.exclude, recipe.own
-    if joined and exclude and not isinstance(exclude, dict):
-        first = next(iter(joined))
-        raise RecipeError(f"data.exclude: say which part each list is for, as `exclude: {{{first}: [{exclude[0]}]}}`")
-    if isinstance(exclude, dict):
-        known = list(joined)
-        if own is not None:
-            known = [*own.parties, *([own_data.PUBLIC] if own.public is not None else [])]
-        for name in exclude:
-            nearest(name, dict.fromkeys(known), "data.exclude")
+    exclude, own, names = recipe.data.exclude, recipe.own, list(recipe.data.parts)
+    if own is not None:
+        names = [*own.parties, *([PUBLIC] if own.public is not None else [])]
+    elif names and exclude and not isinstance(exclude, dict):
+        raise RecipeError(
+            f"say which part each list is for, as `exclude: {{{names[0]}: [{exclude[0]}]}}`", where="data.exclude"
+        )
+    for name in exclude if isinstance(exclude, dict) else ():
+        nearest(name, dict.fromkeys(names), "data.exclude")
 
 
-def _check_domains(recipe: Recipe) -> None:
-    """Raise RecipeError unless the method and the data agree on whether there are two domains, and which."""
-    data, adapts = recipe.domains, METHODS[recipe.method].scenario == "domains"
-    if data is None:
-        if adapts:
-            raise RecipeError(
-                f"data.scenario: {recipe.method} adapts a model of one domain to another: write `scenario: domains`, "
-                "and which part of joined faces is which, as `source_domain: PART, target_domain: PART`"
-            )
-        return
+def _check_part(recipe: Recipe, pairs: Pairs, where: str) -> None:
+    """Raise RecipeError unless it is clear which part of joined faces pairs are of, if they are of one."""
+    parts = {} if recipe.own is not None else recipe.data.parts
+    if pairs.part is not None:
+        nearest(pairs.part, parts, f"{where}.part")
+        if pairs.source is not None:
+            raise RecipeError("give either a part of data.faces or a source, not both", where=where)
+    elif parts and pairs.source is None and pairs.kind not in ("balanced", *WITH_IMAGES):
+        raise RecipeError(f"say which part the pairs are of: {', '.join(parts)}", where=f"{where}.part")
+
+
+def _check_domains(recipe: Recipe, data: Domains) -> None:
+    """Raise RecipeError unless the domains are two, and the method and the lists are for them."""
     nearest(data.source_domain, data.parts, "data.source_domain")
     nearest(data.target_domain, data.parts, "data.target_domain")
     if data.source_domain == data.target_domain:
-        raise RecipeError(f"data.target_domain: source and target are both {data.source_domain}; name two parts")
-    if not adapts and data.side != "source":
+        raise RecipeError(
+            f"source and target are both {data.source_domain}; name two parts", where="data.target_domain"
+        )
+    if data.side is None and METHODS[recipe.method].scenario != "domains":
         fitting = ", ".join(name for name, method in METHODS.items() if method.scenario == "domains")
         raise RecipeError(
-            f"method: with data.scenario=domains {recipe.method} would need the identities of the target, which nobody "
-            f"knows; take one of {fitting}, or another scenario"
+            f"with data.scenario=domains {recipe.method} would need the identities of the target, which nobody knows; "
+            f"use one of {fitting}, or another scenario",
+            where="method",
         )
-    if adapts and data.side is not None:
+    if data.side is not None and METHODS[recipe.method].scenario == "domains":
         raise RecipeError(
-            f"data.side: {data.side!r} is for a pre-training, by a method that knows no domains such as "
-            f"centralized, and not by {recipe.method}"
+            f"{data.side!r} is for a pre-training, by a method that knows no domains such as centralized, and not by "
+            f"{recipe.method}",
+            where="data.side",
         )
     for name, pairs in recipe.evaluation.pairs.items():
-        if pairs.domain is None or pairs.source is not None or pairs.kind in ("bin", "layout"):
+        if pairs.domain is None or pairs.source is not None or pairs.kind in WITH_IMAGES:
             continue
         shown = data.target_domain if pairs.part is None else pairs.part  # the target's are held out, and nobody else's
         named = data.source_domain if pairs.domain == "source" else data.target_domain
         if shown != named:
             raise RecipeError(
-                f"evaluation.pairs.{name}.domain: it says {pairs.domain}, which is {named}, and the "
-                f"list shows people of {shown}: the gap between the domains would be told wrongly. Name the part, "
-                "or give the list a source of its own"
+                f"it says {pairs.domain}, which is {named}, and the list shows people of {shown}: name the part, or "
+                "give the list a source of its own",
+                where=f"evaluation.pairs.{name}.domain",
             )
     if recipe.validators:
-        raise RecipeError("validators: no method for two domains asks validators; leave them out")
+        raise RecipeError("no method for two domains asks validators; leave them out", where="validators")
+
+
+def _check_own(recipe: Recipe, data: Own) -> None:
+    """Raise RecipeError unless a recipe whose parties bring their own images says what is needed."""
+    if len({name.lower() for name in data.parties}) < len(data.parties):
+        raise RecipeError("two have one name, or differ by capitals only; rename one", where="data.parties")
+    if PUBLIC in data.parties:
+        raise RecipeError(
+            f"{PUBLIC} is what data.exclude calls the people of data.public; rename the party", where="data.parties"
+        )
+    if both := sorted(set(data.parties) & recipe.validators.keys()):
+        raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{both[0]}")
+    for name in data.party_data:
+        nearest(name, dict.fromkeys(data.parties), "data.party_data: the party")
+    method = METHODS[recipe.method]
+    if method.pools or method.scenario == "domains":
+        lacks = "one party would hold everybody's images; use solo" if method.pools else "use data.scenario=domains"
+        raise RecipeError(f"{recipe.method} cannot be over parties with images of their own: {lacks}", where="method")
+    if method.scenario == "private-public" and data.public is None:
+        raise RecipeError(
+            f"in {recipe.method} the server and all parties hold images of public people as well, so say where they "
+            "lie, as `public: {kind: rec, path: ms1m}`: below the data root of each",
+            where="data.public",
+        )
+    for name, pairs in recipe.evaluation.pairs.items():
+        if pairs.part is not None or (pairs.source is None and pairs.kind not in WITH_IMAGES):
+            raise RecipeError(
+                "the server has none of the parties' images, so say where those of the list are, or use a list of kind "
+                "bin or layout",
+                where=f"evaluation.pairs.{name}.source",
+            )
+    for name, one in recipe.validators.items():
+        placed = one.own or one.source is not None or one.kind in WITH_IMAGES or one.validates is not None
+        if one.part is not None or one.identities is not None or not placed:
+            raise RecipeError(
+                "nobody can set people of the parties aside for it: write `own: true`, and it brings its images and "
+                "pairs, or name their source",
+                where=f"validators.{name}",
+            )
+    if recipe.pretrain is not None and data.public is None and not has_faces(recipe.pretrain):
+        raise RecipeError(
+            "the server has none of the parties' images, so say on which others it pre-trains, as `data: {public: "
+            "{kind: rec, path: ms1m}}`",
+            where="pretrain.data.faces",
+        )
 
 
 def _check_validators(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear which pairs each validator holds."""
     halves: dict[str, str] = {}
-    parts = {} if recipe.own is not None else recipe.data.parts
     for name, validator in recipe.validators.items():
         where = f"validators.{name}"
+        set_keys = {key for key, value in validator if value != _DEFAULTS[key]}
         if validator.own:
-            own_data.check_validator(name, validator)
-            continue
-        if validator.validates is not None:
+            if other := sorted(set_keys & {"validates", "identities", "part"}):
+                raise RecipeError("it brings images and pairs of its own; leave it out", where=f"{where}.{other[0]}")
+        elif validator.validates is not None:
             nearest(validator.validates, recipe.evaluation.pairs, f"{where}.validates")
-            if other := sorted(key for key, value in validator if key != "validates" and value != _DEFAULTS[key]):
-                raise RecipeError(f"{where}: it holds half of {validator.validates}, so {other[0]} means nothing here")
+            if other := sorted(set_keys - {"validates"}):
+                raise RecipeError(f"it holds half of {validator.validates}; leave it out", where=f"{where}.{other[0]}")
             if (first := halves.setdefault(validator.validates, name)) != name:
-                raise RecipeError(f"{where}.validates: {first} already holds that half of {validator.validates}")
+                raise RecipeError(
+                    f"{first} already holds that half of {validator.validates}", where=f"{where}.validates"
+                )
             if recipe.fold_split is None:
-                raise RecipeError(f"{where}.validates: say which half with fold_split=first or fold_split=second")
+                raise RecipeError(
+                    "say which half with fold_split=first or fold_split=second", where=f"{where}.validates"
+                )
             if recipe.evaluation.pairs[validator.validates].rank1 is not None:
                 raise RecipeError(
-                    f"evaluation.pairs.{validator.validates}.rank1: {name} holds half of its folds, and who is looked "
-                    "up has no fold; leave it out, or give another list"
+                    f"{name} holds half of its folds, and who is looked up has no fold; leave it out",
+                    where=f"evaluation.pairs.{validator.validates}.rank1",
                 )
-            continue
-        if validator.rank1 is not None:
-            raise RecipeError(f"{where}.rank1: a validator scores pairs and looks nobody up; leave it out")
-        if validator.kind != "balanced" and validator.identities is not None:
-            raise RecipeError(f"{where}.identities: pairs of kind {validator.kind!r} name their own; leave it out")
-        if validator.kind == "balanced" and (validator.source is None) != (validator.identities is not None):
-            raise RecipeError(
-                f"{where}: give either `identities`, how many of the trainable ones are set aside for it, or `source`"
-            )
-        if validator.source is not None and validator.source.kind == "joined":
-            raise RecipeError(f"{where}.source: pairs are of images of one source; for its own, {where}.own: true")
-        if validator.part is not None and (validator.kind == "balanced" or validator.source is not None):
-            raise RecipeError(f"{where}.part: identities are set aside from every part alike; leave it out")
-        if validator.part is not None:
-            nearest(validator.part, parts, f"{where}.part")
-        elif parts and validator.source is None and validator.kind not in ("balanced", "bin", "layout"):
-            raise RecipeError(f"{where}.part: say which part the pairs are of: {', '.join(parts)}")
+        else:
+            drawn = validator.kind == "balanced"
+            if (validator.identities is not None) != (drawn and validator.source is None):
+                raise RecipeError(
+                    "give `identities`, how many of the trainable ones are set aside for it, or `source`, or a list of "
+                    "another kind, which names its own",
+                    where=where,
+                )
+            if drawn and validator.part is not None:
+                raise RecipeError("identities are set aside from every part alike; leave it out", where=f"{where}.part")
+            _check_part(recipe, validator, where)
     if recipe.fold_split is not None and not halves:
-        raise RecipeError("fold_split: no validator has `validates`, so there is nothing to split")
+        raise RecipeError("no validator has `validates`, so there is nothing to split", where="fold_split")

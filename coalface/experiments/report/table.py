@@ -221,55 +221,21 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     """The keys in which the runs differ; name, method and seed have their columns.
 
     Where the methods differ, a method's own settings are expected to: only those that two runs share and set
-    differently are named (the rounds, a learning rate). A key that says nothing of a run's kind of source or partition,
-    such as the number of synthetic people where images are read from folders, counts as absent there.
+    differently are named (the rounds, a learning rate). Where two runs have sources or partitions of different kinds,
+    the kinds are named, and not the keys that one of them alone has.
     """
     same_method = len({run.method for run in runs}) == 1
     found = []
     for where in ("config", "numerics"):
         flat = [flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
         for key in dict.fromkeys(key for one in flat for key in one):
-            told = [key in one and (where != "config" or _matters(one, key)) for one in flat]
-            values = [one[key] if here else "absent" for one, here in zip(flat, told, strict=True)]
-            present = set(values) - {"absent"}
-            if (
-                where == "config"
-                and len(present) < 2
-                and any(key in one for one, here in zip(flat, told, strict=True) if not here)
-            ):
+            values = [one.get(key, "absent") for one in flat]
+            kind = f"{key.rpartition('.')[0]}.kind"
+            if len({*values} - {"absent"}) < 2 and len({one[kind] for one in flat if kind in one}) > 1:
                 continue  # the kinds differ, which is named
             if len(set(values)) == 1 or (where == "config" and key in ("name", "seed", "method", "method.name")):
                 continue
-            if where == "config" and key.startswith("methods.") and not same_method and len(present) < 2:
+            if where == "config" and key.startswith("methods.") and not same_method and len({*values} - {"absent"}) < 2:
                 continue
             found.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
     return found
-
-
-OF_KIND: tuple[dict[str, set[str]], ...] = (
-    {
-        "synthetic": {"identities", "images", "first", "seed", "domains"},
-        "folder": {"path", "part"},
-        "rec": {"path"},
-        "pack": {"path"},
-        "joined": {"parts"},
-    },
-    {
-        "equal": {"parties"},
-        "dirichlet": {"parties", "alpha"},
-        "one-identity": set(),
-        "by-domain": {"split"},
-        "shares": {"shares"},
-    },
-)
-"""Which keys of a source, and of a partition, its kind has a use for; `coalface.experiments.recipe.schema` says so key
-by key."""
-
-
-def _matters(config: Mapping[str, str], key: str) -> bool:
-    """Whether a key says anything of a run with these flat keys, by the kind that stands beside it."""
-    prefix, _, leaf = key.rpartition(".")
-    kind = config.get(f"{prefix}.kind", "")
-    return all(
-        kind not in kinds or leaf in kinds[kind] or leaf not in set().union(*kinds.values()) for kinds in OF_KIND
-    )

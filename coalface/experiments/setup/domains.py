@@ -38,15 +38,17 @@ def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceS
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     if data.hold_out >= len(target):
         raise RecipeError(
-            f"data.hold_out: {data.hold_out:,} of the {len(target):,} identities of {data.target_domain} would be "
-            "evaluated, and none would be left to train on; lower it"
+            f"{data.hold_out:,} of the {len(target):,} identities of {data.target_domain} would be evaluated on, and "
+            "none would be left to train on; lower it",
+            where="data.hold_out",
         )
     split = recipe.seed if data.split is None else data.split
     evaluated = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
     if data.calibrate >= len(source):
         raise RecipeError(
-            f"data.calibrate: {data.calibrate:,} of the {len(source):,} identities of {data.source_domain} would "
-            "be kept out of training, and none would be left; lower it"
+            f"{data.calibrate:,} of the {len(source):,} identities of {data.source_domain} would be kept out of "
+            "training, and none would be left; lower it",
+            where="data.calibrate",
         )
     kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
     trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, kept]))
@@ -70,7 +72,7 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
         try:
             silos = equal(faces.only(target), data.clients, rng)
         except ValueError as error:
-            raise RecipeError(f"data.clients: {error}") from None
+            raise RecipeError(str(error), where="data.clients") from None
         for name, mine in zip(targets(recipe), silos.values(), strict=True):
             parties[name] = mine.select(rng.permutation(len(mine)))
     return parties

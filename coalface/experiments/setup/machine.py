@@ -19,7 +19,7 @@ def check_device(recipe: Recipe) -> None:
         torch.zeros(1, device=recipe.engine.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise RecipeError(f"engine.device: {recipe.engine.device!r} is not there ({reason}); take cpu") from None
+        raise RecipeError(f"there is no {recipe.engine.device!r} ({reason}); use cpu", where="engine.device") from None
 
 
 def check_shards(parts: Parts) -> None:
@@ -32,32 +32,31 @@ def check_shards(parts: Parts) -> None:
     known = dict.fromkeys([*silos, *recipe.validators, POOLED])
     for party, size in engine.processes_per_party.items():
         nearest(party, known, "engine.processes_per_party: the party")
+        where = f"engine.processes_per_party.{party}"
         if (party in silos) + (party in recipe.validators) + (party == POOLED) > 1:
             raise RecipeError(
-                f"engine.processes_per_party.{party}: it could be two parties, of a silo, a validator and {POOLED!r}, "
-                "which holds everybody's images in centralised training: give the silo or the validator another name"
+                f"it could be two parties, of a silo, a validator and {POOLED!r}, which holds everybody's images in "
+                "centralised training; rename the silo or the validator",
+                where=where,
             )
         if not parts.plays(party):
             continue
-        if size > 1 and method.scenario == "domains" and method.pools == "images":
+        if size == 1:
+            continue
+        why = ""
+        if method.scenario == "domains" and method.pools == "images":
+            why = f"a batch of two domains, as {recipe.method} has it, is not split"
+        elif method.scenario == "private-public":
+            why = f"the losses of {recipe.method} over one batch are not split"
+        elif method.scenario == "devices":
+            why = f"a client of {recipe.method} has one class embedding, which cannot lie"
+        if why:
+            raise RecipeError(f"{why} over {size} processes; leave engine.processes_per_party out", where=where)
+        if engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
             raise RecipeError(
-                f"engine.processes_per_party.{party}: a batch of two domains, as {recipe.method} has it, is not split "
-                f"over {size} processes: leave engine.processes_per_party out"
-            )
-        if size > 1 and method.scenario == "private-public":
-            raise RecipeError(
-                f"engine.processes_per_party.{party}: the losses of {recipe.method} over one batch are not split over "
-                f"{size} processes: leave engine.processes_per_party out"
-            )
-        if size > 1 and method.scenario == "devices":
-            raise RecipeError(
-                f"engine.processes_per_party.{party}: a client of {recipe.method} has one class embedding, which "
-                f"cannot lie over {size} processes: leave engine.processes_per_party out"
-            )
-        if size > 1 and engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
-            raise RecipeError(
-                f"engine.processes_per_party.{party}: {size} processes take engine.device cpu, or cuda where there "
-                f"are {size} GPUs; it is {engine.device!r}, with {torch.cuda.device_count()}"
+                f"{size} processes need engine.device cpu, or cuda where there are {size} GPUs; it is "
+                f"{engine.device!r}, with {torch.cuda.device_count()}",
+                where=where,
             )
 
 

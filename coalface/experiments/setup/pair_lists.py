@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
+from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, devtest_all, named_identities, read_pairs
 from coalface.data.partition import check_disjoint, first_images
@@ -22,7 +23,7 @@ from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import PairsFrom
+from coalface.experiments.recipe.sections import Pairs
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
 from coalface.models.embedding import images_needed
 
@@ -34,72 +35,70 @@ def evaluation_pairs(
     recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
 ) -> list[VerificationPairs]:
     """The recipe's pair lists. Raises RecipeError where an identity is both evaluated and trained on, or public."""
-    found = []
+    lists = []
+    halved = {one.validates for one in recipe.validators.values()}
     for name, wanted in recipe.evaluation.pairs.items():
-        faces, pairs = _list(recipe, name, wanted, held, packing, f"evaluation.pairs.{name}")
+        where = f"evaluation.pairs.{name}"
+        faces, pairs = _list(recipe, name, wanted, held, packing, where)
         shown = _shown(VerificationPairs(name, faces, pairs))
+        trained = [(train, prefix) for prefix in _prefixes(recipe, wanted)]
+        if public is not None:
+            trained += [(public, prefix) for prefix in _public_prefixes(recipe, wanted)]
         try:
-            for prefix in _prefixes(recipe, wanted):
-                check_disjoint(train, _called(shown, prefix))
-            if public is not None:
-                for prefix in _public_prefixes(recipe, wanted):
-                    check_disjoint(public, _called(shown, prefix))
+            for people, prefix in trained:
+                check_disjoint(people, _called(shown, prefix))
         except ValueError as error:
             shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
             raise RecipeError(
-                f"evaluation.pairs.{name}: {shared} would be trained on as well, so that its figures would say "
-                "nothing of unseen people: keep them out of training by data.exclude or data.hold_out, or evaluate on "
-                "others"
+                f"{shared} would be trained on as well, so that its figures would say nothing of unseen people: keep "
+                "them out of training by data.exclude or data.hold_out, or evaluate on others",
+                where=where,
             ) from None
-        if any(one.validates == name for one in recipe.validators.values()):
-            fold = _folds(pairs, name)
-            found.append(
-                VerificationPairs(name, faces, replace(pairs, fold=fold), _half(fold, recipe.fold_split != "first"))
-            )
+        if name in halved:
+            fold = _folds(pairs, where)
+            half = _half(fold, recipe.fold_split != "first")
+            lists.append(VerificationPairs(name, faces, replace(pairs, fold=fold), half))
         else:
-            found.append(VerificationPairs(name, faces, pairs, None, *_looked_up(faces, pairs, name, wanted)))
-    return found
+            looked_up = (None, None) if wanted.rank1 is None else _looked_up(faces, pairs, name, wanted.rank1)
+            lists.append(VerificationPairs(name, faces, pairs, None, *looked_up))
+    return lists
 
 
-def _looked_up(
-    faces: FaceSet, pairs: PairList, name: str, wanted: PairsFrom
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+def _looked_up(faces: FaceSet, pairs: PairList, name: str, rank1: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The queries and the gallery of a list: images of the people in its pairs. Raises RecipeError without any."""
-    if wanted.rank1 is None:
-        return None, None
     people = np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])
     images = np.flatnonzero(np.isin(faces.labels, people))
     try:
         chosen, others = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
     except ValueError as error:
-        raise RecipeError(f"evaluation.pairs.{name}.rank1: {error}") from None
-    if wanted.rank1 == "one-query":
+        raise RecipeError(str(error), where=f"evaluation.pairs.{name}.rank1") from None
+    if rank1 == "one-query":
         return images[chosen], images[others]
     asked = np.isin(faces.labels[images[others]], faces.labels[images[chosen]])  # not those who have one image
     return images[others[asked]], images[np.sort(np.concatenate([chosen, others[~asked]]))]
 
 
-def _folds(pairs: PairList, name: str) -> NDArray[np.int64]:
+def _folds(pairs: PairList, where: str) -> NDArray[np.int64]:
     """The folds of a list that is split in halves. Raises RecipeError where they do not make two halves."""
-    where = f"evaluation.pairs.{name}"
     if pairs.headline is not None:
-        raise RecipeError(f"{where}: a list without accuracy over folds cannot be split in halves")
+        raise RecipeError("a list without accuracy over folds cannot be split in halves", where=where)
     try:
         fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
     except ValueError as error:
-        raise RecipeError(f"{where}: it cannot be split in halves: {error}") from None
+        raise RecipeError(f"it cannot be split in halves: {error}", where=where) from None
     if (count := len(np.unique(fold))) < 4:
         raise RecipeError(
-            f"{where}: a validator chooses the threshold of each fold on its others, so a half needs two or more, and "
-            f"the list has {count} folds in all: split a list of ten"
+            f"a validator chooses the threshold of each fold on its others, so a half needs two or more, and the list "
+            f"has {count} folds in all: split a list of ten",
+            where=where,
         )
     return fold
 
 
 def _half(fold: NDArray[np.int64], first: bool) -> tuple[int, ...]:
     """The lower half of a list's folds, or the upper one."""
-    folds = [int(number) for number in np.unique(fold)]
-    return tuple(folds[: len(folds) // 2] if first else folds[len(folds) // 2 :])
+    folds = tuple(np.unique(fold).tolist())
+    return folds[: len(folds) // 2] if first else folds[len(folds) // 2 :]
 
 
 def validator(
@@ -140,22 +139,21 @@ def _apart(
     recipe: Recipe, where: str, held: People, lists: Sequence[VerificationPairs], train: FaceSet | None = None
 ) -> None:
     """Raise RecipeError where a validator holds people of the trainers or of an evaluated list."""
-    others = {
-        f"evaluation.pairs.{one.name}": _people(recipe, recipe.evaluation.pairs[one.name], _shown(one)) for one in lists
-    }
-    if train is not None:
-        others = {"the trainers": {("", known) for known in train.names}} | others
+    others = {"the trainers": {("", known) for known in train.names}} if train is not None else {}
+    for one in lists:
+        others[f"evaluation.pairs.{one.name}"] = _people(recipe, recipe.evaluation.pairs[one.name], _shown(one))
     for what, theirs in others.items():
         if shared := sorted(known for _, known in held & theirs):
-            several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"{where}: it would hold {several} of {what} ({some}), so that figures would say nothing of unseen "
-                "people: give it others, or say by `validates` which list it holds a half of"
+                f"it would hold {several(len(shared), 'identity', 'identities')} of {what} ({some}), so that "
+                "figures would say nothing of unseen people: give it others, or say by `validates` which list it holds "
+                "a half of",
+                where=where,
             )
 
 
-def _people(recipe: Recipe, wanted: PairsFrom, faces: FaceSet) -> People:
+def _people(recipe: Recipe, wanted: Pairs, faces: FaceSet) -> People:
     """The identities of a list or a validator."""
     if wanted.kind == "bin" and wanted.path is not None:  # nothing but the file tells its people
         place, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
@@ -182,7 +180,7 @@ def _held(faces: FaceSet, pairs: PairList, chosen: NDArray[np.bool_]) -> tuple[F
     return mine, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
 
 
-def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+def _prefixes(recipe: Recipe, wanted: Pairs) -> list[str]:
     """What the training source may put before the names of a list's identities.
 
     A list with images of its own is held against every part of a joined source that may show the same people: of the
@@ -194,7 +192,7 @@ def _prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
     return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
 
 
-def _public_prefixes(recipe: Recipe, wanted: PairsFrom) -> list[str]:
+def _public_prefixes(recipe: Recipe, wanted: Pairs) -> list[str]:
     """The same for public people, who have a source of their own where the parties have."""
     own = _own_source(wanted)
     if recipe.own is None or (public := recipe.own.public) is None:
@@ -206,15 +204,15 @@ def _called(faces: FaceSet, prefix: str) -> FaceSet:
     return replace(faces, names=tuple(prefix + known for known in faces.names))
 
 
-def _own_source(wanted: PairsFrom) -> sections.Source | None:
+def _own_source(wanted: Pairs) -> sections.Source | None:
     """Where a list takes its images from, if not from the training source."""
-    if wanted.kind == "layout" and wanted.source is None:
-        return sections.Source(kind="folder", path=wanted.path)
+    if wanted.kind == "layout" and wanted.source is None and wanted.path is not None:
+        return sections.Folder(path=wanted.path)
     return wanted.source
 
 
 def _list(
-    recipe: Recipe, name: str, wanted: PairsFrom, held: FaceSet, packing: Packing | None, where: str
+    recipe: Recipe, name: str, wanted: Pairs, held: FaceSet, packing: Packing | None, where: str
 ) -> tuple[FaceSet, PairList]:
     """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
     prefix = f"{wanted.part}/" if wanted.part else ""
@@ -249,7 +247,7 @@ def _list(
     source = recipe.data.parts[wanted.part] if wanted.part else wanted.source or _faces(recipe)
     faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
     if wanted.kind == "lfw":
-        root = folder(recipe, source) if source.kind == "folder" else None
+        root = folder(recipe, source) if isinstance(source, sections.Folder) else None
         return _called(faces, prefix), read_pairs(path, faces, root=root)
     pairs = devtest_all(faces, named_identities(path))
     return _called(faces, prefix), pairs

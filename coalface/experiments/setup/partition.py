@@ -10,10 +10,11 @@ import numpy as np
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.partition import by_domain, by_shares, dirichlet, equal, one_identity
-from coalface.experiments.recipe.scenarios import OfFaces, Own, Partition
+from coalface.data.partition import by_domain
+from coalface.experiments.recipe.partitions import Equal
+from coalface.experiments.recipe.scenarios import OfFaces, Own
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import Source
+from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.splits import deal_seed
 from coalface.methods import METHODS
@@ -29,17 +30,11 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
     """
     if recipe.own is not None:
         return _bringing(recipe.own, faces)
-    partition, rng = recipe.partition or Partition(), generator(deal_seed(recipe), "deal")
-    if partition.kind == "equal":
-        return equal(faces, partition.parties, rng)
-    if partition.kind == "dirichlet":
-        return dirichlet(faces, partition.parties, partition.alpha, rng)
-    if partition.kind == "by-domain":
-        names = _domain_names(recipe, faces)
-        return _split_further(by_domain(faces, names), partition.split, rng)
-    if partition.kind == "shares":
-        return by_shares(faces, partition.shares, rng)
-    return one_identity(faces)
+    partition, rng = recipe.partition or Equal(), generator(deal_seed(recipe), "deal")
+    try:
+        return partition.assign(faces, rng, _domain_names(recipe, faces))
+    except ValueError as error:
+        raise RecipeError(str(error), where="data.partition") from None
 
 
 def domain_parties(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
@@ -86,22 +81,10 @@ def _bringing(data: Own, faces: FaceSet) -> dict[str, FaceSet]:
     return by_domain(faces, names) if names else {}
 
 
-def _split_further(parties: dict[str, FaceSet], split: int | None, rng: np.random.Generator) -> dict[str, FaceSet]:
-    """Each party's identities dealt equally over so many, NAME-a, NAME-b and so on."""
-    if split is None or split == 1:
-        return parties
-    return {
-        f"{name}-{chr(ord('a') + number)}": part
-        for name, faces in parties.items()
-        for number, part in enumerate(equal(faces, split, rng).values())
-    }
-
-
 def _domain_names(recipe: Recipe, faces: FaceSet) -> tuple[str, ...]:
-    """What domains are called; of a data set of several, as the first part of their identities' names."""
-    source = recipe.data.faces if isinstance(recipe.data, OfFaces) else Source()
-    if source.kind != "folder":
-        return tuple(source.parts) or source.domains
+    """What domains are called: of a data set of several, and of joined ones, as identities' names begin."""
+    if isinstance(recipe.data, OfFaces) and isinstance(recipe.data.faces, Synthetic):
+        return recipe.data.faces.domains
     if faces.domains is None:
         return ()
     firsts = np.unique(faces.domains, return_index=True)[1]

@@ -129,7 +129,7 @@ class Parts:
         """The same whatever the method."""
         recipe, split = self.recipe, self.split
         if both := sorted(recipe.validators.keys() & self.trainers.keys()):
-            raise RecipeError(f"validators.{both[0]}: a trainer already has this name; rename the validator")
+            raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{both[0]}")
         names = [n for n, one in recipe.validators.items() if placed(one) and (self.played is None or n in self.played)]
         if not names:
             return {}
@@ -204,24 +204,24 @@ class Parts:
         if not wanted:
             return 0
         training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
+        engine, elsewhere = recipe.engine, recipe.own is not None and not recipe.own.party_data
+        hindrances = {
+            "the parties' images are their own, each at a node of its own": elsewhere,
+            "faults are simulated party by party": recipe.faults != SimulatedFaults(),
+            "data.party_augment changes the images of parties in different ways": bool(recipe.party_augment),
+            "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),
+            "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
+                engine.update_dtype is not None
+            ),
+        }
         why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
-        if not why and recipe.own is not None and not recipe.own.party_data:
-            why = "the parties' images are their own, each at a node of its own"
-        if not why and recipe.faults != SimulatedFaults():
-            why = "faults are simulated party by party"
-        if not why and recipe.party_augment:
-            why = "data.party_augment changes the images of parties in different ways"
-        if not why and any(size > 1 for size in recipe.engine.processes_per_party.values()):
-            why = "engine.processes_per_party splits a party's work"
-        if not why and recipe.engine.update_dtype is not None:
-            why = "engine.update_dtype narrows what each party sends, and a client batch makes no single replies"
-        if wanted == "auto":
-            return 0 if why else CLIENT_BATCH
-        if why:
+        why = why or next((reason for reason, holds in hindrances.items() if holds), "")
+        if why and wanted != "auto":
             raise RecipeError(
-                f"engine.client_batch: {why}; set engine.client_batch=0, or auto to do without where it cannot be"
+                f"{why}; set engine.client_batch=0, or auto to do without where it cannot be",
+                where="engine.client_batch",
             )
-        return wanted
+        return 0 if why else CLIENT_BATCH if wanted == "auto" else wanted
 
     def numerics(self, client_batch: int = 0) -> Numerics:
         """The record of what the bits depend on."""

@@ -27,13 +27,14 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     given = party_file.read(file) if file is not None else party_file.PartyFile()
     bringing = name in lacking(recipe)
     if given.name not in (None, name):
-        raise RecipeError(f"{file} is that of {given.name}, and this node plays {name}: give it its own")
+        raise RecipeError(f"it is that of {given.name}, and this node plays {name}: give it its own", where=str(file))
     if given.role not in (None, role(recipe, name)):
         return _without_images(recipe, name, given.role)
     if bringing and file is None:
         raise RecipeError(
-            f"{name} brings images of its own, and its node does not say where they lie: name its party.yaml in the "
-            f'node\'s configuration, data="/path/to/party.yaml"; in it, {party_file.EXAMPLE}'
+            "it brings images of its own, and its node does not say where they lie: name its party.yaml in the node's "
+            f'configuration, data="/path/to/party.yaml"; in it, {party_file.EXAMPLE}',
+            where=name,
         )
     if not bringing and (given.data is not None or given.pairs is not None):
         raise RecipeError(
@@ -43,7 +44,7 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     ours = recipe.own is not None
     asked = [*(recipe.own.parties if recipe.own else ()), *(recipe.validators if Parts(recipe).has_validators else ())]
     if ours and name not in asked:
-        raise RecipeError(f"party {name!r} is none of this run: {', '.join(asked[:8])}")
+        raise RecipeError(f"unknown party {name!r}; this run has {', '.join(asked[:8])}")
     made = party_file.filled(recipe, {name: given}) if bringing else recipe
     return Parts(made, packing, played=(name,) if ours else None).data
 

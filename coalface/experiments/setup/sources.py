@@ -30,7 +30,7 @@ def unseen(done: int, total: int) -> None:
 def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None = None) -> FaceSet:
     """The images of a source at the recipe's size and colour, from the cache of packs."""
     size, grey = recipe.data.size, recipe.data.grey
-    if source.kind != "pack":
+    if not isinstance(source, sections.Pack):
         made = listed(recipe, source)
         faces = pixels(recipe, made, packing)
         if isinstance(made, Store):
@@ -73,24 +73,21 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
 
 def listed(recipe: Recipe, source: sections.Source) -> Source:
     """A source of which no image has been read yet; a pack is one among the parties' own alone."""
-    if source.kind == "pack":
-        return _pack(recipe, source)
-    if source.kind == "joined":
-        return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
-    if source.kind in ("folder", "rec"):
-        return open_store(folder(recipe, source), part=source.part or "")
-    return SyntheticFaces(
-        source.identities,
-        source.images,
-        source.seed,
-        size=recipe.data.size,
-        grey=recipe.data.grey,
-        domains=source.domains,
-        first=source.first,
-    )
+    match source:
+        case sections.Pack():
+            return _pack(recipe, source)
+        case sections.JoinedParts():
+            return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
+        case sections.Synthetic():
+            size, grey = recipe.data.size, recipe.data.grey
+            people = source.identities, source.images, source.seed
+            return SyntheticFaces(*people, size=size, grey=grey, domains=source.domains, first=source.first)
+        case sections.Folder():
+            return open_store(folder(recipe, source), part=source.part or "")
+    return open_store(folder(recipe, source))
 
 
-def _pack(recipe: Recipe, source: sections.Source, verify: bool | None = None) -> Packed:
+def _pack(recipe: Recipe, source: sections.Pack, verify: bool | None = None) -> Packed:
     """A pack. Raises ValueError for names in it that no folder or file of a source could have; `read_pack` verifies."""
     pack = Packed(folder(recipe, source), verify)
     for names in (pack.names, pack.files):
@@ -100,12 +97,12 @@ def _pack(recipe: Recipe, source: sections.Source, verify: bool | None = None) -
 
 def origin(recipe: Recipe, source: sections.Source) -> tuple[str, object]:
     """What two sources have in common that may show the same people, under the same names."""
-    return source.kind, source.seed if source.kind == "synthetic" else folder(recipe, source).resolve()
+    return source.kind, source.seed if isinstance(source, sections.Synthetic) else folder(recipe, source).resolve()
 
 
 def folder(recipe: Recipe, source: sections.Source) -> Path:
-    if source.path is None:
-        raise RecipeError(f"data.faces.path: a source of kind {source.kind!r} needs the folder it lies in")
+    """Where a source on the disk lies."""
+    assert isinstance(source, sections.OnDisk)
     return below_root(recipe, source.path)
 
 

@@ -17,6 +17,7 @@ from coalface.data.partition import hold_out, minimum_images, shares, without
 from coalface.experiments.recipe.own_data import before
 from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces, Own, Private, Public
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import Pack
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_own, open_source, origin
@@ -27,7 +28,7 @@ def fingerprint(recipe: Recipe) -> str:
     """What names the images of a recipe's source."""
     assert isinstance(recipe.data, OfFaces)  # those of parties' own images are not looked up
     source = recipe.data.faces
-    if source.kind == "pack":
+    if isinstance(source, Pack):
         return hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
     return listed(recipe, source).fingerprint()
 
@@ -70,7 +71,7 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
             try:
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
             except ValueError as error:
-                raise RecipeError(f"validators.{name}.identities: {error}") from None
+                raise RecipeError(str(error), where=f"validators.{name}.identities") from None
     train = own = _of_side(recipe, faces, recipe.side)
     if recipe.side == "both":
         own = _of_side(recipe, faces, None)
@@ -105,11 +106,11 @@ def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[
     if brought is not None and len(brought.party_data) < len(brought.parties):  # what one party has says nothing of all
         return _held_back(faces, wanted.images) if (faces.counts() > wanted.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
-        raise RecipeError("data.test: one identity alone has nobody to be told apart from; take two or more")
+        raise RecipeError("one identity alone has nobody to be told apart from; use two or more", where="data.test")
     try:
         rest, test = _held_back(faces, wanted.images)
     except ValueError as error:
-        raise RecipeError(f"data.test.images: {error}") from None
+        raise RecipeError(str(error), where="data.test.images") from None
     if own is faces:
         return rest, test
     whose = np.isin(test.names, own.names)[test.labels]  # public people are nobody's clients and keep all images
@@ -158,8 +159,9 @@ def _of_nobody(recipe: Recipe, data: Own, own: Split, public: FaceSet) -> FaceSe
         if shared := sorted(mine & set(public.names)):
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"data.public: {len(shared)} of its people are {name}'s own ({some}), who would be trained on as "
-                "strangers to themselves: take others, or leave them out by data.exclude"
+                f"{len(shared)} of its people are {name}'s own ({some}), "
+                "who would be trained on as strangers to themselves: take others, or leave them out by data.exclude",
+                where="data.public",
             )
     return public
 
@@ -172,32 +174,29 @@ def _opened(recipe: Recipe, packing: Packing | None) -> FaceSet:
 
 
 def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
+    """Who is private, in the order of the draw."""
     eligible = np.flatnonzero(faces.counts() >= private.min_images)
     if len(eligible) < private.identities:
         raise RecipeError(
-            f"data.private.identities: {private.identities:,} are wanted of those with {private.min_images} images or "
-            f"more, and there are {len(eligible):,}; lower it, or data.private.min_images"
-        )
-    if (private.assigned or 0) > private.identities:
-        raise RecipeError(
-            f"data.private.assigned: {private.assigned:,} of {private.identities:,} identities; give fewer"
+            f"{private.identities:,} are wanted of those with {private.min_images} images or more, and there are "
+            f"{len(eligible):,}; lower it, or data.private.min_images",
+            where="data.private.identities",
         )
     return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]
 
 
 def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
-    present = faces.only(np.flatnonzero(faces.counts())) if parts else faces
-    if not parts or not 0 < wanted < len(present.names):
+    present = np.flatnonzero(faces.counts())
+    if not parts or not 0 < wanted < len(present):
         return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=wanted)
-    faces = present
-    belongs = np.array([parts.index(name.partition("/")[0]) for name in faces.names])
-    counts = np.bincount(belongs, minlength=len(parts))
-    chosen = np.zeros(len(faces.names), dtype=bool)
-    for number, share in enumerate(shares(counts.tolist(), wanted)):
-        rng = generator(SPLIT_SEED, "hold out", parts[number])
-        chosen[rng.permutation(np.flatnonzero(belongs == number))[:share]] = True
-    return faces.only(np.flatnonzero(~chosen)), faces.only(np.flatnonzero(chosen))
+    belongs = np.array([parts.index(faces.names[number].partition("/")[0]) for number in present])
+    held = []
+    for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), wanted)):
+        rng = generator(SPLIT_SEED, "hold out", parts[part])
+        held.append(rng.permutation(np.flatnonzero(belongs == part))[:share])
+    chosen = np.isin(np.arange(len(present)), np.concatenate(held))
+    return faces.only(present[~chosen]), faces.only(present[chosen])
 
 
 def _excluded(recipe: Recipe) -> set[str]:
@@ -207,16 +206,13 @@ def _excluded(recipe: Recipe) -> set[str]:
         wanted = {n: wanted.get(n, ()) if isinstance(wanted, dict) else wanted for n in recipe.own.party_data}
     by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
     try:
-        return {
-            prefix + name
-            for prefix, paths in by_prefix.items()
-            for path in paths
-            for name in named_identities(below_root(recipe, path))
-        }
+        lists = [(prefix, below_root(recipe, path)) for prefix, paths in by_prefix.items() for path in paths]
+        return {prefix + name for prefix, path in lists for name in named_identities(path)}
     except FileNotFoundError as error:
-        raise RecipeError(f"data.exclude: {error.filename} is not there") from None
+        raise RecipeError(f"{error.filename} does not exist", where="data.exclude") from None
 
 
 def deal_seed(recipe: Recipe) -> int:
-    own = recipe.partition
-    return recipe.seed if own is None or own.seed is None else own.seed
+    """The seed of the draws that assign identities."""
+    partition = recipe.partition
+    return recipe.seed if partition is None or partition.seed is None else partition.seed

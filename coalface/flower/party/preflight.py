@@ -15,6 +15,7 @@ from coalface.data.readers.headers import check_header
 from coalface.data.stores import Store, open_store
 from coalface.experiments.recipe import party_file
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import Folder, OnDisk
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.sources import unseen
 
@@ -45,9 +46,7 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
         except ValueError as error:
             raise RecipeError(str(error), where="--party") from None
     party, report = party_file.read(file), PartyReport()
-    paths = [
-        Path(source.path) for source in (party.data, party.pairs) if source is not None and source.path is not None
-    ]
+    paths = [Path(one.path) for one in (party.data, party.pairs) if isinstance(one, OnDisk | party_file.Pairs)]
     report.faults.extend(
         f"{shown(path)} does not exist: mend its path in {file}" for path in paths if not path.exists()
     )
@@ -58,8 +57,9 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
         for path in paths
         if path.stat().st_mode & stat.S_IROTH and _is_reachable(path)
     )
-    if party.data is not None and party.data.path is not None:
-        _check_images(open_store(party.data.path, part=party.data.part or "", damaged="leave out"), recipe, report)
+    if isinstance(party.data, OnDisk):
+        part = party.data.part if isinstance(party.data, Folder) else None
+        _check_images(open_store(party.data.path, part=part or "", damaged="leave out"), recipe, report)
     if recipe is not None:
         if (name := name or party.name) is None:
             raise RecipeError("say which party it is of: write `name: NAME` in it, or give --party NAME", where=file)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from coalface.core.disk import writing
 from coalface.core.errors import RecipeError
-from coalface.data import partition
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains
@@ -100,10 +99,8 @@ def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     method, assigned = METHODS[recipe.method], recipe.partition
     if method.scenario == "domains":
         dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
-    elif assigned is not None and assigned.kind in ("equal", "dirichlet", "shares"):
-        shares = assigned.kind == "shares"
-        dealt = sorted(assigned.shares) if shares else partition.names("silo", assigned.parties)
-        needed = [POOLED] if method.pools else dealt
+    elif (names := assigned.names() if assigned is not None else None) is not None:
+        dealt, needed = names, [POOLED] if method.pools else names
     else:
         return
     if missing := [name for name in needed if name not in made.parties]:

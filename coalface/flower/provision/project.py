@@ -16,7 +16,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe.party_file import Pairs
-from coalface.experiments.recipe.sections import PartyName, Section, Source
+from coalface.experiments.recipe.sections import SOURCES, OneSource, PartyName, Section
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -91,7 +91,7 @@ class PartyConfig(Section):
     role: Literal["trainer", "validator"]
     data: str | None = None
     """The root of the data on the party's machine; None: what COALFACE_DATA says there."""
-    faces: Source | None = None
+    faces: OneSource | None = None
     """Images of its own, where the recipe has parties bring them: on its machine, from its kit unless absolute. A path
     alone is one of identity folders. None: the party says it in its `party.yaml`."""
     pairs: Pairs | None = None
@@ -177,8 +177,7 @@ def is_address(host: str) -> bool:
 def _section(path: Sequence[str]) -> type[Section]:
     """The section of the file that lies at a path of keys."""
     if path[:1] == ["parties"] and len(path) > 1:
-        below: dict[str, type[Section]] = {"faces": Source, "pairs": Pairs}
-        return below.get("".join(path[2:3]), PartyConfig)
+        return Pairs if path[2:] == ["pairs"] else PartyConfig
     return SuperLink if path[:1] == ["superlink"] else ProvisionConfig
 
 
@@ -186,10 +185,11 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     """The key that is at fault, and what is wrong with it."""
     # an unknown key comes before what is missing: it is most often that, misspelt
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"] if part != "[key]"]
+    path = [str(part) for part in first["loc"] if "[" not in str(part)]
     text = f"{first['msg'].removeprefix('Value error, ')}; got {told(repr(first['input']))}"
     if first["type"] == "extra_forbidden":
-        known = list(_section(path[:-1]).model_fields)
+        kind = str(first["loc"][-2]).strip("[]") if path[1:] else ""  # of a party's images
+        known = list(SOURCES.classes.get(kind, _section(path[:-1])).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
         text = f"it is not a key of a federation; did you mean {near}? Known here: {', '.join(known)}"
     elif first["type"] == "missing":
