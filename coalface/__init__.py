@@ -1,3 +1,45 @@
-"""Coalface: face recognition models trained over parties that may not pool their face images."""
+"""Coalface: face recognition models trained over parties that may not pool their face images.
+
+The names below make an experiment in Python: `coalface.Experiment(method=coalface.FedAvg(rounds=20)).run("runs/a")`.
+Each is imported when it is first used, so `import coalface` loads nothing else.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_NAMES = {
+    "experiments.experiment": "Experiment",
+    "experiments.recipe.scenarios": "Silos Devices PrivatePublic Public Domains Own "
+    "Partition Private Testing Augmentation",
+    "experiments.recipe.sections": "Source PairsFrom Validator Personalised Evaluation Model Engine",
+    "engine.faults": "SimulatedFaults",
+    "training.local_work": "LocalTraining",
+    "training.losses.margins": "Softmax CosFace ArcFace",
+    "training.losses.sphereface": "SphereFace",
+    "training.losses.sphereface2": "SphereFace2",
+    "training.losses.adaface": "AdaFace",
+    "training.losses.subcenter": "SubCenterArcFace",
+    "training.losses.hinge": "PositiveHinge",
+    "methods": "FedAvg FedProx Scaffold Mime MimeLite SlowMo PFM PFMFV FedAvgFV Solo Centralized "
+    "FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
+    "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN",
+    "experiments.callbacks.base": "Callback",
+    "experiments.callbacks.progress": "Progress",
+    "core.errors": "CoalfaceError RecipeError DataError",
+}
+"""Module -> the names that it gives to the public API."""
+_MODULES = {name: f"coalface.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

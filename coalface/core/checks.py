@@ -7,10 +7,11 @@ import difflib
 import functools
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from coalface.core.errors import RecipeError
 from coalface.core.text import told
@@ -23,22 +24,70 @@ def short(key: str) -> str:
     return ".".join(told(part, 80) for part in key.split("."))
 
 
-def unknown_key(where: str, known: Sequence[str]) -> str:
-    """What to say of a key that is not known."""
+def unknown_key(where: str, known: Sequence[str]) -> RecipeError:
+    """The error of a key that is not known."""
     where = short(where)
     parent, _, key = where.rpartition(".")
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    hint = f"did you mean {parent + '.' if parent else ''}{near[0]}? " if near else ""
-    return f"{where} is not a key of a recipe; {hint}Known here: {', '.join(known) or 'none'}"
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {parent + '.' if parent else ''}{near[0]}?" if near else "."
+    return RecipeError(f"not a key of a recipe{hint} Known here: {', '.join(known) or 'none'}", where=where)
 
 
-def nearest(name: str, registry: Mapping[str, Any], what: str) -> str:
-    """The name itself, if the registry has it. Raises RecipeError with the nearest one else."""
+def unknown_name(name: object, known: Iterable[str], where: str) -> RecipeError:
+    """The error of a name that is not known, with the nearest one if one is near."""
+    near = difflib.get_close_matches(str(name), names := list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return RecipeError(f"{repr(name)[:100]} is not known{hint} Known: {', '.join(names) or 'none'}", where=where)
+
+
+def nearest(name: str, registry: Mapping[str, Any], where: str) -> str:
+    """The name itself, if the registry has it. Raises RecipeError, with the nearest one if one is near."""
     if not isinstance(name, str) or name not in registry:
-        near = difflib.get_close_matches(str(name), list(registry), n=1, cutoff=0.0)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise RecipeError(f"{what}: {repr(name)[:100]} is not known{hint} Known: {', '.join(registry) or 'none'}")
+        raise unknown_name(name, registry, where)
     return name
+
+
+def needs_section(where: str, value: object, known: Sequence[str]) -> RecipeError:
+    """The error of a value where keys should be."""
+    such = f", such as {', '.join(known[:3])}" if known else ""
+    return RecipeError(f"this key has keys below it{such}; got {repr(value)[:200]}", where=where)
+
+
+ALLOWED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "keys with values",
+    "mapping_type": "keys with values",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "greater_than": "a number above {gt}",
+    "less_than": "a number below {lt}",
+    "literal_error": "{expected}",
+    "none_required": "null",
+}
+"""What pydantic misses -> what is allowed."""
+
+
+def wrong_value(where: str, value: object, errors: Sequence[ErrorDetails]) -> RecipeError:
+    """The error of a value that is of none of the types that its key takes: one of `errors` for each.
+
+    >>> try:
+    ...     TypeAdapter(typing.Literal["stop", "exclude"] | int).validate_python("x")
+    ... except ValidationError as error:
+    ...     print(wrong_value("engine.on_error", "x", error.errors()))
+    engine.on_error: 'x' is not allowed; use 'stop' or 'exclude', or a whole number
+    """
+    allowed = [ALLOWED[e["type"]].format_map(e.get("ctx", {})) if e["type"] in ALLOWED else e["msg"] for e in errors]
+    return RecipeError(f"{repr(value)[:200]} is not allowed; use {', or '.join(dict.fromkeys(allowed))}", where=where)
 
 
 def _finite(value: Any) -> bool:
@@ -67,18 +116,17 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
     values, types = dict(given or {}), type_hints(cls)  # type: ignore[arg-type]
     for key, value in settings.items():
         if key not in fields:
-            raise RecipeError(unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})]))
+            raise unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})])
         if dataclasses.is_dataclass(types[key]) and isinstance(value, Mapping):
             values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
             continue
         try:
             values[key] = _adapter(types[key]).validate_python(value)
         except ValidationError as error:
-            wrong = ", or: ".join(dict.fromkeys(one["msg"] for one in error.errors()))
-            raise RecipeError(f"{where}.{key}: {wrong}; got {repr(value)[:200]}") from None
+            raise wrong_value(f"{where}.{key}", value, error.errors()) from None
         if not _finite(values[key]):
-            raise RecipeError(f"{where}.{key}: numbers must be finite; got {repr(value)[:200]}")
+            raise RecipeError(f"{repr(value)[:200]} is not allowed; use finite numbers", where=f"{where}.{key}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"{where}: {error}") from error
+        raise RecipeError(str(error), where=where) from error

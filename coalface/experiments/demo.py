@@ -36,7 +36,7 @@ REPORT = "report.html"
 """The page that compares them."""
 
 MARKER = "demonstration.json"
-"""Written before anything else: only a folder that holds it is a demonstration, and may be replaced by one."""
+"""Written first: only a folder that holds it is a demonstration, and may be replaced by one."""
 
 
 def recipe(method: str) -> Recipe:
@@ -107,4 +107,6 @@ def _may_go(folder: Path) -> None:
         return
     held = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if MARKER not in held or held - {*METHODS, REPORT, MARKER}:
-        raise RecipeError(f"{folder} holds something that is no demonstration, and is left alone: give another --out")
+        raise RecipeError(
+            "holds something that is not a demonstration, and is left alone; give another --out", where=folder
+        )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coalface.core import disk
 from coalface.core.checks import nearest
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
@@ -53,7 +53,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     model.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RecipeError(f"{out} is there already, and is left alone: give another --out")
+        raise RecipeError("already exists, and is left alone; give another --out", where=out)
     recipe = provenance.recipe_of(run)
     parts = Parts(recipe)
     here = parts.data
@@ -63,7 +63,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     embedding.load(here.backbone, model)
     templates, numbers = gallery_of(_features(here, images, model), images.labels)
     strangers = _strangers(recipe, here, party)
-    told = {
+    about = {
         **model_folder.built(recipe),
         "party": party,
         "run": recipe.name,
@@ -79,7 +79,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     model_folder.save(model, fresh / "backbone.safetensors")
     with disk.writing(fresh / "gallery.safetensors"):
         save_arrays({"templates": templates}, fresh / "gallery.safetensors")
-    model_folder.write_about(fresh, told)
+    model_folder.write_about(fresh, about)
     if out.exists():
         out.rmdir()
     fresh.rename(out)
@@ -90,53 +90,48 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
     recipe, method, here = parts.recipe, parts.method, parts.data
     step = method.local_step(PERSONAL_MODEL)
-    standing = checkpoint.load(run / "checkpoints")
+    last = checkpoint.load(run / "checkpoints")
     if step is None:
-        raise RecipeError(f"{run}: {recipe.method} leaves no model of a client's own; take one such as fedfr-joint")
-    accepted = None if standing is None else standing.record["accepted"].get(party)
+        raise RecipeError(f"{recipe.method} leaves no model of a client's own; use one such as fedfr-joint", where=run)
+    accepted = None if last is None else last.record["accepted"].get(party)
     if accepted is None:
-        through = (run / "summary.json").exists()
         raise RecipeError(
-            f"{run}: {party} took no part in any of the run's rounds (a method may draw some parties for each), so it "
-            "has no model of its own: take another --party"
-            if through
-            else f"{run}: {party} has not trained yet, as the last checkpoint says: go on with `coalface resume "
-            f"{quote(str(run))}`"
+            f"{party} took no part in any round, so it has no model of its own; choose another"
+            if (run / "summary.json").exists()
+            else f"{party} has not trained yet; go on with `coalface resume {quote(str(run))}`",
+            where="--party",
         )
     name, _ = method.find(step)
     setup = Setup(method, lambda: here, parts.numerics(), recipe.seed, run)
     stage = method.stages()[-1]
-    asked = Request(
+    request = Request(
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, name, None, None, accepted, (0, None)
     )
     try:
         executor = PartyExecutor(setup.context(here), party)
         Commit.whole(executor.folder / f"{accepted}.commit").check()
-        model = executor.local_result(asked)
+        model = executor.local_result(request)
     except (StepFailed, DamagedCommit, FileNotFoundError) as error:
-        raise RecipeError(f"{run}: {error}") from error
+        raise RecipeError(str(error), where=run) from error
     if not model:
-        raise RecipeError(f"{run}: {party} has no model of its own")
+        raise RecipeError(f"{party} has no model of its own", where=run)
     return model
 
 
 def _features(here: FederatedData, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
     """(n, d) unit features by the model, whose backbone is loaded."""
-    found: Tensor = embedding.embeddings(here, faces)
+    features: Tensor = embedding.embeddings(here, faces)
     if "branch.weight" in model:
-        found = F.linear(found, model["branch.weight"].cpu(), model["branch.bias"].cpu())
-    return embedding.unit(found)
+        features = F.linear(features, model["branch.weight"].cpu(), model["branch.bias"].cpu())
+    return embedding.unit(features)
 
 
 def _strangers(recipe: Recipe, here: FederatedData, party: str) -> FaceSet:
     """Images of people who are nobody's, which the party holds."""
-    public = here.public
-    if public is None:
-        raise RecipeError(
-            f"{party} holds no images of strangers to choose thresholds by: {recipe.method} shares no public images"
-        )
-    chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(public))[:STRANGERS]
-    return public.select(np.sort(chosen))
+    if here.public is None:
+        raise RecipeError(f"{recipe.method} shares no public images, to choose thresholds by", where="--party")
+    chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(here.public))[:STRANGERS]
+    return here.public.select(np.sort(chosen))
 
 
 def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> dict[str, Any]:
@@ -147,17 +142,17 @@ def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) 
     """
     blocks = [strangers[at : at + 4096] for at in range(0, len(strangers), 4096)]
     best = np.sort(np.concatenate([(block @ templates.T).max(axis=1) for block in blocks]))
-    found = {}
+    thresholds = {}
     for fpir in FPIRS:
         if (count := allowed(fpir, len(best))) >= 1:
             refused, accepted = best[len(best) - 1 - count : len(best) + 1 - count]
             halfway = np.float32((float(refused) + float(accepted)) / 2)
-            found[f"{fpir:g}"] = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
-    return found
+            thresholds[f"{fpir:g}"] = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
+    return thresholds
 
 
 @dataclass(frozen=True)
-class Found:
+class Match:
     """Whom a client's own model takes an image for."""
 
     file: str
@@ -168,24 +163,23 @@ class Found:
     """Whether the cosine reaches the threshold; if not, it is a stranger."""
 
 
-def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Found]:
+def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Match]:
     """Look images up in the gallery of an exported model: a pack, or folders of images.
 
-    Raises ValueError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
+    Raises DataError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
     """
     if not (place / "gallery.safetensors").exists():
-        raise ValueError(f"{place} is no exported model of a client: `coalface export RUN --party NAME` makes one")
+        raise DataError("not an exported model; `coalface export RUN --party NAME` makes one", where=place)
     backbone, about = read_model(place)
     if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
-        raise ValueError(
-            f"{place} has no threshold for FPIR {fpir:g}; it has {', '.join(about['thresholds']) or 'none'}"
-        )
+        known = ", ".join(about["thresholds"]) or "none"
+        raise DataError(f"no threshold for FPIR {fpir:g}; the model has {known}", where=place)
     faces = read_faces(images, about)
     templates = read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
     scores = embed(backbone.module, faces) @ templates.T
     best, files = scores.argmax(axis=1), faces.files
     return [
-        Found(
+        Match(
             files[faces.rows[n]] if files is not None else str(n),
             about["identities"][best[n]],
             float(scores[n, best[n]]),

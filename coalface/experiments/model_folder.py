@@ -19,7 +19,6 @@ from coalface.evaluation import verification
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
-from coalface.methods import METHODS
 from coalface.models.folder import ABOUT, about_digest
 
 CLASSIFIER = "classifier.safetensors"
@@ -40,7 +39,7 @@ def write(
         (fresh / "parties").mkdir()
         for party, tensors in server.local_results(OWN_MODEL, models):
             save(tensors, fresh / "parties" / f"{party}.safetensors")
-    write_text(fresh / "README.md", _card(recipe, models, figures, len(server.at.party_stats), readable))
+    write_text(fresh / "README.md", _card(recipe, server, models, figures, readable))
     beside = []
     if recipe.side == "public" and models.shared is not None:
         for _, tensors in server.local_results(CLASS_EMBEDDINGS, models):
@@ -71,27 +70,27 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
     for name in (*inside, *beside):
         with open(folder / name, "rb") as file:
             sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    told = {**about, "sha256": sha256}
-    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: about_digest(told)}})
+    digest = about_digest({**about, "sha256": sha256})
+    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: digest}})
 
 
-def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: int, readable: str) -> str:
+def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:
+    method, count = server.method, len(server.at.party_stats)
     what = "their own"
     if isinstance(recipe.data, OfFaces):
         source = recipe.data.faces
         what = " ".join([source.kind, *([source.path] if isinstance(source, OnDisk) else []), *recipe.data.parts])
     elif recipe.own is not None:
         what = " ".join(["own", *recipe.own.parties])
-    pooled = bool(METHODS[recipe.method].pools)
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
-    dealt: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
+    assigned: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
     if (two := recipe.domains) is not None:
-        known = "with" if METHODS[recipe.method].pools == "images and labels" else "without"
-        dealt = f"source {two.source_domain}, target {two.target_domain} {known} its identities"
-    parties = "pooled at one party" if pooled else f"{count:,} {'party' if count == 1 else 'parties'}"
-    parties = parties if pooled and two is None else f"{dealt}, {parties}"
+        known = "with" if method.pools == "images and labels" else "without"
+        assigned = f"source {two.source_domain}, target {two.target_domain} {known} its identities"
+    parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
+    parties = parties if method.pools and two is None else f"{assigned}, {parties}"
     lines += [f"- data: {what}; {parties}"]
     lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
     if models.shared is None:
@@ -100,7 +99,7 @@ def _card(recipe: Recipe, models: Models, figures: verification.Figures, count: 
     lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
     if readable:
         lines += ["", f"In training, {readable}."]
-    elif models.shared is not None and not pooled:
+    elif models.shared is not None and not method.pools:
         lines += ["", "In training, updates left the parties; an update tells of the images that it was computed from."]
     lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
     return "\n".join(lines) + "\n"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,27 +142,28 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
     """
     if method.pools or not any(s.direction == "up" and s.tensors for s in planned.sent):
         return ""
-    given, work, found = list(parties), getattr(method, "local", None), []
+    given, work, statements = list(parties), getattr(method, "local", None), []
     alone = sum(identities == 1 for _, identities in given) if given else int(method.scenario == "devices")
     if alone:
         who = "each update is" if alone == len(given) or not given else f"the updates of {alone} parties are"
-        found.append(f"{who} made of one person's images (one identity a party) and tells that person's mean feature")
+        statements.append(
+            f"{who} made of one person's images (one identity a party) and tells that person's mean feature"
+        )
     if isinstance(work, LocalTraining):
-        drawn = None if work.steps_per_round is None else work.steps_per_round * work.batch_size
+        steps = work.steps_per_round
+        drawn = None if steps is None else steps * work.batch_size
         used = [min(images, drawn or images) for images, _ in given if images] or ([drawn] if drawn else [])
         if used and min(used) <= FEW:
-            said = (
-                f"local.steps_per_round={work.steps_per_round}" if work.steps_per_round is not None else "a party's all"
-            )
-            found.append(
+            how = "a party's all" if steps is None else f"local.steps_per_round={steps}"
+            statements.append(
                 f"embeddings of single images, since as few as {min(used)} make an update "
-                f"(local.batch_size={work.batch_size}, {said}): exactly from one, nearly from {FEW}"
+                f"(local.batch_size={work.batch_size}, {how}): exactly from one, nearly from {FEW}"
             )
         elif work.batch_size <= FEW:
-            found.append(f"something of single images, since each step is on {work.batch_size} (local.batch_size)")
+            statements.append(f"something of single images, since each step is on {work.batch_size} (local.batch_size)")
     if planned.class_embeddings:
-        found.append("class embeddings are sent, and a trained one is close to its person's mean feature")
-    return f"can be read from what leaves: {'; '.join(found)}" if found else ""
+        statements.append("class embeddings are sent, and a trained one is close to its person's mean feature")
+    return f"can be read from what leaves: {'; '.join(statements)}" if statements else ""
 
 
 def _fields(cls: type, path: str) -> list[str]:
@@ -230,7 +230,7 @@ class _Paper(Federation):
         role = kinds.pop() if len(kinds) == 1 else declaration.role
         for message, how in ((common, "all alike"), (one, "each its own")):
             if message is not None:
-                self._note(name, role, "down", message, codec.encode(message), how, frozenset())
+                self._note(name, role, "down", message, codec.encode(message), how, ())
         reply_class: Any = declaration.reply
         reply = self._blank(reply_class, sent := [m for m in (one, common) if m is not None])
         aggregated = {mean.field for mean in aggregate}
@@ -273,41 +273,28 @@ class _Paper(Federation):
         message: Any,
         encoded: codec.Encoded,
         to: str,
-        aggregated: frozenset[str] | set[str],
+        aggregated: Collection[str],
     ) -> None:
-        entries = {e.name: e for e in encoded.entries}
-        for name in codec.hints(message.__class__):
+        """Note the fields of a message, and its header."""
+        entries, hints = {e.name: e for e in encoded.entries}, codec.hints(message.__class__)
+        up, narrow_type = direction == "up", codec.NAMES[compression.TYPES[self.updates]] if self.updates else None
+        for name in hints:
             value = getattr(message, name)
-            mine = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
-            scales = [
-                entries[f"{compression.SCALES}{e.name}"] for e in mine if f"{compression.SCALES}{e.name}" in entries
-            ]
-            unknown = (
-                direction == "up" and isinstance(value, Tensor | dict) and counterpart(type(message), name) is None
-            )
-            kind = (
-                "tensors"
-                if isinstance(value, dict)
-                else "tensor"
-                if isinstance(value, Tensor)
-                else type(value).__name__
-            )
-            narrow = self.updates is not None and codec.NAMES[compression.TYPES[self.updates]] in {
-                e.dtype for e in mine
-            }
-            kind += f" as {self.updates}" if direction == "up" and narrow else ""
+            own = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
+            scales = [scale for e in own if (scale := entries.get(f"{compression.SCALES}{e.name}")) is not None]
+            known = not up or not isinstance(value, Tensor | dict) or counterpart(type(message), name) is not None
+            kind = "tensors" if isinstance(value, dict) else type(value).__name__.replace("Tensor", "tensor")
+            kind += f" as {self.updates}" if up and any(e.dtype == narrow_type for e in own) else ""
             kind += ", aggregated" if name in aggregated else ""
-            size = None if unknown else sum(e.bytes for e in (*mine, *scales))
-            numbers = 0 if unknown else sum(math.prod(e.shape) for e in mine)
+            size = sum(e.bytes for e in (*own, *scales)) if known else None
+            numbers = sum(math.prod(e.shape) for e in own) if known else 0
             self.sent[step, direction, name] = Sent(
-                step, role, direction, name, kind, len(mine), size, to, values=numbers
+                step, role, direction, name, kind, len(own), size, to, values=numbers
             )
-        about = any(
-            annotation is not bool and annotation in TYPICAL for annotation in codec.hints(message.__class__).values()
-        )
-        kind = "names, shapes, plain values"
+        about = any(kind is not bool and kind in TYPICAL for kind in hints.values())
+        header = entries["header"].bytes
         self.sent[step, direction, "header"] = Sent(
-            step, role, direction, "header", kind, 0, entries["header"].bytes, to, about=about
+            step, role, direction, "header", "names, shapes, plain values", 0, header, to, about=about
         )
 
 
@@ -319,14 +306,13 @@ def _zeros(value: Any) -> Any:
 
 def declared(method: type[Method]) -> list[tuple[str, str, list[str], list[str]]]:
     """(step, role, fields sent down, fields sent up) of a method class, from its declarations alone."""
-    found = []
+    steps = []
     for name, d in method.own_steps.items():
         down = [f for c in (d.common, d.each) if c is not None and kind_of(c) == "message" for f in codec.hints(c)]
-        up = list(codec.hints(d.reply)) if d.reply is not None else []
-        found.append((name, d.role, down, up))
-    return found
+        steps.append((name, d.role, down, list(codec.hints(d.reply)) if d.reply is not None else []))
+    return steps
 
 
 def as_dicts(sent: Iterable[Sent]) -> list[dict[str, Any]]:
     """For JSON, where `aggregated` is called `folded` as it always was: summaries are compared."""
-    return [dataclasses.asdict(s) | {"kind": s.kind.replace("aggregated", "folded")} for s in sent]
+    return [vars(s) | {"kind": s.kind.replace("aggregated", "folded")} for s in sent]

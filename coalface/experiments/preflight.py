@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
@@ -12,15 +18,16 @@ from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks import tensorboard
-from coalface.experiments.memory import footprint
 from coalface.experiments.plan import Plan
-from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import size
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts
 from coalface.methods import METHODS
+from coalface.models import Backbone, sketch
 from coalface.training.federated_validation import FederatedValidation
+
+NOTHING_EVALUATED = "evaluation.pairs is empty, so nothing will be evaluated"
 
 
 def check(recipe: Recipe) -> dict[str, FaceSet]:
@@ -37,11 +44,12 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     machine.check_device(recipe)
     tensorboard.check(recipe)
     if recipe.pretrain is not None:
+        inner = recipe.pretrain.recipe
+        check_leaves_shared(inner)
         try:
-            check_leaves_shared(inner := loader.pretraining(recipe))
             check(inner)
         except (OSError, ValueError) as error:
-            raise RecipeError(f"pretrain: {error}") from None
+            raise RecipeError(str(error), where="pretrain") from None
     nobody = () if recipe.own is not None and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
@@ -105,7 +113,8 @@ def check_leaves_shared(pretraining: Recipe) -> None:
         policy = pretraining.model.batchnorm
         norm = "" if policy == "average" else f", with pretrain.model.batchnorm=average in place of {policy}"
         raise RecipeError(
-            f"pretrain.method: {pretraining.method!r} leaves no global model to start from; take centralized{norm}"
+            f"{pretraining.method!r} leaves no global model to start from; use centralized{norm}",
+            where="pretrain.method",
         )
 
 
@@ -144,7 +153,7 @@ def describe(recipe: Recipe) -> str:
     if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.evaluation.pairs:
-        lines.append("evaluation.pairs is empty, so nothing will be evaluated")
+        lines.append(NOTHING_EVALUATED)
     return "\n".join(lines)
 
 
@@ -251,3 +260,75 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
             total = sum(s.bytes or 0 for s in here if s.role == role)
             lines.append(f"one {role if len(roles) > 1 else 'party'}, one round{of}, both ways: {size(total)}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes, of the party that takes most."""
+
+    training: int
+    """Weights, gradients and momentum of the backbone and the class embeddings, with one copy that a step makes."""
+    activations: int
+    """What the backbone's backward pass needs of a batch, in float32; about, and less with autocast."""
+    batch: int
+    """Images in that batch."""
+    private: int
+    """Private state on disk, one version."""
+    classes: int
+    """Identities of that party; 0 where they are not known here."""
+    uncounted: tuple[str, ...]
+    """Private fields whose size only the method knows."""
+
+
+def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
+    """What the largest party takes in a step, and keeps."""
+    channels, size = 1 if recipe.data.grey else 3, recipe.data.size
+    module = sketch(recipe.model.name, size=size, channels=channels, embedding_size=recipe.model.embedding_size)
+    backbone, method = Backbone(module, recipe.model.batchnorm), recipe.build_method()
+    loss, work = recipe.loss, recipe.local
+    classes = max(len(faces.names) for faces in parties.values())
+    most = max(len(faces) for faces in parties.values())
+    batch = min(work.batch_size, most or work.batch_size)
+    trained = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
+    head, extra = 4 * loss.rows(classes) * backbone.embedding_size, _bytes(loss.extra(classes))
+    velocity = trained + head + extra if getattr(method, "momentum", "keep") == "keep" and work.momentum else 0
+    known = {"head": head, "extra": extra, "kept": _bytes(backbone.kept()), "backbone": _bytes(backbone.shared())}
+    known |= {"velocity": velocity, "epoch": 8, "offset": 8}
+    fields = {path: path.rpartition(".")[2] for path in planning.what_stays(method)}
+    return Footprint(
+        training=(4 if work.momentum else 3) * (trained + head + extra),
+        activations=activations(module, torch.empty(batch, channels, size, size, device="meta")),
+        batch=batch,
+        private=sum(known.get(name, 0) for name in fields.values()),
+        classes=classes,
+        uncounted=tuple(path for path, name in fields.items() if name not in known),
+    )
+
+
+def activations(module: nn.Module, images: Tensor) -> int:
+    """Bytes that the backward pass of a batch needs beside the parameters: each stored tensor once.
+
+    On the meta device nothing is computed. What a layer needs for the moment only is not in it.
+    """
+    own = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
+    kept: dict[int, tuple[Any, int]] = {}  # the storages are held, so that no second one takes the place of a first
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage, storage.nbytes()
+        return tensor
+
+    modes = {part: part.training for part in module.modules()}
+    module.train()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            module(images)
+    finally:
+        for part, training in modes.items():
+            part.training = training
+    return sum(count for _, count in kept.values())
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(math.prod(t.shape) * t.element_size() for t in tensors.values())

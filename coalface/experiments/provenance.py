@@ -20,7 +20,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from coalface.core.disk import write_json, writing
+import yaml
+
+from coalface.core.disk import write_json, write_text, writing
 from coalface.core.errors import RecipeError
 from coalface.core.json_text import strict_json
 from coalface.core.method import Method
@@ -53,6 +55,24 @@ def keep(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
     write_json(out / BEGUN, {**begun, "sha256": _digest(begun)})
 
 
+def write_config(out: Path, resolved: Mapping[str, Any]) -> None:
+    """Write `config.yaml`."""
+    write_text(out / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
+
+
+def adjust(out: Path, recipe: Recipe, adjusted: Sequence[str]) -> None:
+    """Record in the run folder the keys that a resume changes."""
+    tree, now, begun = loader.load(out / "config.yaml").resolved(), recipe.resolved(), begun_with(out)
+    before = begun.recipe.resolved()
+    event: dict[str, Any] = {"event": "adjusted"}
+    for section, key in (path.split(".") for path in adjusted):
+        event[f"{section}.{key}"] = {"from": before[section][key], "to": now[section][key]}
+        tree[section][key] = now[section][key]
+    note(out, event)
+    write_config(out, tree)
+    keep(out, tree, begun.code)
+
+
 def begun_with(out: Path) -> Begun:
     """What a run was begun with. Raises RecipeError where there is no run, or what it was begun with cannot be read."""
     path = out / BEGUN
@@ -63,15 +83,14 @@ def begun_with(out: Path) -> Begun:
         return Begun(loader.parse(kept["recipe"]), dict(kept["code"]))
     except FileNotFoundError:
         if not (out / "config.yaml").exists():
-            raise RecipeError(
-                f"{out} holds no run: there is no config.yaml in it. Give the folder that a run has written"
-            ) from None
-        wrong = "is missing"
+            raise RecipeError("not a run folder: it has no config.yaml", where=out) from None
+        wrong = "missing"
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
         wrong = f"cannot be read ({error})"
     raise RecipeError(
-        f"{path}, which says what the run was begun with, {wrong}: put it back from a copy of the run, or start a new "
-        "run in another folder"
+        f"{wrong}: this file says what the run was begun with. Put it back from a copy of the run, or start a new run "
+        "in another folder",
+        where=path,
     )
 
 
@@ -84,26 +103,23 @@ def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
     begun, path = begun or begun_with(out), out / "config.yaml"
     remove, resume = f"`rm {shlex.quote(str(path))}`", f"`coalface resume {shlex.quote(str(out))}`"
     if not path.exists():
-        raise RecipeError(f"{path} is missing: {resume} writes it as it was")
+        raise RecipeError(f"missing: {resume} writes it as it was", where=path)
     mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
     try:
-        found = loader.load(path)
+        recipe = loader.load(path)
     except RecipeError as error:
-        raise RecipeError(f"{path} cannot be read: {error}. {mend}") from None
-    differ = unlike(begun.recipe, found)
+        raise RecipeError(f"cannot be read: {error}. {mend}", where=path) from None
+    differ = unlike(begun.recipe, recipe)
     if changed := {key: was for key, was in differ.items() if key not in schema.ADJUSTABLE}:
-        raise RecipeError(f"{path} is not the recipe that the run was begun with: {said(changed)}. {mend}")
-    return found
+        raise RecipeError(f"not the recipe that the run was begun with: {said(changed)}. {mend}", where=path)
+    return recipe
 
 
 def unlike(begun: Recipe, now: Recipe) -> dict[str, tuple[str | None, str | None]]:
     """Key -> (value in `begun`, value `now`), of what the result depends on; None where a side has no such key."""
-    one, other = runs.flatten(begun.essence()), runs.flatten(now.essence())
-    return {
-        key: (one.get(key), other.get(key))
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    }
+    was, is_now = runs.flatten(begun.essence()), runs.flatten(now.essence())
+    keys = sorted(was.keys() | is_now.keys())
+    return {key: (was.get(key), is_now.get(key)) for key in keys if was.get(key) != is_now.get(key)}
 
 
 def said(changed: dict[str, tuple[str | None, str | None]]) -> str:
@@ -131,7 +147,7 @@ def code_of(method: Method) -> dict[str, str]:
     home = type(method).__module__
     package, file = home.partition(".")[0], _source(home)
     beside = file.parent if file is not None and file.parent.name not in INSTALLED else None
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     left, seen = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
     while left:
         name = left.pop()
@@ -143,41 +159,39 @@ def code_of(method: Method) -> dict[str, str]:
         near = beside is not None and beside.joinpath(*name.split(".")) in (path.with_suffix(""), path.parent)
         if name.startswith(SHARED) or name.partition(".")[0] == package or near:
             source = path.read_bytes()
-            found[name] = hashlib.sha256(source).hexdigest()
+            digests[name] = hashlib.sha256(source).hexdigest()
             left += _imported(source, name if path.name == "__init__.py" else name.rpartition(".")[0])
-    return found
+    return digests
 
 
 @functools.lru_cache(maxsize=256)
 def _imported(source: bytes, package: str) -> frozenset[str]:
     """What a module of a package may import: of `from a import b` both a and a.b, which may be a module or not."""
-    found = set[str]()
+    modules = set[str]()
     with contextlib.suppress(SyntaxError, ValueError):  # of a file that was broken since: its digest tells it
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
+                modules.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 with contextlib.suppress(ImportError):  # it leads out of all packages, and so cannot be carried out
                     base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-                    found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
-    return frozenset(found)
+                    modules.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
+    return frozenset(modules)
 
 
 def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
     """Raise RecipeError where the code behind a recipe is not that with which the run was begun."""
     if changed := changed_code(begun.code, code_behind(recipe)):
         raise RecipeError(
-            f"{out}: the code of its method was changed since the run began ({', '.join(changed)}), so it would be a "
-            "run of two methods: put the code back, or start a new run. `coalface resume "
-            f"{shlex.quote(str(out))} --changed-code` goes on all the same, and notes it in events.jsonl"
+            f"the code of its method has changed since the run began ({', '.join(changed)}); put it back, or start a "
+            f"new run. `coalface resume {shlex.quote(str(out))} --changed-code` goes on all the same, as a run of two "
+            "methods, and notes it in events.jsonl",
+            where=out,
         )
 
 
 def accept_code(out: Path) -> None:
-    """Take the code of the run's method as it is now for that with which the run was begun, and note what was changed.
-
-    The note is a line of its events.
-    """
+    """Go on with the code of the run's method as it is now; what has changed is noted in its events."""
     begun = begun_with(out)
     now = code_behind(recipe_of(out, begun))
     if changed := changed_code(begun.code, now):
@@ -205,17 +219,17 @@ def note(out: Path, event: Mapping[str, Any]) -> None:
 
 def _source(name: str) -> Path | None:
     """The file with a module's source, if there is one."""
-    file = _found(name)[0]
+    file = _located(name)[0]
     path = Path(file) if file else None
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 
 
-def _found(name: str) -> tuple[str | None, Sequence[str] | None]:
+def _located(name: str) -> tuple[str | None, Sequence[str] | None]:
     """(the file of a module, the folders of a package), without importing what a function may never import."""
     if (module := sys.modules.get(name)) is not None:
         return getattr(module, "__file__", None), getattr(module, "__path__", None)
     parent = name.rpartition(".")[0]
-    folders = _found(parent)[1] if parent else None
+    folders = _located(parent)[1] if parent else None
     spec = PathFinder.find_spec(name, folders) if folders or not parent else None
     return (spec.origin, spec.submodule_search_locations) if spec is not None else (None, None)
 

@@ -114,16 +114,16 @@ def brought_up(out: Path) -> tuple[Path, dict[str, Any]] | None:
 def _begins(out: Path) -> dict[str, Any]:
     """What was noted when a run began or went on the last time."""
     path = out / "events.jsonl"
-    found: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     if path.exists():
         with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 if '"event": "begins"' in line and line.endswith("\n"):
                     try:
-                        found = json.loads(line)
+                        last = json.loads(line)
                     except ValueError as error:
-                        raise RecipeError(f"{path} is damaged ({error}): restore it, or remove it") from None
-    return found
+                        raise RecipeError(f"damaged ({error}); restore it, or remove it", where=path) from None
+    return last
 
 
 def status(out: Path) -> Status:
@@ -135,9 +135,9 @@ def status(out: Path) -> Status:
     record, counted = _checkpoint(out, stages)
     party_stats = {name: PartyStats(*values) for name, values in mapping(record.get("tallies")).items()}
     parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
-    for each in run.summary.get("parties", ()):
-        parties[each["name"]] = each["role"]
-        party_stats[each["name"]] = PartyStats(*(each[key] for key in vars(PartyStats())))
+    for party in run.summary.get("parties", ()):
+        parties[party["name"]] = party["role"]
+        party_stats[party["name"]] = PartyStats(*(party[key] for key in vars(PartyStats())))
     totals = mapping(run.summary.get("bytes")) or mapping(record.get("totals"))
     held = _held(out / "run.lock")
     doing, since = _doing(run.events, last) if held else ("", None)
@@ -207,8 +207,8 @@ def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, Any], int]:
     """What the last checkpoint has counted, and the rounds up to it."""
     for path in sorted((out / "checkpoints").glob("[0-9]*/checkpoint.json"), reverse=True):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return found["record"], sum(stages[: found["stage"]]) + int(found["round"])
+            last = json.loads(path.read_text(encoding="utf-8"))
+            return last["record"], sum(stages[: last["stage"]]) + int(last["round"])
         except (OSError, ValueError, KeyError):  # being removed as a newer one is written
             continue
     return {}, 0
@@ -244,24 +244,19 @@ def _evaluated(run: runs.Run) -> dict[str, float]:
     return next((found for r in reversed(run.metrics) if (found := runs.flat_figures(r.get("judged")))), {})
 
 
-def _shares(members: Mapping[str, Member]) -> dict[str, float]:
-    """Trainer -> its share of the images of all trainers."""
-    images = {name: one.images for name, one in members.items() if plays(one.role, "trainer")}
-    whole = sum(images.values())
-    return {name: count / whole for name, count in images.items()} if whole else {}
-
-
 def image_counts(members: Mapping[str, Member], most: float | None) -> list[str]:
     """What each party said when it joined, of up to `FEW`; then whose share is above the bound `most`."""
-    share = _shares(members)
-    found = []
-    for name, one in members.items() if len(members) <= FEW else ():
+    images = {name: member.images for name, member in members.items() if plays(member.role, "trainer")}
+    whole = sum(images.values())
+    share = {name: count / whole for name, count in images.items()} if whole else {}
+    lines = []
+    for name, member in members.items() if len(members) <= FEW else ():
         of_all = f", {100 * share[name]:.0f} % of all" if name in share else ""
-        found.append(f"{name} {one.role} {one.images:,} images of {one.identities:,} identities{of_all}")
+        lines.append(f"{name} {member.role} {member.images:,} images of {member.identities:,} identities{of_all}")
     for name, part in share.items():
         if most is not None and len(share) >= BOUND_FROM and part > most:
-            found.append(
+            lines.append(
                 f"{name} has {100 * part:.4g} % of all images, as it says, and counts in a mean as if it had fewer "
                 f"(engine.max_share is {most:g}); engine.max_share=1 has it count in full"
             )
-    return found
+    return lines

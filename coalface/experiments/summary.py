@@ -14,14 +14,14 @@ from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
-from coalface.experiments.experiment import Experiment
+from coalface.experiments.prepare import PreparedRun
 from coalface.privacy import ledger
 from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
 
 
-def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was, who took part, what was sent, and what the evaluators have added."""
-    recipe, method, members = experiment.recipe, experiment.method, server.transport.members
+    recipe, method, members = run.recipe, run.method, server.transport.members
     by_party = evaluated.get("judged", {})
     parties = [
         {"name": name, **vars(members[name]), **vars(stats), "judged": by_party.get(name)}
@@ -37,8 +37,8 @@ def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Ma
         "parties": parties,
         "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
         "numerics": server.numerics.record(),
-        "messages": plan.as_dicts(experiment.plan.sent),
-        "stays": list(experiment.plan.stays),
+        "messages": plan.as_dicts(run.plan.sent),
+        "stays": list(run.plan.stays),
     }
     if models.class_embeddings:
         about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
@@ -47,19 +47,22 @@ def of_run(experiment: Experiment, server: Server, models: Models, evaluated: Ma
 
 def headlines(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The figures that a run ends with, by what was evaluated."""
-    found = dict(summary["figures"])
-    found |= {f"enrolled by {kind}": each for kind, each in enrolled.by_kind(summary.get("enrolled", {})).items()}
+    clients = enrolled.by_kind(summary.get("enrolled", {}))
     served = personalised.by_kind(summary.get("personalised", {}))
-    return found | {f"personalised {kind}": each for kind, each in served.items()}
+    return {
+        **summary["figures"],
+        **{f"enrolled by {kind}": figures for kind, figures in clients.items()},
+        **{f"personalised {kind}": figures for kind, figures in served.items()},
+    }
 
 
 def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
     """How close the class embeddings that the server knows are to each other: cosines of all their pairs."""
     if len(rows) < 2:
         return {}
-    found = cosine_histogram(rows)
+    histogram = cosine_histogram(rows)
     about = {"count": len(rows), "mean": mean_cosine(rows)}
-    return about | {"edges": found.edges.tolist(), "pairs": found.pairs.tolist()}
+    return about | {"edges": histogram.edges.tolist(), "pairs": histogram.pairs.tolist()}
 
 
 def ledgers(out: Path, server: Server, faults: dict[str, str]) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def test_a_run_goes_back_to_an_accepted_checkpoint_and_comes_to_the_same_end(
     with pytest.raises(KeyboardInterrupt):
         experiment.run(tinyruns.tiny(rounds=4, engine=threads), out, Stops())
     says = refused(capsys, monkeypatch, "resume", out, "--from-round", 1)
-    assert "--from-round 1" in says and "those after round 2, 3" in says
+    assert "--from-round: " in says and "checkpoints after round 2, 3" in says
     assert "resumed after 2" in said("resume", out, "--from-round", 2, "engine.max_update_norm=3")
     assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert tinyruns.model_bytes(out) == tinyruns.model_bytes(whole)

@@ -16,7 +16,7 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments.experiment import round_policy
+from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

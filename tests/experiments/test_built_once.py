@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import tinyruns
 
-from coalface.experiments import experiment
 from coalface.experiments import run as running
-from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.prepare import prepare
+from coalface.experiments.recipe.objects import ByName
 from coalface.experiments.setup import parts, splits
 from coalface.training.local_work import LocalTraining
 
@@ -22,7 +22,7 @@ from coalface.training.local_work import LocalTraining
 def counts(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """How often each of these was called since the recipe was read."""
     counter: collections.Counter[str] = collections.Counter()
-    built = {"method": (Recipe, "_method"), "local work": (LocalTraining, "__post_init__")}
+    built = {"method": (ByName, "build"), "local work": (LocalTraining, "__post_init__")}
     built |= {"split": (splits, "split"), "backbone": (parts, "build")}
     for name, (place, attribute) in built.items():
         monkeypatch.setattr(place, attribute, counted(counter, name, getattr(place, attribute)))
@@ -52,7 +52,7 @@ def test_a_run_splits_the_identities_and_builds_the_backbone_once(
 
 
 def test_a_worker_makes_its_data_of_the_recipe_as_it_was_read(counts: collections.Counter[str]) -> None:
-    built = experiment.build(tinyruns.tiny(), tinyruns.Silent(), running._make, elsewhere=False)
+    built = prepare(tinyruns.tiny(), tinyruns.Silent(), running.run, elsewhere=False)
     counts.clear()
     data = pickle.loads(pickle.dumps(built.make_data))()
     assert counts == {"split": 1, "backbone": 1} and data.members() == built.data.members()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,13 +50,6 @@ def test_it_compares_three_ways_on_one_page(finished: tuple[Path, Silent, str]) 
         "centralized (pooled)" in said and "Pooled (all the images in one place, not federated): centralized." in said
     )
     assert max(len(line) for line in said.splitlines()[:8]) <= 120
-
-
-def test_the_three_are_evaluated_alike(finished: tuple[Path, Silent, str]) -> None:
-    lists = {
-        json.loads((finished[0] / method / "evidence.json").read_text())["unseen"][0]["list"] for method in demo.METHODS
-    }
-    assert len(lists) == 1
 
 
 def marks(out: Path) -> dict[str, int]:
@@ -113,29 +105,17 @@ def test_runs_of_a_person_are_left_alone_whatever_they_are_called(out: Path, tmp
     for method in ("fedavg", "solo"):
         tinyruns.run(tmp_path / "mine" / method, method=method, rounds=1)
     tinyruns.run(out / "own", rounds=1)  # put into a demonstration's folder
-    said = "holds something that is no demonstration, and is left alone: give another"
     for place in ("mine", "demo"):
-        with pytest.raises(RecipeError, match=said):
+        with pytest.raises(RecipeError) as error:
             demo.run(tmp_path / place, Silent(), fresh=True)
+        assert error.value.where == str(tmp_path / place)
     assert all((tmp_path / place / "summary.json").exists() for place in ("mine/fedavg", "mine/solo", "demo/own"))
     (tmp_path / ".new.unfinished").mkdir()
     (tmp_path / ".new.unfinished" / "notes").touch()
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError) as error:
         demo.run(tmp_path / "new", Silent())
+    assert error.value.where == str(tmp_path / ".new.unfinished")
     assert (tmp_path / ".new.unfinished" / "notes").exists()
-
-
-def test_nothing_that_is_not_its_own_is_deleted(tmp_path: Path) -> None:
-    for left in ("fedavg", "my-experiment-of-three-weeks"):
-        (tmp_path / "runs" / left).mkdir(parents=True)
-    (tmp_path / "file").write_text("mine")
-    for place in ("runs", "file"):
-        with pytest.raises(
-            RecipeError, match="holds something that is no demonstration, and is left alone: give another"
-        ):
-            demo.run(tmp_path / place, Silent())
-    assert (tmp_path / "runs" / "my-experiment-of-three-weeks").is_dir()
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_its_recipe_is_that_of_the_silos(monkeypatch: pytest.MonkeyPatch) -> None:

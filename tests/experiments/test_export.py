@@ -140,18 +140,14 @@ def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_
     (next(folder.iterdir()) / "1.heic").write_bytes(b"x")
     told = CliRunner().invoke(app, ["identify", str(place), str(folder), "--fpir", "0.1", "--json"])
     assert len(json.loads(told.stdout)) == len(faces) and "passed over: 1 file" in told.stderr
-    with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001; it has 0\.1"):
+    with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001"):
         identify(place, folder, fpir=0.001)
-    with pytest.raises(ValueError, match="is no exported model of a client: `coalface export RUN --party NAME`"):
+    with pytest.raises(ValueError, match="not an exported model; `coalface export RUN --party NAME`"):
         identify(ran, folder)
 
 
-def test_the_command_says_what_it_wrote(ran: Path, tmp_path: Path) -> None:
-    assert said("export", ran, "--party", "silo-00", "--out", tmp_path / "own").startswith(f"wrote {tmp_path / 'own'};")
-
-
 @pytest.mark.parametrize(
-    ("party", "message"), [("silo-7", "--party: 'silo-7' is not known"), ("silo-00", "is there already, and is left")]
+    ("party", "message"), [("silo-7", "--party: 'silo-7' is not known"), ("silo-00", "already exists, and is left")]
 )
 def test_what_it_cannot_write_it_refuses(ran: Path, tmp_path: Path, party: str, message: str) -> None:
     (tmp_path / "full").mkdir()
@@ -164,7 +160,7 @@ def test_what_it_cannot_write_it_refuses(ran: Path, tmp_path: Path, party: str, 
 
 
 def test_a_run_without_own_models_has_none_to_export(fedavg_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="fedavg leaves no model of a client's own; take one such as fedfr-joint"):
+    with pytest.raises(RecipeError, match="fedavg leaves no model of a client's own"):
         export(fedavg_run, "silo-00", tmp_path / "own")
 
 
@@ -172,7 +168,7 @@ def test_a_client_that_no_round_has_drawn_has_none(tmp_path: Path) -> None:
     few = recipe(rounds=1, methods={"fedfr-joint": {"sample": 1}})
     run = experiment.run(few, tmp_path / "run", Silent(), report=False)
     (left_out,) = {"silo-00", "silo-01"} - {path.name for path in (run / "parties").iterdir()}
-    with pytest.raises(RecipeError, match=f"{left_out} took no part in any of the run's rounds"):
+    with pytest.raises(RecipeError, match=f"--party: {left_out} took no part in any round"):
         export(run, left_out, tmp_path / "own")
     (run / "summary.json").unlink()
     with pytest.raises(RecipeError, match=f"{left_out} has not trained yet.*coalface resume"):

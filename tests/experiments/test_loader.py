@@ -16,135 +16,121 @@ from coalface.experiments.recipe.schema import FREE
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
 
 
-def fault(tree: dict[str, Any]) -> str:
+def fault(tree: dict[str, Any]) -> RecipeError:
     with pytest.raises(RecipeError) as raised:
         loader.parse(tree)
-    return str(raised.value)
+    assert str(raised.value).startswith(f"{raised.value.where}: ") and "\n" not in str(raised.value)
+    return raised.value
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "where", "near"),
     [
-        ({"round": 3}, "round is not a key of a recipe; did you mean rounds?"),
-        ({"data": {"hold_ut": 3}}, "data.hold_ut is not a key of a recipe; did you mean data.hold_out?"),
-        ({"data": {"faces": {"identites": 3}}}, "did you mean data.faces.identities?"),
-        ({"data": {"partition": {"partys": 3}}}, "did you mean data.partition.parties?"),
-        ({"data": {"augment": {"flp": 3}}}, "did you mean data.augment.flip?"),
-        ({"model": {"nam": "ir18"}}, "did you mean model.name?"),
-        ({"engine": {"worker": 3}}, "did you mean engine.workers?"),
-        ({"evaluation": {"evry": 3}}, "did you mean evaluation.every?"),
-        ({"evaluation": {"pairs": {"a": {"pair": 3}}}}, "did you mean evaluation.pairs.a.pairs?"),
-        ({"evaluation": {"pairs": {"a": {"source": {"kind": "rec", "pth": "x"}}}}}, "evaluation.pairs.a.source.path?"),
-        ({"data": {"faces": {"kind": "joined", "parts": {"a": {"imges": 2}}}}}, "data.faces.parts.a.images?"),
-        ({"data": {"partition": {"alpha": 1}}}, "data.partition.alpha is not a key of kind equal: dirichlet has it"),
-        ({"data": {"faces": {"path": "x"}}}, "data.faces.path is not a key of kind synthetic: folder, rec, pack have"),
-        ({"local": {"epoch": 3}}, "local.epoch is not a key of a recipe; did you mean local.epochs?"),
-        ({"loss": {"name": "cosface", "margn": 0.3}}, "did you mean loss.margin?"),
-        ({"methods": {"fedavg": {"smple": 3}}}, "did you mean methods.fedavg.sample?"),
-        ({"method": "solo", "methods": {"fedprox": {"muu": 3}}}, "did you mean methods.fedprox.mu?"),
-        ({"faults": {"drp": 3}}, "faults.drp is not a key of a recipe; did you mean faults."),
-        ({"pretrain": {"methd": "solo"}}, "pretrain.methd is not a key of a recipe; did you mean method?"),
-        ({"method": "fedavgg"}, "method: 'fedavgg' is not known; did you mean 'fedavg'?"),
-        ({"methods": {"fedavgg": {}}}, "methods: 'fedavgg' is not known; did you mean 'fedavg'?"),
-        ({"loss": {"name": "cosfac"}}, "loss.name: 'cosfac' is not known; did you mean 'cosface'?"),
+        ({"round": 3}, "round", "rounds"),
+        ({"data": {"hold_ut": 3}}, "data.hold_ut", "data.hold_out"),
+        ({"data": {"faces": {"parts": {"a": {"pth": "x"}}}}}, "data.faces.parts.a.pth", "data.faces.parts.a.path"),
+        ({"evaluation": {"pairs": {"a": {"pair": 3}}}}, "evaluation.pairs.a.pair", "evaluation.pairs.a.pairs"),
+        ({"local": {"epoch": 3}}, "local.epoch", "local.epochs"),
+        ({"loss": {"name": "cosface", "margn": 0.3}}, "loss.margn", "loss.margin"),
+        ({"method": "solo", "methods": {"fedprox": {"muu": 3}}}, "methods.fedprox.muu", "methods.fedprox.mu"),
+        ({"pretrain": {"methd": "solo"}}, "pretrain.methd", "method"),
+        ({"method": "fedavgg"}, "method", "'fedavg'"),
+        ({"methods": {"fedavgg": {}}}, "methods", "'fedavg'"),
+        ({"loss": {"name": "cosfac"}}, "loss.name", "'cosface'"),
     ],
 )
-def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str, Any], said: str) -> None:
-    assert said in fault(tree)
+def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str, Any], where: str, near: str) -> None:
+    error = fault(tree)
+    assert error.where == where and f"did you mean {near}?" in str(error)
 
 
-@pytest.mark.parametrize("tree", [{"name": "b\udcff"}, {"data": {"exclude": ["x", "b\udcff"]}}, {"b\udcff": 1}])
+def test_what_is_near_nothing_is_offered_nothing() -> None:
+    for tree in ({"zzz": 1}, {"method": "zzz"}, {"local": {"zzz": 1}}):
+        assert "did you mean" not in str(fault(tree))
+    known = str(fault({"data": {"partition": {"x": 1}}})).partition("Known here: ")[2]
+    assert known == "kind, parties, alpha, shares, split, seed"
+
+
+@pytest.mark.parametrize("tree", [{"name": "b\udcff"}, {"data": {"exclude": ["x", "b\udcff"]}}])
 def test_text_that_no_file_could_hold_is_refused_by_its_key(tree: dict[str, Any]) -> None:
-    said = fault(tree)
-    assert said.isprintable() and "b\\udcff is not UTF-8" in said
-    assert said.startswith({"name": "name: ", "data": "data.exclude: "}.get(next(iter(tree)), "b"))
+    error = fault(tree)
+    assert str(error).isprintable() and "b\\udcff is not UTF-8" in str(error)
+    assert error.where == {"name": "name", "data": "data.exclude"}[next(iter(tree))]
 
 
 def test_a_change_or_a_recipe_called_by_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r\udcff.yaml"
     path.write_text("{}")
     for given, changes in ((None, ["data.root=/b\udcff"]), (path, [])):
-        with pytest.raises(RecipeError, match=r"\\udcff is not UTF-8.*: rename the file or folder"):
+        with pytest.raises(RecipeError, match=r"\\udcff is not UTF-8"):
             loader.load(given, changes)
 
 
-def test_an_unknown_key_lists_what_is_known_beside_it() -> None:
-    assert fault({"data": {"partition": {"x": 1}}}).endswith("Known here: kind, seed, parties")
-
-
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "where", "allowed"),
     [
-        (
-            {"rounds": "many"},
-            "rounds: Input should be a valid integer, unable to parse string as an integer; got 'many'",
-        ),
-        ({"rounds": 0}, "rounds: Input should be greater than or equal to 1; got 0"),
-        ({"local": {"lr": "fast"}}, "local.lr: Input should be a valid number"),
-        ({"local": {"lr": -1}}, "local: local work needs lr > 0"),
-        ({"data": None}, "data: a section with keys below it is needed, such as root, size, grey; got None"),
-        (
-            {"evaluation": {"pairs": {"a": None}}},
-            "evaluation.pairs.a: a section with keys below it is needed, such as kind",
-        ),
-        ({"data": {"exclude": 3}}, "data.exclude: Input should be a valid tuple; got 3"),
-        (
-            {"evaluation": {"pairs": {"a": {"kind": "x"}}}},
-            "evaluation.pairs.a.kind: Input should be 'lfw', 'all-pairs'",
-        ),
-        ({"loss": {"name": ["x"]}}, "loss.name: ['x'] is not known"),
-        ({"methods": {"fedavg": {"rounds": 3}}}, "methods.fedavg.rounds: set it at the top of the recipe"),
-        (
-            {"engine": {"min_reply_fraction": 2}},
-            "engine.min_reply_fraction: Input should be less than or equal to 1; got 2",
-        ),
+        ({"rounds": "many"}, "rounds", "a whole number"),
+        ({"rounds": 0}, "rounds", "1 or more"),
+        ({"local": {"lr": "fast"}}, "local.lr", "a number"),
+        ({"local": {"lr": float("inf")}}, "local.lr", "finite numbers"),
+        ({"methods": {"fedprox": {"mu": float("nan")}}}, "methods.fedprox.mu", "finite numbers"),
+        ({"data": {"exclude": 3}}, "data.exclude", "a list, or keys with values"),
+        ({"engine": {"on_error": "x"}}, "engine.on_error", "'stop' or 'exclude'"),
+        ({"engine": {"client_batch": "x"}}, "engine.client_batch", "'auto', or a whole number"),
+        ({"engine": {"min_reply_fraction": 2}}, "engine.min_reply_fraction", "1.0 or less"),
+        ({"engine": {"min_reply_fraction": float("nan")}}, "engine.min_reply_fraction", "a finite number"),
+        ({"engine": {"flush_denormals": "maybe"}}, "engine.flush_denormals", "true or false"),
+        ({"pretrain": {"rounds": 0}}, "pretrain.rounds", "1 or more"),
     ],
 )
-def test_a_value_of_the_wrong_type_names_its_key(tree: dict[str, Any], said: str) -> None:
-    assert fault(tree).startswith(said)
+def test_a_wrong_value_is_told_with_what_is_allowed(tree: dict[str, Any], where: str, allowed: str) -> None:
+    error = fault(tree)
+    assert error.where == where and str(error).endswith(f" is not allowed; use {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"local": {"lr": -1}}, "local"),
+        ({"data": None}, "data"),
+        ({"pretrain": 3}, "pretrain"),
+        ({"evaluation": {"pairs": {"a": None}}}, "evaluation.pairs.a"),
+        ({"loss": {"name": ["x"]}}, "loss.name"),
+        ({"methods": {"fedavg": {"rounds": 3}}}, "methods.fedavg.rounds"),
+        ({"data": {"faces": {"kind": "joined", "parts": {"a/b": {}}}}}, "data.faces.parts"),
+    ],
+)
+def test_what_is_no_value_of_its_key_names_it(tree: dict[str, Any], where: str) -> None:
+    assert fault(tree).where == where
 
 
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts is missing"),
-        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts is not a key of kind synthetic: joined has it"),
-        (
-            {"data": {"partition": {"kind": "dirichet"}}},
-            "data.partition: unknown kind 'dirichet'; use one of equal",
-        ),
-        ({"data": {"partition": 3}}, "data.partition: a section with keys below it is needed"),
-        (
-            {"data": {"faces": {"kind": "joined", "parts": {"a/b": {}}}}},
-            "data.faces.parts: 'a/b' cannot be the name of a party",
-        ),
+        ({"data": {"faces": {"kind": "joined"}}}, "data.faces.parts: "),
+        ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: "),
         (
             {"data": {"faces": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
-            "data.faces.parts.a: unknown kind 'pack'; use one of synthetic, folder, rec",
+            "data.faces.parts.a.kind: ",
         ),
         ({"data": {"faces": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
         ({"data": {"faces": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
-        ({"data": {"exclude": {"lfw": []}}}, "data.exclude: 'lfw' is not known. Known: none"),
         (
             {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"kind": "lfw", "path": "p"}}}},
-            "evaluation.pairs.a.part: say which part the pairs are of: lfw, made",
+            "evaluation.pairs.a.part: ",
         ),
-        (
-            {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "mad"}}}},
-            "evaluation.pairs.a.part: 'mad' is not known; did you mean 'made'?",
-        ),
+        ({"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "mad"}}}}, "evaluation.pairs.a.part: "),
         (
             {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "made", "source": {}}}}},
-            "evaluation.pairs.a: give either a part of data.faces or a source, not both",
+            "evaluation.pairs.a: ",
         ),
-        (
-            {"evaluation": {"pairs": {"a": {"source": JOINED}}}},
-            "evaluation.pairs.a.source: unknown kind 'joined'; use one of synthetic, folder",
-        ),
+        ({"evaluation": {"pairs": {"a": {"source": JOINED}}}}, "evaluation.pairs.a.source: "),
     ],
 )
 def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, Any], said: str) -> None:
-    assert said in fault(tree)
+    with pytest.raises(RecipeError) as refused:
+        loader.parse(tree)
+    assert said in str(refused.value)
 
 
 def test_changes_take_dotted_keys_and_yaml_values(tmp_path: Path) -> None:
@@ -167,20 +153,12 @@ def test_settings_of_a_method_hold_only_when_it_is_chosen() -> None:
     assert loader.parse({**tree, "method": "solo"}).resolved()["methods"] == {"solo": {}}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("rounds", "'rounds' is not a change: write key=value"),
-        ("local.lr=[1", "'local.lr=[1': the value is not YAML (line "),
-        ("rounds.x=3", "rounds.x=3: rounds holds 5"),
-        ("local.lr.x=3", "lr.x=3: lr holds 0.1, which has no keys below it"),
-    ],
-)
-def test_a_change_that_is_none_says_so_in_one_line(tmp_path: Path, change: str, said: str) -> None:
+@pytest.mark.parametrize("change", ["rounds", "local.lr=[1", "rounds.x=3", "local.lr.x=3"])
+def test_a_change_that_is_none_says_so_in_one_line(tmp_path: Path, change: str) -> None:
     (tmp_path / "r.yaml").write_text("rounds: 5\nlocal: {lr: 0.1}\n")
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(RecipeError) as refused:
         loader.load(tmp_path / "r.yaml", [change])
-    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:
@@ -193,25 +171,21 @@ def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rounds: [1\n", "is not YAML: line 2, column 1"),
+        ("rounds: [1\n", "line 2, column 1"),
         ("engine: {workers: 1}\nrounds: 3\nengine: {block: 2}\n", "line 3, column 1: the key engine is given twice"),
-        ("- 1\n", "a recipe is a mapping of keys"),
-        ("local: {lr: 1, lr: 2}\n", "the key lr is given twice"),
-        ("\tlocal: 3\n", "is not YAML: line 1, column 1"),
-        ("recipe: a.yaml\ngrids: [{seed: 0}]\n", "is a file of grids, not a recipe: `coalface sweep"),
+        ("- 1\n", "a mapping of keys"),
+        ("recipe: a.yaml\ngrids: [{seed: 0}]\n", "`coalface sweep"),
     ],
 )
 def test_faults_of_yaml_are_one_line_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(text)
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(RecipeError) as refused:
         loader.load(path)
-    assert str(path) in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_a_recipe_that_is_not_there_says_where_some_are(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no such recipe; `ls recipes/\*/`"):
+    assert refused.value.where == str(path) and said in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(RecipeError) as refused:
         loader.load(tmp_path / "none.yaml")
+    assert refused.value.where == str(tmp_path / "none.yaml")
 
 
 def test_an_empty_file_is_the_recipe_of_all_defaults(tmp_path: Path) -> None:
@@ -228,14 +202,10 @@ REPEATED = "".join(
     ("text", "said"),
     [
         ("a: &a [1, 1]\n" + REPEATED, "counting those that aliases repeat"),
-        ("a: &a [1, 1]\n" + REPEATED + "? *l\n: 1\n", "counting those that aliases repeat"),
         ("a: &a [*a]\n", "line 1, column 8: a value holds itself"),
         ("[" * 200_000, "50 deep"),
         ("[" + "1, " * 200_000 + "1]", "at most 1,000,000 characters and 50,000 values"),
-        ("a: " + "x" * 1_000_000, "at most 1,000,000 characters"),
         ("- 1\n" * 60_000, "more than 50,000 values"),
-        ("{a: " * 5_000, "50 deep"),
-        ("- " * 5_000, "50 deep"),
         ("\n".join(" " * depth + "a:" for depth in range(200)), "50 deep"),
         ("a: " + ":".join(["1"] * 20_000), "a number has more than 200 characters"),
         ("a: !!timestamp x", "none of its kind"),
@@ -251,46 +221,42 @@ def test_yaml_anchors_and_merges_still_work() -> None:
     assert parse_yaml("a: &x {p: 1, q: 2}\nb: {<<: *x, q: 3}") == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3}}
 
 
-def leaves(tree: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or not tree:
-        return {path: tree}
-    return {k: v for key, below in tree.items() for k, v in leaves(below, f"{path}.{key}".lstrip(".")).items()}
-
-
 def test_resolved_is_complete_stable_and_resolves_to_itself() -> None:
-    recipe = tiny(methods={"fedavg": {"sample": 2}}, faults={}, loss={"name": "arcface"})
+    recipe = tiny(methods={"fedavg": {"sample": 2}}, faults={}, loss={"name": "arcface"}, pretrain={"rounds": 2})
     resolved = recipe.resolved()
     assert loader.parse(resolved).resolved() == resolved
     assert loader.parse(yaml.safe_load(yaml.safe_dump(resolved))).resolved() == resolved
-    flat = leaves(resolved)
-    for key in ("local.momentum", "local.weight_decay", "loss.scale", "loss.margin", "methods.fedavg.momentum"):
-        assert key in flat  # a default of a class behind the recipe, not of the recipe itself
+    # defaults of the classes behind the recipe, not of the recipe itself
+    assert {"momentum", "weight_decay"} <= resolved["local"].keys() and {"scale", "margin"} <= resolved["loss"].keys()
+    assert resolved["methods"].keys() == {"fedavg"} and "momentum" in resolved["methods"]["fedavg"]
     for name in ("data", "model", "engine", "evaluation"):
         assert set(resolved[name]) == set(type(getattr(recipe, name)).model_fields)
     assert set(resolved) == set(schema.Recipe.model_fields)
+    assert resolved["pretrain"] == {"rounds": 2}
 
 
 def test_writing_out_a_default_changes_no_digest() -> None:
     assert tiny().digest() == tiny(local={"momentum": 0.9}, data={"min_images": 2}).digest()
 
 
+def test_the_digest_is_what_it_was() -> None:
+    """Cells of sweeps, and pre-trainings in caches, are found by it."""
+    pretrain = {"method": "centralized", "rounds": 1, "loss": {"name": "cosface", "scale": 30}}
+    assert tiny().digest() == "05f41929c3a5ad23"
+    assert tiny(pretrain=pretrain, methods={"fedavg": {"sample": 2}}).digest() == "6abd88025ec8e2a2"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"seed": 1},
-        {"rounds": 3},
         {"method": "solo"},
         {"local": {"lr": 0.06}},
         {"loss": {"margin": 0.1}},
         {"methods": {"fedavg": {"sample": 1}}},
-        {"data": {"hold_out": 5}},
         {"data": {"faces": {"seed": 1}}},
-        {"data": {"partition": {"parties": 3}}},
-        {"data": {"augment": {"flip": False}}},
-        {"model": {"embedding_size": 64}},
         {"evaluation": {"pairs": {"unseen": {"pairs": 21}}}},
         {"engine": {"threads": 2}},
-        {"engine": {"sum_block": 2}},
         {"engine": {"min_reply_fraction": 0.9}},
         {"pretrain": {"method": "centralized"}},
     ],
@@ -310,11 +276,19 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
 
 
 def test_epochs_and_iterations_are_not_given_both() -> None:
-    with pytest.raises(RecipeError, match="local.epochs is 2 and local.steps_per_round 3.*leave one of them out"):
+    with pytest.raises(RecipeError) as refused:
         tiny(local={"epochs": 2, "steps_per_round": 3})
+    assert refused.value.where == "local"
     recipe = tiny(local={"steps_per_round": 3})
     again = loader.parse(recipe.resolved())  # config.yaml has the default of the other as well
     assert again.digest() == recipe.digest() and again.resolved() == recipe.resolved()
+
+
+def test_steps_in_all_say_how_many_rounds_there_are() -> None:
+    local = {"steps_per_round": 3, "total_steps": 12}
+    recipe = loader.parse({"local": local})
+    assert (recipe.rounds, recipe.build_method().rounds) == (4, 4)  # type: ignore[attr-defined]
+    assert fault({"local": local, "rounds": 5}).where == "rounds"
 
 
 def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own() -> None:
@@ -329,6 +303,7 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
         tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}})
     )
     assert (own.local.lr, own.data.hold_out, own.data.partition.parties, own.data.size) == (0.3, 5, 3, 32)
+    assert loader.pretraining(tiny(pretrain={"method": "fedavg"})).data == tiny().data  # it is over the same parties
 
 
 @pytest.mark.parametrize(
@@ -336,9 +311,7 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
     [
         ({"local": {"lr": 0.9}}, True),
         ({"loss": {"name": "arcface"}}, True),
-        ({"rounds": 7}, True),
         ({"method": "solo"}, True),
-        ({"methods": {"fedavg": {"sample": 1}}}, True),
         ({"faults": {"dropout": 0.3}}, True),
         ({"evaluation": {"every": 1, "flip": True}}, True),
         ({"engine": {"min_reply_fraction": 0.9, "sum_block": 2, "workers": 2}}, True),
@@ -357,41 +330,14 @@ def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, An
     assert (inner[0].digest() == inner[1].digest()) is same
 
 
-def test_runs_in_which_fewer_have_people_start_from_one_pretraining() -> None:
-    start = {
-        "pretrain": {"method": "centralized"},
-        "data": {"side": "private", "scenario": "private-public", "private": {"identities": 12}},
-    }
-    digests = {
-        loader.pretraining(
-            tiny(**loader.merged(start, {"data": {"scenario": "private-public", "private": {"assigned": dealt}}}))
-        ).digest()
-        for dealt in (None, 12, 4)
-    }
-    assert len(digests) == 1
-
-
-def test_all_identities_dealt_is_the_same_recipe_as_none_named() -> None:
+def test_runs_in_which_fewer_have_people_start_from_one_pretraining_and_all_is_none_named() -> None:
     data = {"side": "private", "scenario": "private-public", "private": {"identities": 12}}
-    one, other, fewer = (
-        tiny(
-            pretrain={"method": "centralized"},
-            data=loader.merged(data, {"scenario": "private-public", "private": {"assigned": dealt}}),
-        )
-        for dealt in (None, 12, 4)
+    unnamed, everyone, fewer = (
+        tiny(pretrain={"method": "centralized"}, data=loader.merged(data, {"private": {"assigned": assigned}}))
+        for assigned in (None, 12, 4)
     )
-    assert one == other and one.digest() == other.digest() != fewer.digest()
-
-
-def test_a_pretraining_over_parties_is_dealt_as_the_run_is() -> None:
-    start = {"pretrain": {"method": "fedavg"}}
-    assert loader.pretraining(tiny(**start)).data == tiny(**start).data
-    with pytest.raises(RecipeError, match="pretrain.method: "):
-        tiny(pretrain={"method": ["fedavg"]})
-
-
-def test_threads_do_not_depend_on_the_workers_or_the_machine() -> None:
-    assert {loader.parse({"engine": {"workers": n}}).engine.threads for n in (1, 3, 16)} == {1}
+    assert unnamed == everyone and unnamed.digest() == everyone.digest() != fewer.digest()
+    assert len({loader.pretraining(recipe).digest() for recipe in (unnamed, everyone, fewer)}) == 1
 
 
 def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,25 +345,25 @@ def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pyt
     assert loader.parse({"data": {"root": "/recipe"}}).root() == Path("/recipe")
     assert loader.parse({}).root() == Path("/environment")
     monkeypatch.delenv("COALFACE_DATA")
-    with pytest.raises(RecipeError, match="set the environment variable COALFACE_DATA .* or add data.root=FOLDER"):
+    with pytest.raises(RecipeError) as refused:
         loader.parse({}).root()
+    assert refused.value.where == "data.root"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "where", "said"),
     [
-        (["data.scenario=device"], "did you mean 'devices'"),
-        (["data.scenario=devices", "data.partition.parties=3"], "data.partition is not a key of data.scenario=devices"),
-        (["data.private={identities: 3}"], "private-public has it"),
-        (["data.parties=[a]"], "own has it"),
-        (["data.scenario=private-public"], "data.private is missing: data.scenario=private-public needs it"),
-        (["data.test={}"], "data.test.images is missing"),
+        (["data.scenario=device"], "data.scenario", "did you mean 'devices'"),
+        (["data.scenario=devices", "data.partition.parties=3"], "data.partition", "not a key of data.scenario=devices"),
+        (["data.private={identities: 3}"], "data.private", "private-public has it"),
+        (["data.scenario=private-public"], "data.private", "data.scenario=private-public needs it"),
+        (["data.test={}"], "data.test.images", "missing"),
     ],
 )
-def test_a_scenario_has_keys_of_its_own(changes: list[str], said: str) -> None:
+def test_a_scenario_has_keys_of_its_own(changes: list[str], where: str, said: str) -> None:
     with pytest.raises(RecipeError) as refused:
         loader.load(None, changes)
-    assert said in str(refused.value)
+    assert refused.value.where == where and said in str(refused.value)
 
 
 def test_another_scenario_keeps_the_keys_that_it_has_too() -> None:

@@ -9,7 +9,7 @@ from tinyruns import run, tiny
 from torch import nn
 
 from coalface.experiments import preflight
-from coalface.experiments.memory import activations, footprint
+from coalface.experiments.preflight import activations, footprint
 from coalface.models import build, sketch
 
 

@@ -184,7 +184,7 @@ def test_every_cell_has_the_papers_numbers(name: str) -> None:
             if party != "pooled"
         )
         rest = 8 * local.batch_size if name == "paper-12-party" else 0  # silos on one GPU each
-        assert step + rest == made.methods["centralized"]["batch_size"] == 64 * 16
+        assert step + rest == made.methods["centralized"].batch_size == 64 * 16
 
 
 @pytest.mark.parametrize("name", ["paper-3-party", "paper-12-party"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from tinyruns import Silent, tiny
 from torch import Tensor
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core import compression
 from coalface.core.compression import Updates
 from coalface.core.method import generator
@@ -95,17 +92,14 @@ ONE = {"data": {"scenario": "devices"}}
     ("changes", "said"),
     [
         ({"method": "fedface", **ONE}, ["one person's images", "class embeddings are sent"]),
-        ({"method": "feduv", **ONE}, ["one person's images"]),
         ({"method": "fedface-multi"}, ["class embeddings are sent"]),
         (
             {"local": {"steps_per_round": 1, "batch_size": 8}},
             ["as few as 8", "local.batch_size=8", "local.steps_per_round=1"],
         ),
         ({"local": {"steps_per_round": 3, "batch_size": 3}}, ["each step is on 3", "local.batch_size"]),
-        ({"local": {"steps_per_round": 3, "batch_size": 9}}, []),
         ({}, []),
         ({"method": "solo", "local": {"steps_per_round": 1, "batch_size": 1}}, []),
-        ({"method": "centralized", "local": {"steps_per_round": 1, "batch_size": 1}}, []),
     ],
 )
 def test_a_plan_says_what_its_settings_leave_to_be_read(changes: dict[str, Any], said: list[str]) -> None:
@@ -122,8 +116,3 @@ def test_a_run_says_it_at_its_start_in_its_report_and_on_its_card(tmp_path: Path
     line = "embeddings of single images, since as few as 2 make an update"
     assert any(line in note for note in notes)
     assert line in (out / "report.html").read_text() and line in (out / "model" / "README.md").read_text()
-
-
-def test_wire_says_it_of_a_method_without_a_recipe() -> None:
-    told = CliRunner().invoke(app, ["messages", "fedface", "--json"])
-    assert "class embeddings are sent" in json.loads(told.stdout)["readable"]

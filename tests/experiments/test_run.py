@@ -24,28 +24,12 @@ from coalface.engine.processes import wait_for_workers
 from coalface.engine.transport import RunFailed
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.recipe import loader
-from coalface.experiments.report import runs
 from coalface.models.groups import Backbone
 
 
 def summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "summary.json").read_text()))
-
-
-def test_a_run_folder_holds_what_the_readme_promises(fedavg_run: Path) -> None:
-    names = {path.name for path in fedavg_run.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "summary.json", "trained_on.npz", "ledger", "model", "report.html"} <= names
-    assert {"evidence.json", "events.jsonl", "judged", "checkpoints", "parties"} <= names
-    assert sorted(p.name for p in (fedavg_run / "ledger").iterdir()) == ["silo-00.jsonl", "silo-01.jsonl"]
-    assert sorted(p.name for p in (fedavg_run / "model").iterdir()) == [
-        "README.md",
-        "backbone.safetensors",
-        "model.json",
-    ]
-    assert not list(fedavg_run.glob("*.new"))
-    assert len((fedavg_run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_its_config_makes_the_same_model_again_bit_for_bit(fedavg_run: Path, tmp_path: Path) -> None:
@@ -66,19 +50,18 @@ def test_workers_change_no_bit(fedavg_run: Path, tmp_path: Path) -> None:
     assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
 
 
-def test_the_summary_has_what_the_report_reads(fedavg_run: Path) -> None:
+def test_a_run_folder_holds_what_the_pages_promise(fedavg_run: Path) -> None:
+    names = {path.name for path in fedavg_run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "trained_on.npz", "ledger", "model", "report.html"} <= names
+    assert {"evidence.json", "events.jsonl", "judged", "checkpoints", "parties"} <= names
+    assert not list(fedavg_run.glob("*.new"))
     found = summary(fedavg_run)
-    assert {"name", "method", "setting", "pooled", "seed", "rounds", "parties", "bytes", "seconds"} <= set(found)
-    assert {"figures", "untrained", "curves", "numerics", "ledger", "messages", "stays"} <= set(found)
     assert found["figures"].keys() == found["untrained"].keys() == found["curves"].keys() == {"unseen"}
     (first, second) = found["parties"]
     assert (first["name"], first["role"], first["identities"], first["images"]) == ("silo-00", "trainer", 4, 16)
     assert (first["rounds"], first["failed"]) == (2, 0) and first["last_loss"] > 0
     assert found["bytes"]["up"] == first["bytes_up"] + second["bytes_up"]
     assert found["seconds"]["total"] >= found["seconds"]["training"] > 0
-    read = runs.read(fedavg_run)
-    assert (read.name, read.method) == ("tiny-fedavg", "fedavg")
-    assert {"unseen/accuracy", "unseen/eer"} <= set(read.figures)
 
 
 def test_the_ledger_in_the_summary_is_that_of_the_files(fedavg_run: Path) -> None:
@@ -91,28 +74,23 @@ def test_the_ledger_in_the_summary_is_that_of_the_files(fedavg_run: Path) -> Non
     assert found["bytes"] == sum(line["bytes"] for line in lines) == summary(fedavg_run)["bytes"]["up"]
 
 
-def test_the_page_names_the_run_and_its_figure(fedavg_run: Path) -> None:
-    page = (fedavg_run / "report.html").read_text(encoding="utf-8")
-    figure = runs.figure_text(runs.read(fedavg_run).figures, "unseen/accuracy")
-    assert "fedavg trained cnn-small over 2 parties" in page and figure in page
-
-
 def test_the_card_says_what_the_model_is(fedavg_run: Path) -> None:
     card = (fedavg_run / "model" / "README.md").read_text(encoding="utf-8")
-    figures = summary(fedavg_run)["figures"]["unseen"]
-    assert card.startswith("# tiny-fedavg\n")
-    assert "license: not stated" in card
-    assert "- method: fedavg, 2 rounds, seed 0" in card
-    assert "- data: synthetic; equal, 2 parties" in card
-    assert f"| unseen | accuracy | {figures['accuracy']:.2f} |" in card
-    assert "not been tested for use on people's decisions" in card
-    assert "an update tells of the images" in card
+    accuracy = summary(fedavg_run)["figures"]["unseen"]["accuracy"]
+    assert card.startswith("# tiny-fedavg\n") and "an update tells of the images" in card
+    for line in (
+        "- method: fedavg, 2 rounds, seed 0",
+        "- data: synthetic; equal, 2 parties",
+        f"| unseen | accuracy | {accuracy:.2f} |",
+    ):
+        assert line in card
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(fedavg_run: Path) -> None:
     before = (fedavg_run / "config.yaml").read_bytes()
-    with pytest.raises(RecipeError, match=r"already holds a run: `coalface resume .*` goes on with it"):
+    with pytest.raises(RecipeError) as error:
         experiment.run(tiny(), fedavg_run, Silent())
+    assert error.value.where == str(fedavg_run)
     assert (fedavg_run / "config.yaml").read_bytes() == before
 
 
@@ -151,16 +129,13 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fedavg_run: Path, tmp_pa
     assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "changes", [("local.lr=0.5",), ("rounds=9",), ("name=x",), ("engine.threads=2",), ("data.hold_out=5",)]
-)
+@pytest.mark.parametrize("changes", [("local.lr=0.5",), ("name=x",), ("engine.threads=2",)])
 def test_a_resume_that_would_change_the_result_is_refused(fedavg_run: Path, changes: tuple[str, ...]) -> None:
-    key = changes[0].partition("=")[0]
-    with pytest.raises(RecipeError, match=f"goes on with the recipe that it was begun with, and {key} would change it"):
+    with pytest.raises(RecipeError) as error:
         experiment.resume(fedavg_run, Silent(), changes)
+    assert error.value.where == changes[0].partition("=")[0]
 
 
-NAN = float("nan")
 CORRUPT: dict[str, Any] = {"rounds": 4, "faults": {"corrupt": {"silo-00": "nan"}}}
 
 
@@ -179,30 +154,10 @@ def test_a_resume_may_lower_the_quorum_and_the_folder_says_so(tmp_path: Path) ->
     assert [e["event"] for e in events] == ["round", "round", "adjusted", "round", "round"]
     assert events[2] == {"event": "adjusted", "engine.min_reply_fraction": {"from": 1.0, "to": 0.5}}
     assert "report" in (out / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(
-        RecipeError, match=r"is a finished run, and engine.max_abandoned_rounds would be told wrongly of it"
-    ):
+    with pytest.raises(RecipeError) as error:
         experiment.resume(out, Silent(), ("engine.max_abandoned_rounds=9",))
+    assert error.value.where == "engine.max_abandoned_rounds" and "is a finished run" in str(error.value)
     assert yaml.safe_load((out / "config.yaml").read_text()) == after
-
-
-def test_a_resume_may_give_more_patience_and_counts_anew_without(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(RunFailed):
-        tinyruns.run(
-            out,
-            **CORRUPT | {"rounds": 9},
-            engine={"min_reply_fraction": 1.0, "max_abandoned_rounds": 2, "checkpoint_every": 50},
-        )
-    for changes, lines in (((), 4), (("engine.max_abandoned_rounds=3",), 7)):
-        with pytest.raises(RunFailed, match="rounds in a row"):
-            experiment.resume(out, Silent(), changes)
-        assert len((out / "metrics.jsonl").read_text().splitlines()) == lines
-
-
-def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"holds no run: there is no config.yaml in it"):
-        experiment.resume(tmp_path, Silent())
 
 
 def test_solo_leaves_one_model_per_party(solo_run: Path) -> None:
@@ -306,7 +261,7 @@ def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, mon
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     local = {"model": {"name": "ir18", "batchnorm": "local"}}
     for start, says in (
-        ({"method": "solo"}, "pretrain.method: 'solo' leaves no global model to start from; take centralized$"),
+        ({"method": "solo"}, "pretrain.method: 'solo' leaves no global model to start from; use centralized$"),
         (
             {"method": "centralized", **local},
             "'centralized' leaves no .*pretrain.model.batchnorm=average in place of l",
@@ -331,13 +286,6 @@ def test_a_run_without_lists_says_that_nothing_is_evaluated(tmp_path: Path) -> N
     assert "This run has not been evaluated yet." in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_evaluation_during_the_run_stands_in_the_metrics(tmp_path: Path) -> None:
-    out = tinyruns.run(tmp_path / "run", evaluation={"every": 1})
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert all(set(record["judged"]["unseen"]) >= {"accuracy", "eer"} for record in records)
-    assert records[-1]["judged"] == summary(out)["figures"]
-
-
 def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     parts = {name: {"kind": "synthetic", "identities": 4, "images": 4, "seed": seed} for seed, name in enumerate("ab")}
     source = {"kind": "joined", "parts": parts}
@@ -354,18 +302,8 @@ def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     [
         ({"data": {"partition": {"parties": 100}}}, "100 parties"),
         ({"faults": {"corrupt": {"silo-9": "nan"}}}, "faults: the party: 'silo-9' is not known; did you mean 'silo-"),
-        ({"faults": {"slow": {"silo9": 1.0}, "deadline": 2.0}}, "faults: the party: 'silo9' is not known"),
         ({"faults": {"slow": {"silo-00": 1.0}}}, "faults.slow makes nobody late without a deadline"),
-        ({"faults": {"slow": {"silo-00": NAN}, "deadline": 1.0}}, "faults.slow: numbers must be finite"),
-        ({"loss": {"scale": NAN}}, r"loss.scale: numbers must be finite; got nan"),
-        ({"loss": {"margin": "inf"}}, r"loss.margin: numbers must be finite; got 'inf'"),
-        ({"local": {"lr": float("inf")}}, r"local.lr: numbers must be finite; got inf"),
-        ({"local": {"lr_milestone_shares": [0.5, NAN]}}, r"local.lr_milestone_shares: numbers must be finite"),
-        ({"methods": {"fedprox": {"mu": NAN}}}, r"methods.fedprox.mu: numbers must be finite; got nan"),
-        ({"data": {"partition": {"alpha": float("inf")}}}, r"data.partition.alpha: Input should be a finite number"),
-        ({"engine": {"min_reply_fraction": NAN}}, r"engine.min_reply_fraction: Input should be"),
         ({"methods": {"fedavg": {"sample": 9}}}, "cannot sample 9 of 2 parties"),
-        ({"methods": {"fedavg": {"sample": 0}}}, "cannot sample 0 of 2 parties"),
     ],
 )
 def test_what_cannot_be_run_is_said_first_and_leaves_the_folder_free(
@@ -386,8 +324,9 @@ def test_one_process_at_a_time_is_at_a_run_folder(tmp_path: Path) -> None:
     out = tinyruns.run(tmp_path / "run")
     with open(out / "run.lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(RecipeError, match="this run is going on in another process"):
+        with pytest.raises(RecipeError, match="another process") as error:
             experiment.resume(out, Silent())
+        assert error.value.where == str(out)
 
 
 @pytest.mark.slow
@@ -425,25 +364,10 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     for place in (out, out / "notes.txt"):
-        with pytest.raises(RecipeError, match="holds something that is no run, and is left alone: give another --out"):
+        with pytest.raises(RecipeError) as error:
             experiment.run(tiny(), place, Silent())
+        assert error.value.where == str(place)
     assert [p.name for p in out.iterdir()] == ["notes.txt"] and (out / "notes.txt").read_text() == "mine"
     (out / "notes.txt").rename(out / "config.yaml.new")  # left by a run that was killed as it began
     experiment.run(tiny(rounds=1), out, Silent())
     assert (out / "summary.json").exists()
-
-
-def test_the_end_of_a_resumed_run_tells_of_the_rounds_before_it_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes: dict[str, Any] = {
-        "rounds": 4,
-        "faults": {"dropout": 0.5},
-        "engine": {"threads": 1, "max_abandoned_rounds": 9, "retries": 0},
-    }
-    with Progress() as view:
-        experiment.run(tiny(**changes), tmp_path / "run", view)
-    with Progress() as view:
-        experiment.resume(tmp_path / "run", view)
-    ends = [line.partition("  down ")[2] for line in capsys.readouterr().out.splitlines() if "tiny  done" in line]
-    assert len(ends) == 2 and ends[0] == ends[1] and " of 4 rounds abandoned  without silo-0" in ends[0]

@@ -95,8 +95,8 @@ class FakeRecipe:
         (["seed"], "'seed' is not a change: write key=value or key=a,b,c"),
         (["seed=[0"], r"'seed=\[0': the values are not YAML"),
         (["seed=0", "seed=1"], "seed is given twice: write all its values in one, as seed=a,b,c"),
-        (["seeds=0,1"], "seeds is not a key of a recipe; did you mean seed?"),
-        (["local.lr=0.1,x"], "local.lr: Input should be a valid number"),
+        (["seeds=0,1"], "seeds: not a key of a recipe; did you mean seed?"),
+        (["local.lr=0.1,x"], "local.lr: 'x' is not allowed; use a number"),
     ],
 )
 def test_a_mistake_in_any_cell_shows_before_anything_runs(changes: list[str], said: str, tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_grid_with_a_name_is_called_so(tmp_path: Path) -> None:
         ("recipe: tiny.yaml\ngrids: []\n", "`grids` is a list of mappings"),
         ("recipe: tiny.yaml\ngrids: [seed]\n", "`grids` is a list of mappings"),
         ("recipe: tiny.yaml\ngrid: 1\ngrids: [{seed: 0}]\n", "did you mean grids"),
-        ("recipe: gone.yaml\ngrids: [{seed: 0}]\n", "there is no such recipe"),
+        ("recipe: gone.yaml\ngrids: [{seed: 0}]\n", "gone.yaml: does not exist"),
         ("recipe: tiny.yaml\ngrids: [{sed: 0}]\n", "did you mean seed"),
     ],
 )

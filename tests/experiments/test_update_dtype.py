@@ -11,8 +11,6 @@ import tinyruns
 from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
-from coalface.experiments.recipe import loader
-from coalface.experiments.setup.parts import Parts
 
 
 def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:
@@ -38,43 +36,8 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
         experiment.resume(out, tinyruns.Silent(), ("engine.update_dtype=float16",))
 
 
-def test_the_memory_for_sums_does_not_hang_on_the_type() -> None:
-    for updates in (None, "float16", "int8"):
-        sums = [
-            s.values
-            for s in preflight.plan(tinyruns.tiny(engine={"update_dtype": updates})).sent
-            if "aggregated" in s.kind
-        ]
-        assert (
-            sums == [s.values for s in preflight.plan(tinyruns.tiny()).sent if "aggregated" in s.kind]
-            and sums[0] > 1000
-        )
-
-
 def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
     made = {updates: tinyruns.tiny(engine={"update_dtype": updates}).digest() for updates in (None, "float16", "int8")}
     assert made[None] == tinyruns.tiny().digest() and len(set(made.values())) == 3
     with pytest.raises(RecipeError, match="engine.update_dtype.*'float8'"):
         tinyruns.tiny(engine={"update_dtype": "float8"})
-
-
-def test_a_pre_training_sends_whole_updates_unless_it_says_otherwise() -> None:
-    pretrain = {"method": "fedavg", "rounds": 1}
-    assert (
-        loader.pretraining(tinyruns.tiny(engine={"update_dtype": "int8"}, pretrain=pretrain)).engine.update_dtype
-        is None
-    )
-    own = pretrain | {"engine": {"update_dtype": "float16"}}
-    assert loader.pretraining(tinyruns.tiny(pretrain=own)).engine.update_dtype == "float16"
-
-
-def test_parties_that_share_a_batch_have_no_updates_to_narrow() -> None:
-    common = {"method": "fedface", "data": {"scenario": "devices"}}
-    refused = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": 64})
-    with pytest.raises(
-        RecipeError, match=r"engine.client_batch: engine.update_dtype narrows .*; set engine.client_batch=0, or auto"
-    ):
-        _ = Parts(refused).client_batch
-    without = tinyruns.tiny(**common, engine={"update_dtype": "int8", "client_batch": "auto"})
-    assert Parts(without).client_batch == 0 and Parts(without).numerics().update_dtype == "int8"
-    assert Parts(tinyruns.tiny(**loader.merged(common, {"engine": {"client_batch": "auto"}}))).client_batch == 256

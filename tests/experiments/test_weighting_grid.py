@@ -265,7 +265,7 @@ def test_a_run_that_has_no_grid_is_refused(changes: dict[str, Any], message: str
 
 
 def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="not a run folder"):
         weighting_grid.build(tmp_path)
     recipe = loader.load(tinyruns.write(tmp_path / "config.yaml", **THREE))
     provenance.keep(tmp_path, recipe.resolved(), {})

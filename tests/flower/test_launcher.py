@@ -226,7 +226,7 @@ def test_a_run_whose_parties_are_elsewhere_is_not_resumed_here_and_says_where_lo
     assert code == 1 and "the run's own process played" in text
     following.began(far, {}, asked={"rounds": 2})
     code, text = said("resume", far, "--quiet")
-    assert code == 1 and "go on by the operator's `run.sh`" in text
+    assert code == 1 and "use the operator's `run.sh`" in text
     code, text = said("logs", far, "--party", "silo-00")
     assert code == 1 and "silo-00's log is what its start.sh prints, on its machine" in text
 

@@ -1,8 +1,8 @@
-"""What a run tells of itself as it goes, to whoever listens."""
+"""What a run says of itself as it goes, to whoever listens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,4 +41,39 @@ class Callback:
         """A note of what may be wrong."""
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
-        """The run is over: its figures by list, as in summary.json, and the folder that holds it."""
+        """The run is over: its figures by what was evaluated, as in summary.json, and the folder that holds it."""
+
+
+class Callbacks(Callback):
+    """Several as one: each hears everything, in their order."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def start(self, *args: Any, **given: Any) -> None:
+        for callback in self._callbacks:
+            callback.start(*args, **given)
+
+    def round(self, record: dict[str, Any]) -> None:
+        for callback in self._callbacks:
+            callback.round(record)
+
+    def doing(self, text: str) -> None:
+        for callback in self._callbacks:
+            callback.doing(text)
+
+    def packing(self, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.packing(done, total)
+
+    def note(self, text: str) -> None:
+        for callback in self._callbacks:
+            callback.note(text)
+
+    def warn(self, text: str) -> None:
+        for callback in self._callbacks:
+            callback.warn(text)
+
+    def finish(self, figures: dict[str, Any], where: Path) -> None:
+        for callback in self._callbacks:
+            callback.finish(figures, where)

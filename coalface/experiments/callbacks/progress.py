@@ -66,13 +66,6 @@ class _Now:
 class Progress(Callback):
     """A context manager that shows runs as they train, one after another.
 
-    ```
-    with Progress() as progress:
-        progress.start("demo-fedavg", rounds=20)
-        progress.round({"round": 1, "loss": 2.31, "asked": 8, "arrived": 8, "bytes_down": 812, …, "seconds": 0.8})
-        progress.finish({"devtest": {"accuracy": 83.1}}, "runs/demo-fedavg")
-    ```
-
     In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
     one line a round (`LINES_A_RUN`), its last, and one for each thing that takes a while (`doing`). `quiet` shows
     warnings alone. Names, reasons and notes are written without control characters. A run that trains `elsewhere` is
@@ -123,7 +116,6 @@ class Progress(Callback):
         sent: tuple[int, int] = (0, 0),
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Begin to show a run."""
         self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
         self._now.bytes_down, self._now.bytes_up = sent
         self._doing = ""
@@ -141,7 +133,7 @@ class Progress(Callback):
                 self._print(f"{clean(self._now.name)}  stage {clean(name)}")
 
     def doing(self, text: str) -> None:
-        """What takes a while now: shown until a run begins, a round is over or a run ends; elsewhere a line."""
+        """Show it until a run begins, a round is over or a run ends; elsewhere as a line."""
         if self._doing == clean(text):
             return
         self._doing = clean(text)
@@ -151,10 +143,8 @@ class Progress(Callback):
             self._live.refresh()
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """A round is over; `record` is its line of metrics.jsonl. Keys that are missing are not shown."""
-        now = self._now
-        if now is None:
-            raise RuntimeError("a round was reported before a run was started; call Progress.start(name, rounds) first")
+        """Show what the record has."""
+        assert (now := self._now) is not None, "start comes first"
         now.done += 1
         self._doing = ""
         now.round = clean(record.get("round", ""))
@@ -191,18 +181,16 @@ class Progress(Callback):
         now.abandoned += bool(record.get("abandoned"))
 
     def note(self, text: str) -> None:
-        """A line for the person, kept above the live view."""
         self._print(clean(text))
 
     def warn(self, text: str) -> None:
-        """A note of what may be wrong, which `quiet` does not hold back: then it goes to the standard error."""
+        """Note it, if `quiet` to the standard error."""
         if self._quiet:
             print(clean(text), file=sys.stderr)
         else:
             self.note(text)
 
     def finish(self, figures: Mapping[str, Any], where: str | Path) -> None:
-        """The run is over: its figures by list, as in summary.json, and the folder that holds it."""
         if self._now is None:
             return
         now, self._now, self._doing = self._now, None, ""
@@ -232,9 +220,7 @@ class Progress(Callback):
         now = self._now
         if now is None:
             return []
-        parts = []
-        if now.loss is not None:
-            parts.append(f"loss {now.loss:.4g}")
+        parts = [f"loss {now.loss:.4g}"] if now.loss is not None else []
         if now.asked is not None and now.arrived is not None:
             parts.append(f"{now.arrived}/{now.asked} parties")
         parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
@@ -286,15 +272,15 @@ class _View:
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
     """Lines of whole parts; of a part that is longer than a line the end is shown, where the number is."""
-    found: list[str] = []
+    lines: list[str] = []
     for part in parts:
         while cell_len(part) > max(1, width):
             part = f"…{part[2:]}"
-        if found and cell_len(joined := f"{found[-1]}  {part}") <= width:
-            found[-1] = joined
+        if lines and cell_len(joined := f"{lines[-1]}  {part}") <= width:
+            lines[-1] = joined
         else:
-            found.append(part)
-    return found
+            lines.append(part)
+    return lines
 
 
 def _shown(figures: Mapping[str, float]) -> list[str]:

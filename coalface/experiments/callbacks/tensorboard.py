@@ -21,18 +21,19 @@ from coalface.experiments.report.runs import flat_figures, mapping
 
 FOLDER = "tensorboard"
 """In the run's folder; `tensorboard --logdir` takes it, or a folder of runs."""
-_TOLD_APART = {"stage", "round", "failed", "losses", "judged", "reason"}
+_OTHERWISE = {"stage", "round", "failed", "losses", "judged", "reason"}
+"""Keys of a line that are no scalars under their own names."""
 
 
 def check(recipe: Recipe) -> None:
-    """Raise RecipeError where events are wanted and the package that writes them is not installed."""
+    """Raise RecipeError where events are asked for and the package that writes them is not installed."""
     if recipe.engine.tensorboard:
         try:
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
             raise RecipeError(
-                f"engine.tensorboard: {error.name or error} is not installed: pip install 'coalface[tracking]', or "
-                "leave engine.tensorboard out"
+                f"{error.name or error} is not installed; run pip install 'coalface[tracking]', or leave this key out",
+                where="engine.tensorboard",
             ) from None
 
 
@@ -42,14 +43,12 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     >>> scalars({"stage": "train", "round": 3, "arrived": 2, "bytes_up": 70, "loss": 0.5, "losses": {"silo-00": 0.5}})
     {'parties/arrived': 2.0, 'bytes/up': 70.0, 'loss': 0.5, 'loss/silo-00': 0.5}
     """
-    found: dict[str, float] = {}
-    for key, value in record.items():
-        if key not in _TOLD_APART and isinstance(value, int | float):
-            found[_tag(key)] = float(value)
+    numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key not in _OTHERWISE}
+    values = {_tag(key): float(value) for key, value in numbers.items()}
     if "failed" in record:
-        found["parties/failed"] = float(len(record["failed"]))
-    found |= {f"loss/{party}": float(loss) for party, loss in mapping(record.get("losses")).items()}
-    return found | _evaluated(record.get("judged"))
+        values["parties/failed"] = float(len(record["failed"]))
+    values |= {f"loss/{party}": float(loss) for party, loss in mapping(record.get("losses")).items()}
+    return values | _evaluated(record.get("judged"))
 
 
 def _tag(key: str) -> str:
@@ -64,11 +63,11 @@ def _evaluated(figures: object) -> dict[str, float]:
     return {f"judged/{name}": value for name, value in flat_figures(figures).items()}
 
 
-class Tracked(Callback):
-    """A view of a run that writes events as well."""
+class TensorBoard(Callback):
+    """Writes a run's events into its folder."""
 
-    def __init__(self, callback: Callback, out: Path) -> None:
-        self._callback, self._out = callback, out
+    def __init__(self, out: Path) -> None:
+        self._out = out
         self._step = 0
         self._last: dict[str, float] = {}
         """What was written of the last round."""
@@ -83,35 +82,23 @@ class Tracked(Callback):
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Write the events of the rounds that a resume does not repeat, in place of all that are there."""
-        self._callback.start(name, rounds, already, sent, before)
         self._file.parent.mkdir(exist_ok=True)
-        others = [path for path in self._file.parent.glob("*tfevents*") if path != self._file]
+        stale = [path for path in self._file.parent.glob("*tfevents*") if path != self._file]
         fresh = self._file.with_name("new")
         fresh.unlink(missing_ok=True)
         _write(fresh, [(time.time(), None, {})])
         for when, record in itertools.islice(_done(self._out), already):
             self._add(record, when, fresh)
         fresh.replace(self._file)
-        for path in others:
+        for path in stale:
             path.unlink()
 
     def round(self, record: dict[str, Any]) -> None:
         """Write a round's events."""
-        self._callback.round(record)
         self._add(record, time.time(), self._file)
-
-    def doing(self, text: str) -> None:
-        self._callback.doing(text)
-
-    def note(self, text: str) -> None:
-        self._callback.note(text)
-
-    def warn(self, text: str) -> None:
-        self._callback.warn(text)
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         """Write the figures of the model that the run leaves, unless its last round was evaluated."""
-        self._callback.finish(figures, where)
         new = {tag: value for tag, value in _evaluated(figures).items() if tag not in self._last}
         _write(self._file, [(time.time(), self._step, new)])
 
@@ -130,9 +117,9 @@ def _done(out: Path) -> Iterator[tuple[float, dict[str, Any]]]:
         if event.get("event") == "round":  # of a round that was repeated, the last
             clock[event.get("stage"), event.get("round")] = {"time": now, **event}
     for record in _lines(out / "metrics.jsonl"):
-        said = clock.get((record.get("stage"), record.get("round")), {})
-        taken: dict[str, Any] = {key: said[key] for key in ("seconds", "checkpoint_seconds") if key in said}
-        yield float(said.get("time", now)), {**record, **taken}
+        timed = clock.get((record.get("stage"), record.get("round")), {})
+        taken: dict[str, Any] = {key: timed[key] for key in ("seconds", "checkpoint_seconds") if key in timed}
+        yield float(timed.get("time", now)), {**record, **taken}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -152,9 +139,9 @@ def _write(path: Path, events: Iterable[tuple[float, int | None, Mapping[str, fl
     with writing(path), open(path, "ab") as file:
         writer = RecordWriter(file)
         for when, step, values in events:
-            said = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
             if step is None:
                 event = Event(wall_time=when, file_version="brain.Event:2")
             else:
-                event = Event(wall_time=when, step=step, summary=Summary(value=said))
+                event = Event(wall_time=when, step=step, summary=Summary(value=scalars))
             writer.write(event.SerializeToString())

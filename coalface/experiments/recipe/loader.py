@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from coalface.core.checks import nearest, short, unknown_key
+from coalface.core.checks import needs_section, short, unknown_key, unknown_name, wrong_value
 from coalface.core.declarations import without_none
 from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
@@ -23,24 +24,15 @@ from coalface.experiments.recipe.import_insightface import understood
 from coalface.experiments.recipe.partitions import PARTITIONS
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import KINDS, SCENARIOS, with_kind
-from coalface.experiments.recipe.schema import LOSS, Recipe
+from coalface.experiments.recipe.schema import LOSS, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
 
-FEDERATED = (
-    *(
-        "sum_block",
-        "processes_per_party",
-        "client_batch",
-        "update_dtype",
-        "min_reply_fraction",
-        "max_abandoned_rounds",
-        "on_error",
-        "tensorboard",
-    ),
-    *("max_update_norm", "oversized", "max_share", "retries"),
+FEDERATED = frozenset(
+    "sum_block processes_per_party client_batch update_dtype min_reply_fraction max_abandoned_rounds on_error "
+    "tensorboard max_update_norm oversized max_share retries".split()
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
 
@@ -49,55 +41,101 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
     tree = read(path) if path is not None else {}
     if "grids" in tree:
-        raise RecipeError(
-            f"{path} is a file of grids, not a recipe: `coalface sweep {quote(str(path))}` runs its cells"
-        )
+        raise RecipeError(f"it holds grids; `coalface sweep {quote(str(path))}` runs their cells", where=str(path))
     for change in changes:
         _check_utf8(change)
         key, separator, text = change.partition("=")
         if not separator:
-            raise RecipeError(f"{told(change, 80)!r} is not a change: write key=value, for example local.lr=0.05")
+            raise RecipeError(f"{told(change, 80)!r} is not a change; write key=value, for example local.lr=0.05")
         try:
             value = parse_yaml(text)
         except ValueError as error:
-            raise RecipeError(f"{told(change, 80)!r}: the value is not YAML ({error}); put it in quotes?") from None
+            raise RecipeError(f"the value is not YAML ({error}); put it in quotes?", where=told(change, 80)) from None
         tree = with_value(tree, key, value)
     return parse(tree)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys of a recipe file, not yet checked; its name is the file's unless it gives one. Raises RecipeError."""
+    path = Path(path)
     try:
-        tree = parse_yaml(Path(path).read_text(encoding="utf-8")) or {}
+        tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
-        raise RecipeError(f"{path}: there is no such recipe; `ls recipes/*/` shows those that come along") from None
+        raise RecipeError("does not exist; `ls recipes/*/` shows the recipes that are included", where=path) from None
     except ValueError as error:
-        raise RecipeError(f"{path} is not YAML: {error}") from None
+        raise RecipeError(f"not YAML: {error}", where=path) from None
     if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of keys, such as `rounds: 20`")
-    return {"name": Path(path).stem, **tree}
+        raise RecipeError("a recipe is a mapping of keys, such as `rounds: 20`", where=path)
+    return {"name": path.stem, **tree}
+
+
+def parse(tree: Mapping[str, Any]) -> Recipe:
+    """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
+    _check_utf8(tree)
+    check_names(tree)
+    keys = understood(tree)
+    pretrain = keys.pop("pretrain", None)
+    try:
+        recipe = Recipe.model_validate(keys)
+    except ValidationError as error:
+        raise _fault(error) from None
+    rounds = recipe.local.rounds
+    if rounds is not None and rounds != recipe.rounds:
+        if "rounds" in recipe.model_fields_set:
+            raise RecipeError(
+                f"it is {recipe.rounds}, and local.total_steps and local.steps_per_round make {rounds}; leave one of "
+                "them out",
+                where="rounds",
+            )
+        recipe = recipe.model_copy(update={"rounds": rounds})
+    if (recipe.local.sample_rate or 1) < 1 and recipe.loss.rows(2) != 2:
+        raise RecipeError(
+            f"the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and cannot sample them; "
+            "leave sample_rate out, or use another loss",
+            where="local.sample_rate",
+        )
+    if any(size > 1 for size in recipe.engine.processes_per_party.values()):
+        try:
+            check_shardable(recipe.loss)
+        except ValueError as error:
+            raise RecipeError(str(error), where="engine.processes_per_party") from None
+    validate.check(recipe)
+    return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
 
 
 def pretraining(recipe: Recipe) -> Recipe:
-    """The recipe of the model that this run starts from: `pretrain` over what it takes from this one."""
-    changes, whole = dict(recipe.pretrain or {}), recipe.model_dump(mode="json")
+    """The recipe of the model that a run starts from."""
+    assert recipe.pretrain is not None
+    return recipe.pretrain.recipe
+
+
+def _pretraining(recipe: Recipe, own: Any) -> Pretraining:
+    """The pre-training of a recipe: its own keys over what it takes from the recipe."""
+    if isinstance(own, Pretraining):
+        return own
+    if not isinstance(own, Mapping):
+        raise needs_section("pretrain", own, list(Recipe.model_fields))
+    whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
-    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run refuses to train on people it evaluates
+    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on those it judges
     known = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = known  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
-    tree["data"] = _data_before(recipe, whole["data"], changes)
+    tree["data"] = _data_before(recipe, whole["data"], own)
     try:
-        return parse(merged(tree, changes))
+        return Pretraining(parse(merged(tree, own)), json.dumps(own))
     except RecipeError as error:
-        raise RecipeError(f"pretrain.{error}") from None
+        if not error.where:
+            raise RecipeError(f"pretrain.{error}") from None
+        raise RecipeError(str(error).removeprefix(f"{error.where}: "), where=f"pretrain.{error.where}") from None
 
 
-def _data_before(recipe: Recipe, data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _data_before(recipe: Recipe, data: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`data` of a pre-training, from that of a recipe as plain values."""
-    tree, method = dict(data), METHODS.get(str(changes.get("method")))
+    tree, name = dict(data), own.get("method")
+    method = METHODS.get(name) if isinstance(name, str) else None
     if recipe.own is not None:  # the parties' images are not here
-        return own_data.before(recipe.own, tree, changes)
+        return own_data.before(recipe.own, tree, own)
     if recipe.domains is not None:
         return tree | {"side": "source", "clients": 1}  # one model, whoever holds the target
     if method is not None and method.pools and not recipe.party_augment and "partition" in tree:
@@ -122,9 +160,7 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         return {**tree, first: value}
     below = tree.get(first)
     if below is not None and not isinstance(below, Mapping):
-        raise RecipeError(
-            f"{short(key)}={told(value, 80)}: {short(first)} holds {repr(below)[:200]}, which has no keys below it"
-        )
+        raise RecipeError(f"it holds {repr(below)[:200]}, which has no keys below it", where=short(first))
     return {**tree, first: with_value(below or {}, rest, value)}
 
 
@@ -149,103 +185,80 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def parse(tree: Mapping[str, Any]) -> Recipe:
-    """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
-    _check_utf8(tree)
-    check_names(tree)
-    try:
-        recipe = Recipe.model_validate(understood(tree))
-    except ValidationError as error:
-        raise RecipeError(_fault(error)) from None
-    rounds = recipe.local.rounds
-    if rounds is not None and rounds != recipe.rounds:
-        if "rounds" in recipe.model_fields_set:
-            raise RecipeError(
-                f"rounds is {recipe.rounds}, but local.total_steps and local.steps_per_round make {rounds}: leave "
-                "one of them out"
-            )
-        recipe = recipe.model_copy(update={"rounds": rounds})
-    recipe.build_method()
-    if (recipe.local.sample_rate or 1) < 1 and recipe.loss.rows(2) != 2:
-        raise RecipeError(
-            f"local.sample_rate: the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and "
-            "cannot sample them; leave sample_rate out, or take another loss"
-        )
-    if any(size > 1 for size in recipe.engine.processes_per_party.values()):
-        try:
-            check_shardable(recipe.loss)
-        except ValueError as error:
-            raise RecipeError(f"engine.processes_per_party: {error}") from None
-    validate.check(recipe)
-    if recipe.pretrain is not None:
-        pretraining(recipe)
-    return recipe
-
-
-def _check_utf8(found: Any, where: str = "") -> None:
+def _check_utf8(value: Any, where: str = "") -> None:
     """Raise RecipeError for text that no file of a run could hold, as the name of a folder can be."""
-    if isinstance(found, Mapping):
-        for key, value in found.items():
+    if isinstance(value, Mapping):
+        for key, below in value.items():
             _check_utf8(key, where)
-            _check_utf8(value, f"{where}.{key}" if where else key)
-    elif isinstance(found, list | tuple):
-        for value in found:
-            _check_utf8(value, where)
-    elif isinstance(found, str):
+            _check_utf8(below, f"{where}.{key}" if where else key)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_utf8(item, where)
+    elif isinstance(value, str):
         try:
-            found.encode()
+            value.encode()
         except UnicodeEncodeError:
-            said = f"{told(found)} is not UTF-8, so the recipe of a run cannot hold it: rename the file or folder"
-            raise RecipeError(f"{short(where)}: {said}" if where else said) from None
+            text = f"{told(value)} is not UTF-8, so the recipe of a run cannot hold it; rename the file or folder"
+            raise RecipeError(text, where=short(where)) from None
 
 
-def _fault(error: ValidationError) -> str:
+def _fault(error: ValidationError) -> RecipeError:
+    """What pydantic has found first, as an error of the key."""
     # a key that is missing comes last: it is most often one that is misspelt
     first = min(error.errors(), key=lambda one: one["type"] == "missing")
-    if isinstance(own := first.get("ctx", {}).get("error"), RecipeError):  # it names the key itself
-        return str(own)
-    loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # what is wrong is the key itself
-    path = [part for part in loc if "[" not in str(part)]  # pydantic names the member of a union as well
-    scenario = str(path.pop(1)) if path[:1] == ["data"] and path[1:2] and path[1] in SCENARIOS else ""
-    where = short(".".join(str(part) for part in path))
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, RecipeError):  # it names the key itself
+        return cause
+    path, scenario = _path_of(first["loc"])
+    where = short(".".join(map(str, path)))
     if first["type"] == "extra_forbidden":
-        kind = str(loc[-2]).strip("[]") if len(loc) > 1 else ""  # of a source or a partition
+        kind = str(first["loc"][-2]).strip("[]") if len(first["loc"]) > 1 else ""  # of a source or a partition
         beside = list(KINDS[kind].model_fields) if kind in KINDS else _keys_at(path[:-1], scenario)
         return _of_another(path, scenario, kind) or unknown_key(where, beside)
     if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
-        nearest(str(first["input"].get("scenario")), SCENARIOS, "data.scenario")
-    if first["type"] in ("model_type", "dict_type", "union_tag_invalid"):
-        keys = _keys_at(path, scenario or "silos")
-        known = f", such as {', '.join(keys[:3])}" if keys else ""
-        return f"{where}: a section with keys below it is needed{known}; got {repr(first['input'])[:200]}"
+        return unknown_name(first["input"].get("scenario"), SCENARIOS, "data.scenario")
+    if first["type"] in ("model_type", "union_tag_invalid", "dict_type"):
+        return needs_section(where, first["input"], _keys_at(path, scenario or "silos"))
     if first["type"] == "missing":
-        return f"{where} is missing" + (f": data.scenario={scenario} needs it" if scenario and len(path) == 2 else "")
-    if first["type"] == "value_error":  # of a key or a value, which it names itself
-        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-    return f"{where}: {first['msg']}; got {repr(first['input'])[:200]}"
+        needs = f"; data.scenario={scenario} needs it" if scenario and len(path) == 2 else ""
+        return RecipeError(f"this key is missing{needs}", where=where)
+    if cause is not None:  # of a key or a value, which the text names
+        return RecipeError(str(cause), where=where)
+    return wrong_value(where, first["input"], [one for one in error.errors() if _path_of(one["loc"])[0] == path])
 
 
-def _of_another(path: Sequence[str | int], scenario: str, kind: str) -> str:
-    """What to say of a key that other scenarios have, or other kinds; empty for other keys."""
+def _path_of(loc: Sequence[str | int]) -> tuple[list[str | int], str]:
+    """The key at which pydantic has found a fault, and the scenario of the data that it is in, if it is."""
+    if loc[-1:] == ("[key]",):  # what is wrong is the key itself
+        loc = loc[:-2]
+    elif loc[-1] in ("int", "constrained-int"):  # pydantic names the member of a union as well
+        loc = loc[:-1]
+    path = [part for part in loc if "[" not in str(part)]
+    scenario = str(path.pop(1)) if path[:1] == ["data"] and path[1:2] and path[1] in SCENARIOS else ""
+    return path, scenario
+
+
+def _of_another(path: Sequence[str | int], scenario: str, kind: str) -> RecipeError | None:
+    """The error of a key that other scenarios have, or other kinds; None for other keys."""
     this, classes = f"data.scenario={scenario}", dict[str, type[BaseModel]](SCENARIOS if len(path) == 2 else {})
     for kinds in (SOURCES.classes, PARTITIONS.classes):
         if kind in kinds:
             this, classes = f"kind {kind}", dict[str, type[BaseModel]](kinds)
     having = [name for name, cls in classes.items() if str(path[-1]) in cls.model_fields]
     if not having:
-        return ""
+        return None
     others = f"{', '.join(having)} {'have' if len(having) > 1 else 'has'} it"
-    return f"{'.'.join(map(str, path))} is not a key of {this}: {others}"
+    return RecipeError(f"not a key of {this}; {others}", where=".".join(map(str, path)))
 
 
 def _keys_at(path: Sequence[str | int], scenario: str) -> list[str]:
     """The keys that a recipe can have below a path, with data of a scenario."""
-    found: Any = Recipe
+    kind: Any = Recipe
     for place, part in enumerate(path):
         if place == 0 and part == "data" and scenario:
-            found = SCENARIOS[scenario]
-        elif isinstance(found, type) and issubclass(found, BaseModel):
-            found, _ = without_none(found.model_fields[str(part)].annotation)
+            kind = SCENARIOS[scenario]
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind, _ = without_none(kind.model_fields[str(part)].annotation)
         else:
-            found = typing.get_args(found)[1]  # below a name that the recipe gives, such as that of a pair list
-    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
+            kind = typing.get_args(kind)[1]  # below a name that the recipe gives, such as that of a pair list
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -10,14 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, JsonValue, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from coalface.core.checks import build, nearest, type_hints
+from coalface.core.checks import build, nearest, needs_section, type_hints
 from coalface.core.errors import RecipeError
-
-Tree = dict[str, JsonValue]
-"""Keys and what YAML can hold below them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Settings:
     key: str
     cls: type[Any]
     short: bool = False
-    """Write the fields alone that differ from their defaults."""
+    """Write only the fields that differ from their defaults."""
 
     def read(self, value: object) -> Any:
         """The object of a mapping. Raises RecipeError with the key and the remedy."""
@@ -40,8 +37,7 @@ class Settings:
 
     def write(self, value: Any) -> dict[str, Any]:
         """The mapping of an object."""
-        tree, usual = dataclasses.asdict(value), dataclasses.asdict(self.cls()) if self.short else {}
-        return {key: setting for key, setting in tree.items() if key not in usual or usual[key] != setting}
+        return changed(value) if self.short else dataclasses.asdict(value)
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the mapping."""
@@ -77,7 +73,7 @@ class Named(Settings):
 
     def name_of(self, value: Any) -> str:
         """What the registry calls the type of an object."""
-        return next(name for name, cls in self.registry.items() if type(value) is cls)
+        return name_of(value, self.registry, self.key)
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the mapping: one for each name."""
@@ -91,29 +87,92 @@ class Named(Settings):
 
 @dataclass(frozen=True)
 class ByName(Settings):
-    """Marks a key that holds settings of several dataclasses, by their names; `shared` fields are not among them.
+    """Marks a key that holds several dataclasses by their names, that which `method` names among them.
 
-    The settings stay a mapping, whose keys and values are checked when the object is made.
+    `shared` are fields of theirs that the recipe has at its top.
     """
 
     registry: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
-    shared: Iterable[str] = ()
+    shared: tuple[str, ...] = ()
 
-    def read(self, value: object) -> dict[str, Tree]:
-        """The settings by name. Raises RecipeError for a name that is not known."""
+    def read_within(self, value: object, info: ValidationInfo) -> dict[str, Any]:
+        """The objects by name, with what the keys before say of shared fields. Raises RecipeError."""
         tree = _mapping(value, self.key, list(self.registry)[:3])
         for name in tree:
             nearest(name, self.registry, self.key)
-        return {name: dict(_mapping(below, f"{self.key}.{name}", ())) for name, below in tree.items()}
+        if not {"method", *self.shared} <= info.data.keys():  # they are wrong themselves, which is told first
+            return {}
+        chosen = nearest(info.data["method"], self.registry, "method")
+        return {name: self.build(name, below, info.data) for name, below in ({chosen: {}} | dict(tree)).items()}
+
+    def build(self, name: str, below: object, top: Mapping[str, Any]) -> Any:
+        """The object of a name, from its own settings and those at the top of the recipe."""
+        cls = self.registry[name]
+        cls.check_frozen()
+        given = {key: top[key] for key in self.shared if key in fields_of(cls)}
+        if "rounds" in given:
+            given["rounds"] = top["local"].rounds or top["rounds"]
+        settings = self.settings(below) if isinstance(below, cls) else _mapping(below, f"{self.key}.{name}", ())
+        if clash := set(settings) & set(given):
+            raise RecipeError(
+                "set it at the top of the recipe, where all methods share it", where=f"{self.key}.{name}.{min(clash)}"
+            )
+        return build(cls, settings, f"{self.key}.{name}", given)
+
+    def name_of(self, value: Any) -> str:
+        """What the registry calls the type of an object."""
+        return name_of(value, self.registry, "method")
+
+    def settings(self, value: Any) -> dict[str, Any]:
+        """The settings of an object that are its own."""
+        return {key: setting for key, setting in dataclasses.asdict(value).items() if key not in self.shared}
 
     def write(self, value: Any) -> dict[str, Any]:
-        """The mapping, as it is."""
-        return dict(value)
+        """The settings by name."""
+        return {name: self.settings(below) for name, below in value.items()}
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema: the settings of each name."""
         below = {name: object_schema(cls, self.shared) for name, cls in self.registry.items()}
         return {"type": "object", "additionalProperties": False, "properties": below}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(self.write)
+        return core_schema.with_info_plain_validator_function(self.read_within, serialization=written)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Marks a key that holds an object, or None, which is made once the rest of the recipe is there."""
+
+    cls: type[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(lambda value: value and value.write())
+        return core_schema.nullable_schema(core_schema.is_instance_schema(self.cls), serialization=written)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {}
+
+
+def name_of(value: Any, registry: Mapping[str, type[Any]], where: str) -> str:
+    """What a registry calls the type of an object. Raises RecipeError for a type that is not in it."""
+    for name, cls in registry.items():
+        if type(value) is cls:
+            return name
+    known = ", ".join(cls.__name__ for cls in registry.values())
+    raise RecipeError(f"a recipe has no name for {type(value).__name__}; use one of {known}", where=where)
+
+
+def changed(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, as plain values."""
+    tree = {}
+    for field in dataclasses.fields(value):
+        setting = getattr(value, field.name)
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if setting != usual:
+            tree[field.name] = changed(setting) if dataclasses.is_dataclass(setting) else setting
+    return tree
 
 
 def fields_of(cls: type[Any]) -> list[str]:
@@ -124,7 +183,7 @@ def fields_of(cls: type[Any]) -> list[str]:
 def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON schema of a dataclass as a mapping: types, defaults and what the fields' docstrings say."""
     hints = type_hints(cls)  # type: ignore[arg-type]
-    said, properties = _docstrings(cls), {}
+    docstrings, properties = _docstrings(cls), {}
     for field in dataclasses.fields(cls):
         if field.name in without:
             continue
@@ -133,7 +192,7 @@ def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]
         one = object_schema(kind) if nested else _whole(TypeAdapter(kind).json_schema())
         if field.default is not dataclasses.MISSING and not dataclasses.is_dataclass(field.default):
             one["default"] = field.default
-        properties[field.name] = one | ({"description": said[field.name]} if field.name in said else {})
+        properties[field.name] = one | ({"description": docstrings[field.name]} if field.name in docstrings else {})
     about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     return {"type": "object", "description": about, "additionalProperties": False, "properties": properties}
 
@@ -172,6 +231,5 @@ def _docstrings(cls: type[Any]) -> dict[str, str]:
 
 def _mapping(value: object, key: str, known: Iterable[str]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        such = f", such as {', '.join(list(known)[:3])}" if known else ""
-        raise RecipeError(f"{key}: a section with keys below it is needed{such}; got {repr(value)[:200]}")
+        raise needs_section(key, value, list(known))
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.scenarios import Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Validator
@@ -18,16 +19,23 @@ SHARED = ("root", "size", "grey", "min_images", "augment")
 def before(data: Own, tree: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
     """`data` of a pre-training, from this one and its plain values: nothing of the parties' is in it.
 
-    It is on the public people, unless the pre-training names faces of its own.
+    It is on the public people, unless the pre-training names faces of its own. Raises RecipeError where there are
+    neither.
     """
     shared = {key: tree[key] for key in SHARED}
-    if data.public is None or has_faces(pretrain):
+    if data.public is None and not _has_faces(pretrain):
+        raise RecipeError(
+            "the server has none of the parties' images, so say on which others it pre-trains, as `data: {public: "
+            "{kind: rec, path: ms1m}}`",
+            where="pretrain.data.faces",
+        )
+    if data.public is None or _has_faces(pretrain):
         return shared | {"scenario": "silos"}
     exclude = data.exclude.get(PUBLIC, ()) if isinstance(data.exclude, Mapping) else data.exclude
     return shared | {"scenario": "public", "faces": tree["public"], "exclude": exclude}
 
 
-def has_faces(pretrain: Mapping[str, Any]) -> bool:
+def _has_faces(pretrain: Mapping[str, Any]) -> bool:
     """Whether a pre-training names faces of its own."""
     data = pretrain.get("data")
     return isinstance(data, Mapping) and isinstance(data.get("faces"), Mapping) and "kind" in data["faces"]

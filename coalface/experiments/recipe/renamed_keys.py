@@ -52,18 +52,16 @@ RENAMED = {
 def check_names(tree: Mapping[str, Any]) -> None:
     """Raise RecipeError where a tree of keys has one under its old name."""
     for old, new in RENAMED.items():
-        for names in _found(tree, old.split(".")):
-            was = ".".join(names)
+        for names in _matches(tree, old.split(".")):
             starred = dict(zip(old.split("."), names, strict=True)).get("*", "*")
-            now = new.replace("*", starred)
-            raise RecipeError(f"{was} is now called {now}")
+            raise RecipeError(f"this key is now called {new.replace('*', starred)}", where=".".join(names))
 
 
-def _found(tree: Any, path: list[str]) -> Iterator[tuple[str, ...]]:
+def _matches(tree: Any, path: list[str]) -> Iterator[tuple[str, ...]]:
     """The names by which a tree has a key at a path."""
     if not path:
         yield ()
         return
     if isinstance(tree, Mapping):
         for name in tree if path[0] == "*" else [path[0]] if path[0] in tree else []:
-            yield from ((str(name), *rest) for rest in _found(tree[name], path[1:]))
+            yield from ((str(name), *rest) for rest in _matches(tree[name], path[1:]))

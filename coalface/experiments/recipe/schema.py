@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import json
 import os
-import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from coalface.core.checks import build, nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
-from coalface.experiments.recipe.objects import ByName, Named, Settings, Tree, fields_of
+from coalface.experiments.recipe.objects import ByName, Named, Settings, Written
 from coalface.experiments.recipe.partitions import OneIdentity, Partition
 from coalface.experiments.recipe.scenarios import (
     Augmentation,
@@ -43,6 +40,7 @@ from coalface.training.losses.registry import LOSSES
 
 SHARED = ("rounds", "local", "loss")
 """Keys at the top that are fields of methods."""
+BY_NAME = ByName("methods", Method, registry=METHODS, shared=SHARED)
 LOSS = Named("loss", CosineLoss, registry=LOSSES, usual="cosface")
 ADJUSTABLE = (
     "engine.min_reply_fraction",
@@ -62,6 +60,20 @@ FREE = (
 """Keys that the result does not depend on: a resumed run may change them."""
 
 
+@dataclass(frozen=True)
+class Pretraining:
+    """The run that makes the model which another starts from."""
+
+    recipe: Recipe
+    """In full: its own keys over what it takes from the other."""
+    text: str
+    """Its own keys alone, as they were given, in JSON."""
+
+    def write(self) -> dict[str, Any]:
+        """Its own keys, for `config.yaml` and the digest."""
+        return dict(json.loads(self.text))
+
+
 class Recipe(Section):
     """One experiment."""
 
@@ -77,7 +89,7 @@ class Recipe(Section):
     """The local work, the same for all methods."""
     loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
     """The loss over embeddings and class embeddings."""
-    methods: Annotated[Mapping[str, Tree], ByName("methods", Method, registry=METHODS, shared=SHARED)] = {}
+    methods: Annotated[Mapping[str, Method], BY_NAME] = Field({}, validate_default=True)
     """Settings of single methods, by name; they hold when that method is chosen."""
     data: Scenario = Silos()
     """Training images, and who holds them."""
@@ -94,7 +106,7 @@ class Recipe(Section):
     """How the run is carried out on this machine."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
-    pretrain: Tree | None = None
+    pretrain: Annotated[Pretraining | None, Written(Pretraining)] = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
     It takes from this recipe what both must share: `seed`, `data`, `model`, the pairs of `evaluation`, the `validators`
@@ -110,43 +122,19 @@ class Recipe(Section):
     def model_json_schema(cls, *args: Any, **given: Any) -> dict[str, Any]:
         """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
         schema = super().model_json_schema(*args, **given)
-        about = schema["properties"]["pretrain"]
+        about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
-        schema["$defs"].pop("JsonValue", None)
         return schema
 
     def build_method(self) -> Method:
-        """The method with its settings, made once. Raises RecipeError for settings that it does not have."""
-        return self._built_method
-
-    @functools.cached_property
-    def _built_method(self) -> Method:
-        nearest(self.method, METHODS, "method")
-        built = {name: self._method(name) for name in {self.method: {}, **self.methods}}
-        return built[self.method]
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with other values, which are not checked."""
-        copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("_built_method", None)
-        return copied
-
-    def _method(self, name: str) -> Method:
-        cls = METHODS[name]
-        cls.check_frozen()
-        given = {key: getattr(self, key) for key in SHARED if key in fields_of(cls)}
-        if clash := set(self.methods.get(name, {})) & set(given):
-            raise RecipeError(
-                f"methods.{name}.{min(clash)}: set it at the top of the recipe, where all methods share it"
-            )
-        return build(cls, self.methods.get(name, {}), f"methods.{name}", given)
+        """The method with its settings."""
+        return self.methods.get(self.method) or BY_NAME.build(self.method, {}, vars(self))
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as `config.yaml` holds it."""
         whole = self.model_dump(mode="json")
-        settings = dataclasses.asdict(self.build_method())  # type: ignore[call-overload]
-        whole["methods"] = {self.method: {key: value for key, value in settings.items() if key not in SHARED}}
-        return typing.cast(dict[str, Any], json.loads(json.dumps(whole)))
+        whole["methods"] = {self.method: BY_NAME.settings(self.build_method())}
+        return dict(json.loads(json.dumps(whole)))
 
     def essence(self) -> dict[str, Any]:
         """The resolved recipe without the keys that the result does not depend on (`FREE`)."""
@@ -204,13 +192,14 @@ class Recipe(Section):
 
     def root(self) -> Path:
         """The data root. Raises RecipeError where none is given."""
-        found = self.data.root or os.environ.get("COALFACE_DATA")
-        if not found:
+        root = self.data.root or os.environ.get("COALFACE_DATA")
+        if not root:
             raise RecipeError(
-                "this recipe reads images from the data root, and none is given: set the environment variable "
-                "COALFACE_DATA to the folder that holds the data sets, or add data.root=FOLDER"
+                "the recipe reads images below the data root; set the environment variable COALFACE_DATA to the "
+                "folder that holds the data sets, or add data.root=FOLDER",
+                where="data.root",
             )
-        return Path(found)
+        return Path(root)
 
 
 def _what_is_set(tree: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe.own_data import PUBLIC, has_faces
+from coalface.experiments.recipe.own_data import PUBLIC
 from coalface.experiments.recipe.scenarios import Domains, Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Pairs, Validator
@@ -158,12 +158,6 @@ def _check_own(recipe: Recipe, data: Own) -> None:
                 "pairs, or name their source",
                 where=f"validators.{name}",
             )
-    if recipe.pretrain is not None and data.public is None and not has_faces(recipe.pretrain):
-        raise RecipeError(
-            "the server has none of the parties' images, so say on which others it pre-trains, as `data: {public: "
-            "{kind: rec, path: ms1m}}`",
-            where="pretrain.data.faces",
-        )
 
 
 def _check_validators(recipe: Recipe) -> None:

@@ -1,0 +1,158 @@
+"""How a prepared run is carried out in its folder: rounds, evaluation, model, ledgers, summary and report."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from coalface.core.disk import write_text
+from coalface.core.json_text import strict_json
+from coalface.core.method import plays
+from coalface.engine.local import InProcess, Workers
+from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.server import Server
+from coalface.engine.transport import RunFailed, Transport
+from coalface.evaluation import membership
+from coalface.experiments import model_folder, plan, provenance, status, summary
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.report import page, runs
+
+
+class Carrier(Protocol):
+    """Makes the transport of a run whose parties are elsewhere."""
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """How the run was asked for: its run-config, by which it can be gone on with."""
+
+    def __call__(self, setup: Setup, here: FederatedData) -> Transport: ...
+
+
+def execute(
+    run: PreparedRun,
+    out: Path,
+    callback: Callback,
+    passed_over: Sequence[str] = (),
+    *,
+    began: float,
+    adjusted: tuple[str, ...] = (),
+    carrier: Carrier | None = None,
+) -> dict[str, Any]:
+    """Train and evaluate in the folder of a run that `began` then; returns its summary, which `finish` writes.
+
+    `passed_over` comes to name the files of images that are left out.
+    """
+    recipe = run.recipe
+    with open_transport(run, out, carrier) as transport:
+        (out / runs.DIGESTS).unlink(missing_ok=True)
+        status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
+        readable = plan.what_can_be_read(run.method, run.plan, _images_and_identities(transport))
+        counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
+        _note(callback, recipe.name, *filter(None, [readable]), *counts)
+        if adjusted:
+            provenance.adjust(out, recipe, adjusted)
+        if recipe.evaluation.pairs:
+            callback.doing("evaluating the model that the run starts from")
+        evaluated = {k: v for e in run.evaluators for k, v in e.evaluate_start(run.first_model).items()}
+        server = _server(run, out, transport, callback)
+        _start(server, callback, recipe.name)
+        if carrier is None and recipe.engine.workers > 1:
+            callback.doing(f"starting {recipe.engine.workers} worker processes, then training")
+        entered = time.perf_counter()
+        _, models = server.run()
+        left = time.perf_counter()
+        callback.doing("evaluating the model that the run leaves, and checking the ledgers")
+        if not any(stats.rounds for stats in server.at.party_stats.values()):
+            raise RunFailed(
+                f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "
+                "is as it was at the start"
+            )
+        for evaluator in run.evaluators:
+            evaluated |= (added := evaluator.evaluate(server, models))
+            _note(callback, recipe.name, *([evaluator.missing] if evaluator.missing and not added else []))
+        faults = server.check_ledgers()
+        model_folder.write(recipe, server, models, out, evaluated["figures"], readable)
+        if (members := run.find_members()) is not None:
+            membership.write(out, members)
+    for fault in faults.values():
+        callback.warn(fault)
+    if share := server.checkpoint_share():
+        _note(callback, recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
+    evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed_over)) if lines}
+    whole = summary.of_run(run, server, models, evaluated) | {"ledger": summary.ledgers(out, server, faults)}
+    beside = entered - began + time.perf_counter() - left
+    return whole | {"seconds": {"total": beside + sum(server.at.seconds.values()), **server.at.seconds}}
+
+
+def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool = True) -> None:
+    """Write the summary of a run, the digests of what it leaves, and its page."""
+    write_text(out / "summary.json", strict_json(whole, indent=1) + "\n")
+    runs.keep_digests(out)
+    if report:
+        page.build(out)
+    callback.finish(summary.headlines(whole), out)
+
+
+def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callback) -> Server:
+    return Server(
+        run.method,
+        run.policy,
+        run.numerics,
+        transport,
+        out,
+        backbone=run.data.backbone,
+        public=run.data.public,
+        classifier=run.classifier,
+        observers=[evaluator.evaluate_round for evaluator in run.evaluators],
+        report=callback.round,
+    )
+
+
+def _note(callback: Callback, name: str, *lines: str) -> None:
+    for line in lines:
+        callback.note(f"{name}: {line}")
+
+
+def _images_and_identities(transport: Transport) -> list[tuple[int, int]]:
+    trainers = [member for member in transport.members.values() if plays(member.role, "trainer")]
+    return [(member.images, member.identities) for member in trainers]
+
+
+def _start(server: Server, callback: Callback, name: str) -> None:
+    """Say from where the run goes on, and what of its folder is left out."""
+    already, sent, passed_over = server.resumes_after()
+    for why in passed_over:
+        callback.warn(f"{name}: {why}: it goes on from the one before")
+    rounds = sum(stage.rounds for stage in server.method.stages())
+    before = runs.read_metrics(server.folder)[:already] if already else ()
+    for line in runs.read_events(server.folder)[1]:
+        callback.warn(f"{name}: {line}: it is left out")
+    callback.start(name, rounds, already, (sent["down"], sent["up"]), before)
+
+
+@contextlib.contextmanager
+def open_transport(run: PreparedRun, out: Path, carrier: Carrier | None) -> Iterator[Transport]:
+    """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
+    engine, threads = run.recipe.engine, torch.get_num_threads()
+    setup = Setup(run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies)
+    try:
+        if carrier is not None:
+            setup.prepare()
+            transport: Transport = carrier(setup, run.data)
+        elif engine.workers == 1:
+            transport = InProcess(setup, run.data)
+        else:
+            transport = Workers(setup, run.data, engine.workers, engine.max_in_flight or 4 * engine.workers)
+        try:
+            yield transport
+        finally:
+            transport.close()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)

@@ -1,0 +1,231 @@
+"""What a run works with, made of its recipe: each object once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import Timeout
+from torch import Tensor
+
+from coalface.core import disk
+from coalface.core.errors import RecipeError
+from coalface.core.method import Method, Tensors
+from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
+from coalface.engine.party.setup import FederatedData
+from coalface.engine.rounds import RoundPolicy
+from coalface.engine.run_state import Numerics
+from coalface.evaluation import membership, personalised
+from coalface.evaluation.base import Evaluator, PublicImages
+from coalface.evaluation.clustering import Clustering
+from coalface.evaluation.enrolled import Enrolled
+from coalface.evaluation.membership import Members
+from coalface.evaluation.personalised import Personalised
+from coalface.evaluation.verification import Verification
+from coalface.experiments import model_folder, preflight, provenance
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.plan import Plan
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup.parts import Parts, make_data
+from coalface.models.folder import read_about, read_tensors
+
+Make = Callable[[Recipe, Path, Callback], None]
+"""Runs a recipe in a folder, or goes on where it was begun there."""
+POLICY = ("max_update_norm", "oversized", "max_share", "retries")
+"""Keys of `engine` that are as in `RoundPolicy` where they are not set, and then are no part of a recipe's digest."""
+RETRIES = 1
+"""Where three in ten of eight parties drop out each time, half of them answer in all but one round of 3,800."""
+MAX_SHARE, MAX_UPDATE_NORM = 0.5, 5.0
+"""Where each party brings its own images, and says itself how many: of a mean by images, and of an update's size."""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What a run works with."""
+
+    recipe: Recipe
+    """As it is written into the run's folder."""
+    method: Method
+    data: FederatedData
+    """Who takes part, with what images, network and arithmetic."""
+    make_data: Callable[[], FederatedData]
+    """Makes the same in a worker process."""
+    numerics: Numerics
+    policy: RoundPolicy
+    plan: Plan
+    """One round of every stage, as messages."""
+    evaluators: tuple[Evaluator, ...]
+    classifier: Tensor | None = None
+    """(k, d) class embeddings of the public identities, where a pre-training left some."""
+    find_members: Callable[[], Members | None] = lambda: None
+    """Who is trained on; None where only the parties know. It hashes every image, so it is asked at the end."""
+    notes: tuple[str, ...] = ()
+    """What a person is told before the run begins."""
+
+    @property
+    def first_model(self) -> Tensors:
+        """All tensors of the backbone that the run starts from."""
+        return {**self.data.backbone.shared(), **self.data.backbone.kept()}
+
+
+def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) -> PreparedRun:
+    """What the run of a recipe works with; `elsewhere` says that its parties are at nodes of their own.
+
+    Where the recipe has a pre-training that is not in the cache, `make` runs it first.
+
+    What cannot be run is found here, before anything is written. Raises RecipeError, ValueError or OSError.
+    """
+    played: tuple[str, ...] | None = () if recipe.own is not None and elsewhere else None
+    parts, start, classifier, before = Parts(recipe, callback.packing, played=played), None, None, None
+    if recipe.pretrain is not None:
+        start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
+        parts.backbone.load(start)
+    callback.doing("reading the images")
+    data, method, notes = parts.data, parts.method, []
+    numerics, verification = parts.numerics(parts.client_batch), _verification(parts)
+    if not verification.pairs:
+        notes.append(preflight.NOTHING_EVALUATED)
+    if recipe.pretrain is None and (wrong := method.untrained()):
+        notes.append(wrong)
+    evaluators: list[Evaluator] = [verification]
+    if parts.split.test is not None:
+        evaluators.append(_of_clients(parts))
+    elif recipe.test is not None:
+        notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
+    if method.scenario == "domains":
+        evaluators.append(Clustering(parts.truth))
+    if data.public is not None:
+        evaluators.append(PublicImages(len(data.public)))
+    return PreparedRun(
+        recipe=recipe,
+        method=method,
+        data=data,
+        make_data=functools.partial(make_data, recipe, start, played),
+        numerics=numerics,
+        policy=round_policy(recipe),
+        plan=preflight.planned(parts),
+        evaluators=tuple(evaluators),
+        classifier=classifier,
+        find_members=functools.partial(parts.members, before),
+        notes=tuple(notes),
+    )
+
+
+def _verification(parts: Parts) -> Verification:
+    evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
+    return Verification(parts.pairs, parts.backbone, evaluation.flip, device, evaluation.parties, fars=evaluation.fars)
+
+
+def _of_clients(parts: Parts) -> Evaluator:
+    """Evaluates on the test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
+    settings, test = parts.recipe.evaluation.personalised, parts.split.test
+    assert test is not None
+    if settings is None:
+        return Enrolled(parts.data, parts.split.train, test)
+    if len(served := personalised.tested(parts.clients, test)) < 2:
+        raise RecipeError(
+            f"a client's people are told from those of others, and {len(served)} of the clients of data.partition has "
+            "test images; assign identities to two or more, or use a smaller data.test.images",
+            where="evaluation.personalised",
+        )
+    return Personalised(parts.data, parts.clients, test, **dict(settings))
+
+
+def round_policy(recipe: Recipe) -> RoundPolicy:
+    """How the run is conducted."""
+    engine = recipe.engine
+    given: dict[str, Any] = {"retries": RETRIES}
+    given |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
+    if recipe.own is not None:
+        given.setdefault("max_share", MAX_SHARE)
+        given.setdefault("max_update_norm", MAX_UPDATE_NORM)
+    return RoundPolicy(
+        run=recipe.name,
+        seed=recipe.seed,
+        min_reply_fraction=engine.min_reply_fraction,
+        max_abandoned_rounds=engine.max_abandoned_rounds,
+        checkpoint_every=engine.checkpoint_every,
+        keep_checkpoints=engine.keep_checkpoints,
+        evaluate_every=recipe.evaluation.every,
+        on_error=engine.on_error,
+        equal_steps=recipe.local.steps_per_round is not None,
+        faults=recipe.faults,
+        **given,
+    )
+
+
+def _pretrained(
+    parts: Parts, inner: Recipe, callback: Callback, make: Make
+) -> tuple[Tensors, Tensor | None, Members | None]:
+    """(backbone, class embeddings of the public identities if parties share their images, who was trained on).
+
+    They are from the cache, if its recipe was run by the same code. Raises RecipeError where it leaves no class
+    embeddings and the method needs them.
+    """
+    preflight.check_leaves_shared(inner)
+    before = Parts(inner, callback.packing)
+    made_of = [inner.digest(), before.content, provenance.code_behind(inner)]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    place = open_cache(default_cache()) / PRETRAINED / key
+    model = place / "model" / "backbone.safetensors"
+    needed = (model, place / membership.FILE)  # a version before left no people
+    if not all(path.exists() for path in needed):
+        with _turn(place.parent.with_name(LOCKS) / place.name, place, callback):
+            if not all(path.exists() for path in needed):  # another process may have made it meanwhile
+                callback.note(f"pre-training in {place}")
+                _check_begun(place)
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                make(inner, place, callback)
+    use(place)
+    loaded = read_tensors(model.parent, model.name, read_about(model.parent))
+    tensors = {name: loaded[name] for name in parts.backbone.shared()}
+    classifier = None
+    if parts.public is not None:
+        alike = parts.public.names == before.split.train.names
+        classifier = _classifier(parts.recipe, inner, place, alike=alike)
+    return tensors, classifier, membership.read(place)
+
+
+def _check_begun(place: Path) -> None:
+    """Raise RecipeError where a pre-training was begun in the cache and cannot be gone on with."""
+    if (place / "config.yaml").exists():
+        try:
+            provenance.recipe_of(place)
+        except RecipeError as error:
+            raise RecipeError(
+                f"{error}. Or remove it with `coalface cache clear pretrained`; the next run that needs this "
+                "pre-training makes it anew"
+            ) from None
+
+
+def _classifier(recipe: Recipe, inner: Recipe, place: Path, *, alike: bool) -> Tensor:
+    """(k, d) class embeddings that a pre-training left; `alike` says that they are of the public identities."""
+    if not (place / model_folder.CLASSIFIER).exists() or not alike:
+        raise RecipeError(
+            f"{recipe.method} starts from the class embeddings of all public identities, and {inner.method!r} leaves "
+            "none, or trains on others; use centralized, a loss with one class embedding for each identity, and the "
+            "data of this recipe",
+            where="pretrain",
+        )
+    about = read_about(place / "model")
+    return read_tensors(place / "model", f"../{model_folder.CLASSIFIER}", about)["class_embeddings"]
+
+
+@contextlib.contextmanager
+def _turn(lock: Path, place: Path, callback: Callback) -> Iterator[None]:
+    """Hold the lock of a pre-training, after whoever has it: one process trains, the others wait for its model."""
+    lock.parent.mkdir(mode=0o700, exist_ok=True)
+    turn = disk.lock(lock)
+    try:
+        held = turn.acquire(blocking=False)
+    except Timeout:
+        callback.note(f"another process is pre-training in {place}; waiting for its model")
+        held = turn.acquire()
+    with held:
+        yield

@@ -1,0 +1,100 @@
+"""Experiments made of objects in Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tinyruns
+
+import coalface as cf
+from coalface.core.errors import RecipeError
+from coalface.experiments import run
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.schema import Recipe
+from coalface.methods import METHODS
+from coalface.training.losses.registry import LOSSES
+
+PAGE = Path(__file__).parents[2] / "docs/spec/recipes-and-runs.md"
+
+
+def test_the_example_of_the_page_runs_and_its_recipe_runs_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, cf.Experiment] = {}
+    exec(example, names)
+    out = Path("runs/a")
+    recipe = loader.load("three-silos.yaml")
+    assert recipe.resolved() == names["experiment"].recipe.resolved()
+    again = run.run(recipe, tmp_path / "again", tinyruns.Silent())
+    assert tinyruns.model_bytes(out) == tinyruns.model_bytes(again) != {}
+    for name in ("metrics.jsonl", "config.yaml", "receipts.jsonl"):
+        assert (out / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_every_part_is_written_by_the_names_of_a_recipe(tmp_path: Path) -> None:
+    experiment = cf.Experiment(
+        method=cf.FedAvgFV(rounds=2, loss=cf.ArcFace(margin=0.3)),
+        data=cf.PrivatePublic(private=cf.Private(identities=6), party_augment={"silo-00": cf.Augmentation(crop=2)}),
+        model=cf.Model(embedding_size=64),
+        evaluation=cf.Evaluation(pairs={"lfw": cf.PairsFrom(kind="lfw", path="pairs.txt")}),
+        validators={"clinic": cf.Validator(validates="lfw")},
+        fold_split="first",
+        engine=cf.Engine(min_reply_fraction=0.7),
+        faults=cf.SimulatedFaults(dropout=0.1),
+        pretrain=cf.Experiment(method=cf.Centralized(rounds=1, local=cf.LocalTraining(lr=0.2))),
+    )
+    experiment.write(tmp_path / "recipe.yaml")
+    recipe = loader.load(tmp_path / "recipe.yaml", ["name=run"])
+    assert recipe == experiment.recipe
+    assert recipe.build_method() == experiment.method
+    given = {name: getattr(experiment, name) for name in ("model", "evaluation", "validators", "engine", "faults")}
+    assert {name: getattr(recipe, name) for name in given} == given
+    inner = loader.pretraining(recipe)
+    assert (inner.method, inner.local.lr, inner.model) == ("centralized", 0.2, recipe.model)
+    assert isinstance(recipe.data, cf.PrivatePublic) and recipe.data.private.identities == 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_comes_back_from_its_recipe_as_it_was(method: str) -> None:
+    settings = METHODS[method]()
+    tree = cf.Experiment(method=settings).as_tree()
+    recipe = Recipe.model_validate(tree)  # whether method and data fit is another question
+    assert (recipe.method, recipe.build_method()) == (method, settings)
+
+
+def test_what_no_recipe_can_name_is_refused() -> None:
+    class Mine(cf.FedAvg):
+        """Not among the methods."""
+
+    class Other(cf.CosFace):
+        """Not among the losses."""
+
+    for experiment, where in (
+        (cf.Experiment(method=Mine()), "method"),
+        (cf.Experiment(method=cf.FedAvg(loss=Other())), "loss"),
+        (cf.Experiment(method=cf.FedAvg(sample="x")), "methods.fedavg.sample"),
+    ):
+        with pytest.raises(RecipeError) as refused:
+            experiment.recipe  # noqa: B018
+        assert refused.value.where == where
+
+
+def test_the_names_of_the_package_are_all_there_and_name_every_method_and_loss() -> None:
+    for name in cf.__all__:
+        assert getattr(cf, name) is not None and name in dir(cf)
+    for cls in [*METHODS.values(), *LOSSES.values()]:
+        assert getattr(cf, cls.__name__) is cls
+    with pytest.raises(AttributeError, match="FedAvgg"):
+        cf.FedAvgg  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, coalface; print(*(name for name in sys.modules if name.startswith('coalface.') or name in "
+    code += "('torch', 'numpy', 'pydantic', 'yaml')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
