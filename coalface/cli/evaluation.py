@@ -193,11 +193,14 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 
 def said(name: str, value: Any) -> str:
-    """A figure for people: thresholds are cosines, all other fractions percent."""
+    """A figure for people, in its unit."""
+    from coalface.evaluation.figures import figure_of
+
     if name.endswith("trained_on"):
         return f"{value['people']:,} of {value['of']:,} people, {value['pairs']:,} pairs" if value else "not known"
     if isinstance(value, float):
-        return f"{value:.6f}" if name.startswith("threshold") else f"{value:.2f} %"
+        figure = figure_of(name)
+        return figure.mean_text(value) + figure.unit.sign
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

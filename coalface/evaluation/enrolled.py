@@ -19,7 +19,7 @@ from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
-from coalface.evaluation.kinds import ENROLLED_BY
+from coalface.evaluation.figures import ENROLLED_BY
 from coalface.evaluation.metrics.enrolled import Verified, cosine_scores, templates, verify
 
 FEATURES, OWN = ENROLLED_BY

@@ -21,7 +21,15 @@ from coalface.data.stores import open_store
 from coalface.evaluation import membership
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.evaluation.membership import BY_NAME, STRANGER, Members
-from coalface.evaluation.metrics.verification import evaluate_pairs, roc, score_pairs, two_list_accuracy
+from coalface.evaluation.metrics.verification import (
+    ACCURACY_TWO_LISTS,
+    THRESHOLD,
+    THRESHOLD_TWO_LISTS,
+    evaluate_pairs,
+    roc,
+    score_pairs,
+    two_list_accuracy,
+)
 from coalface.models import Backbone, branched, build
 from coalface.models.embedding import embed, images_needed
 from coalface.models.folder import ABOUT, read_about, read_tensors, remedy
@@ -250,12 +258,12 @@ class _Scored:
 def _figures(evaluated: _Scored) -> dict[str, float]:
     pairs = evaluated.pairs
     result = evaluate_pairs(evaluated.scores, pairs.same, pairs.fold, pairs.headline, FARS)
-    return result.figures() | {f"threshold@far={tar.far:g}": tar.threshold for tar in result.tars if tar.carried}
+    return result.figures() | {THRESHOLD.at(tar.far): tar.threshold for tar in result.tars if tar.carried}
 
 
 def _by_threshold(second: _Scored, evaluated: _Scored) -> dict[str, float]:
     accuracy = two_list_accuracy(second.scores, second.pairs.same, evaluated.scores, evaluated.pairs.same)
-    return {"accuracy_two_lists": 100 * accuracy.mean, "threshold_two_lists": accuracy.thresholds[0]}
+    return {ACCURACY_TWO_LISTS.name: 100 * accuracy.mean, THRESHOLD_TWO_LISTS.name: accuracy.thresholds[0]}
 
 
 def _has_both(pairs: PairList) -> bool:

@@ -20,7 +20,7 @@ from coalface.engine.party.setup import FederatedData
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
-from coalface.evaluation.kinds import SERVED_BY
+from coalface.evaluation.figures import SERVED_BY
 from coalface.evaluation.metrics.personalised import Personalised as Figures
 from coalface.evaluation.metrics.personalised import evaluate_client, gallery_of, over_clients
 

@@ -126,8 +126,9 @@ def files(path: Path) -> list[Path]:
     found += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
     if not found:
         raise RecipeError(
-            f"{path} has no ledger: name a run's folder, a party's home, or a ledger's file. A party's ledger lies at "
-            "that party, below its home"
+            "no ledger; name a run's folder, a party's home, or a ledger's file. A party's ledger lies at that party, "
+            "below its home",
+            where=path,
         )
     return found
 
@@ -197,8 +198,9 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
     path = run / receipts.FILE
     if not path.exists() or not path.stat().st_size:
         raise RecipeError(
-            f"{path} is empty or not there: name the folder of a run, at the server, of which a round has counted. A "
-            "version before this kept no receipts"
+            "it is empty or does not exist; name the folder of a run, at the server, of which a round has counted. A "
+            "version before this kept no receipts",
+            where=path,
         )
     accepted: dict[str, list[dict[str, Any]]] = {}
     chain, faults, name = [ledger.START], list[str](), ""

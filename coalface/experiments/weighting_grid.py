@@ -24,6 +24,7 @@ from coalface.core.codec import copied, decode, hints
 from coalface.core.disk import write_json, write_text
 from coalface.core.errors import RecipeError
 from coalface.core.method import Backbone, Method, Tensors
+from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engine import checkpoint
@@ -128,16 +129,16 @@ def build(
     backbones.
     """
     if not 1 <= steps <= FINEST:
-        raise RecipeError(f"--step {1 / steps if steps else 0:g}: give a step from {1 / FINEST:g} to 1")
+        raise RecipeError(f"give a step from {1 / FINEST:g} to 1", where="--step")
     recipe = provenance.recipe_of(run)
     method = recipe.build_method()
     _check(recipe, method)
     standing = checkpoint.load(run / "checkpoints")
     if standing is None:
         raise RecipeError(
-            f"{run} has no checkpoint yet, which says what the server accepted: go on with `coalface resume "
-            f"{quote(str(run))}`; it has one after {recipe.engine.checkpoint_every} "
-            f"round{'s' * (recipe.engine.checkpoint_every > 1)}"
+            f"it has no checkpoint yet, which says what the server accepted: go on with `coalface resume "
+            f"{quote(str(run))}`; it has one after {several(recipe.engine.checkpoint_every, 'round')}",
+            where=run,
         )
     parts = Parts(recipe)
     trainers = parts.trainers
@@ -206,7 +207,9 @@ def steps_of(step: float) -> int:
     """How many steps a side has. Raises RecipeError where `step` does not divide 1."""
     steps = round(1 / step) if step > 0 else 0
     if not 1 <= steps <= FINEST or abs(steps * step - 1) > 1e-9:
-        raise RecipeError(f"--step {step:g}: give a step that divides 1, from {1 / FINEST:g} on, such as 0.1 or 0.05")
+        raise RecipeError(
+            f"{step:g} does not divide 1; use 0.1 or 0.05, or another from {1 / FINEST:g} on", where="--step"
+        )
     return steps
 
 
@@ -219,19 +222,22 @@ def _check(recipe: Recipe, method: Method) -> None:
     """Raise RecipeError where a run with this recipe can have no grid."""
     if recipe.model.batchnorm != "average":
         raise RecipeError(
-            f"model.batchnorm={recipe.model.batchnorm}: some of a backbone stays at its trainer, so there is no "
-            "average to score; run with model.batchnorm=average"
+            f"with {recipe.model.batchnorm} some of a backbone stays at its trainer, so there is no average to score; "
+            "run with model.batchnorm=average",
+            where="model.batchnorm",
         )
     component = _component(method)
     if component is not None and component.fv == "folded":
         raise RecipeError(
-            "validation.fv=folded: the server of this run is never sent a single backbone, only weighted means of "
-            "them, and a grid would need the single ones: run with validation.fv=kept where the server may see them"
+            "with folded the server of this run is never sent a single backbone, only weighted means of them, and a "
+            "grid would need the single ones; run with validation.fv=kept where the server may see them",
+            where="validation.fv",
         )
     if not _with_backbone(method):
         raise RecipeError(
-            f"method {recipe.method}: no reply of its trainers has a `backbone`, so there is nothing to weight; take a "
-            "method that averages backbones, such as fedavg or pfm"
+            f"no reply of {recipe.method}'s trainers has a `backbone`, so there is nothing to weight; take a method "
+            "that averages backbones, such as fedavg or pfm",
+            where="method",
         )
 
 

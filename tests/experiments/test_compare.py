@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tinyruns
 
@@ -39,20 +38,12 @@ def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_p
     assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
 
 
-def test_the_draws_are_the_same_for_whoever_compares(fedavg_run: Path, solo_run: Path) -> None:
-    ((_, here),) = read_lists(fedavg_run / "judged")
-    ((_, there),) = read_lists(solo_run / "judged")
-    one, other = compare.bootstrap_of(here), compare.bootstrap_of(there)
-    assert np.array_equal(one.counts, other.counts)
-    assert one.counts.shape[1] == compare.DRAWS == 2000
-
-
-def test_runs_evaluated_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
+def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
     other = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
     assert compare.intervals([fedavg_run, other]) == {}
     (_, row) = table.compare([fedavg_run, other], {}).rows
-    assert row.differences["unseen/accuracy"].verdict is None  # the plain difference, and no word on chance
+    assert row.differences["unseen/accuracy"].is_decided is None  # the plain difference, and no word on chance
 
 
 def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Path, solo_run: Path) -> None:
@@ -79,13 +70,6 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
     assert f"{said[1]}." in table.notes(compared) and json.loads(table.as_json(compared))["left_out"] == said
 
 
-def test_runs_without_evidence_have_no_interval(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(solo_run, bare)
-    (bare / "evidence.json").unlink()
-    assert compare.intervals([fedavg_run, bare]) == {}
-
-
 def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.mkdir()
@@ -94,15 +78,6 @@ def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_r
     for those in ([fedavg_run, old], [old, fedavg_run]):
         found = table.compare(those, compare.intervals(those), compare.left_out(those))
         assert "old" in table.as_json(found) and table.notes(found) is not None
-
-
-def test_a_damaged_file_of_a_run_is_not_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(solo_run, copy)
-    text = (copy / "summary.json").read_text()
-    (copy / "summary.json").write_text(text.replace('"rounds": 2', '"rounds": 3'))
-    with pytest.raises(ValueError, match=r"summary\.json is not as it was written.*coalface resume"):
-        table.compare([fedavg_run, copy], {}, [])
 
 
 def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:

@@ -19,8 +19,8 @@ from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import LOSS
 from coalface.experiments.setup.parts import Parts
+from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
-from coalface.experiments.sweep.table import baseline_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = [

@@ -50,12 +50,6 @@ def test_cells_that_are_missing_are_counted_and_leave_a_gap() -> None:
     assert found(cell(0, None, method="solo", K=5))[1] == []
 
 
-def test_numbers_ascend_whatever_the_order_of_the_cells_and_text_that_is_one_counts() -> None:
-    lines, _ = found(*[cell(0, v, local__lr=lr) for lr, v in ((0.1, 1.0), ("1e-3", 2.0), (0.02, 3.0))], axis="local.lr")
-    assert list(lines[0].at) == [0.001, 0.02, 0.1]
-    assert [spread.mean for spread in lines[0].at.values() if spread] == [2.0, 3.0, 1.0]
-
-
 def test_other_settings_are_lines_of_their_own_a_list_among_them() -> None:
     lines, _ = found(
         *[cell(0, 10.0 * k + n, K=k, domains=[*range(n)]) for k in (1, 2) for n in (1, 2)],

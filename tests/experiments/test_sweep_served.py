@@ -13,8 +13,9 @@ from tinyruns import EVALUATED, Silent
 from tinyruns import public_images as recipe
 
 from coalface.core.method import generator
+from coalface.evaluation.figures import SERVED_BY, figure_name
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.sweep import side_tables
+from coalface.experiments.sweep import differences
 from coalface.experiments.sweep.grid import grid
 from coalface.experiments.sweep.run import read_cells, sweep
 from coalface.experiments.sweep.table import table
@@ -49,13 +50,13 @@ def rows(swept: Path) -> list[list[str]]:
 
 
 def test_each_model_has_its_row_of_means_over_clients_and_seeds(swept: Path) -> None:
-    shown = {(row[0], row[1]): row[2:] for row in rows(swept) if row[1] in side_tables.personal.SERVED_BY}
+    shown = {(row[0], row[1]): row[2:] for row in rows(swept) if row[1] in SERVED_BY}
     kinds = {"base": 4, "faster": 4, "without a branch": 3, "one person each": 4}
     assert {name: sum(label == name for label, _ in shown) for name in kinds} == kinds
     (header,) = (row[2:] for row in rows(swept) if row[1] == "by")
     for (name, kind), texts in shown.items():
         every = [cell["personalised"]["clients"] for cell in cells(swept, name)]
-        figures = {side_tables.figure_name(f): f for f in next(iter(every[0].values()))[kind]}
+        figures = {figure_name(f): f for f in next(iter(every[0].values()))[kind]}
         assert figures.keys() <= set(header)
         for title, text in zip(header, texts, strict=True):
             seeds = [
@@ -90,11 +91,11 @@ def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
         for cell in cells(swept, sides[0][0]):
             (other,) = (c for c in cells(swept, sides[1][0]) if c["seed"] == cell["seed"])
             mine, base = (c["personalised"]["clients"] for c in (cell, other))
-            (figure,) = (f for f in mine["silo-00"][sides[0][1]] if side_tables.figure_name(f) == name)
+            (figure,) = (f for f in mine["silo-00"][sides[0][1]] if figure_name(f) == name)
             apart.append([mine[c][sides[0][1]][figure] - base[c][sides[1][1]][figure] for c in sorted(mine)])
-        rng, drawn = generator(0, "personalised", "draws"), np.zeros(side_tables.DRAWS)
+        rng, drawn = generator(0, "personalised", "draws"), np.zeros(differences.DRAWS)
         for each in apart:
-            for draw, places in enumerate(rng.integers(0, len(each), (side_tables.DRAWS, len(each)))):
+            for draw, places in enumerate(rng.integers(0, len(each), (differences.DRAWS, len(each)))):
                 drawn[draw] += sum(each[place] for place in places) / len(each) / len(apart)
         low, high = np.percentile(drawn, (2.5, 97.5))
         assert middle == f"{np.mean(apart):+.2f}".replace("-0.00", middle if middle == "-0.00" else "-0.00")
@@ -104,23 +105,10 @@ def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
     assert apart_at_all and len(found) == 3 * 9 + 2 * len(cells(swept, "one person each")[0]["personalised"]["branch"])
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(100.0, "higher"), (-100.0, "lower"), (0.0, "undecided")])
-def test_a_difference_is_decided_where_its_interval_does_not_hold_zero(by: float, verdict: str, swept: Path) -> None:
-    groups = {name: cells(swept, name) for name in ("base", "faster")}
-    for cell, base in zip(groups["faster"], groups["base"], strict=True):
-        for client, of in cell["personalised"]["clients"].items():
-            of["branch"] = {f: v + by for f, v in base["personalised"]["clients"][client]["branch"].items()}
-    lines = side_tables.personalised(groups, [{"faster": "base"}])
-    shown = [
-        line.split("|")[-2].strip() for line in lines if line.startswith("| faster by branch") and "base by" in line
-    ]
-    assert shown == [verdict] * 3
-
-
 def test_each_of_several_baselines_is_compared_with_and_no_pair_the_other_way_round(swept: Path) -> None:
     groups = {name: cells(swept, name) for name in ("base", "faster", "without a branch")}
     to = [dict.fromkeys(groups, "base"), dict.fromkeys(groups, "faster")]
-    lines = side_tables.personalised(groups, to)
+    lines = differences.of_clients(groups, to)
     found = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines if line.count(" by ") == 2}
     across = {(a, b) for a, b in found if a.rsplit(" by ")[0] != b.rsplit(" by ")[0]}
     assert across == {

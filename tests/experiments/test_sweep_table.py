@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from coalface.evaluation.metrics.paired import resample
 from coalface.experiments.compare import bootstrap_of, intervals
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
-from coalface.experiments.sweep import table as tabulating
 from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.remarks import unlike_starts
 from coalface.experiments.sweep.run import read_cells, sweep
-from coalface.experiments.sweep.side_tables import unlike_starts
 from coalface.experiments.sweep.table import table
 from coalface.methods.fedfr_uda import Own
 
@@ -165,16 +163,7 @@ def test_a_setting_that_lacks_a_seed_is_compared_over_the_seeds_that_both_have(s
     assert said in text and said not in table(cells(swept), done(swept))[0]
 
 
-def test_a_baseline_that_is_a_whole_setting_is_not_what_others_have_in_common_with_it() -> None:
-    settings = ["method=a", "method=a, methods.a.k=2", "method=b"]
-    assert tabulating._bases(settings, "method=a") == dict.fromkeys(settings, "method=a")
-    assert tabulating._bases(settings[1:], "method=a") == {
-        "method=a, methods.a.k=2": "method=a, methods.a.k=2",
-        "method=b": "method=a, methods.a.k=2",
-    }
-
-
-def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_evaluated_alike(swept: Path) -> None:
+def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_alike(swept: Path) -> None:
     first, second, other = run(swept, "source-only", 0), run(swept, "fedfr-uda", 0), run(swept, "fedfr-uda", 1)
     found = json.loads(said("compare", first, second, "--json"))
     assert {key.partition("/")[0] for key in found["runs"][1]["against_first"]} == {"street", "studio"}
@@ -185,44 +174,6 @@ def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_evaluated
     assert "fedfr-uda" in text and "source-only" in text
     page = (swept / "page.html").read_text(encoding="utf-8")
     assert "rank-1" in page and "fedfr-uda" in page
-
-
-def test_the_report_names_each_partys_role_and_what_it_may_know(swept: Path) -> None:
-    page = (run(swept, "fedfr-uda", 0) / "report.html").read_text(encoding="utf-8")
-    assert re.search(r"fedfr-uda trained [\w-]+ over 3 parties \(cross-silo\) in 2 rounds, seed 0\.", page)
-    cells_of = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", page, re.S)]
-    assert [row[:4] for row in cells_of if len(row) > 1 and row[1].startswith("trainer/")][:3] == [
-        ["source", "trainer/source", "8", "32"],
-        ["target-00", "trainer/target", "0", "12"],
-        ["target-01", "trainer/target", "0", "12"],
-    ]
-    alone = (run(swept, "source-only", 0) / "report.html").read_text(encoding="utf-8")
-    assert "source-only trained" in alone and "over 1 party" in alone and "trainer/target" not in alone
-
-
-def test_a_finished_run_can_be_evaluated_again_to_the_same(swept: Path) -> None:
-    folder = run(swept, "fedfr-uda", 0)
-    before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    said("resume", folder, "--quiet")
-    after = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert {k: after[k] for k in ("figures", "clusters", "parties")} == {
-        k: before[k] for k in ("figures", "clusters", "parties")
-    }
-
-
-@pytest.mark.parametrize("method", ["fedfr-uda", "dan", "target-only"])
-def test_a_dry_run_and_the_wire_say_who_takes_part(method: str, swept: Path) -> None:
-    text = said("run", swept / "tiny.yaml", f"method={method}", "--dry-run")
-    pooled = method != "fedfr-uda"
-    assert f"{method} over {'1 party' if pooled else '3 parties'}" in text
-    assert ("pooled: one party holds everybody's images" in text) == pooled
-    wire = said("messages", method)
-    assert ("trainer/target" in wire) == ("trainer/source" in wire) == (not pooled)
-    if not pooled:
-        sent = json.loads(said("messages", method, "--json"))
-        up = {s["field"] for s in sent["sent"] if s["direction"] == "up"}
-        assert up == {"header", "backbone", "images", "loss", "threshold", "clusters", "kept"}
-        assert {field.partition(".")[0] for field in sent["stays"]} >= {"Own"}
 
 
 def test_what_is_pooled_is_said_beneath_the_table() -> None:
@@ -240,24 +191,17 @@ def test_runs_that_start_from_other_models_than_their_recipes_say_are_named() ->
     ]
     cells = [Cell({"local.lr": recipe.local.lr, "seed": recipe.seed}, recipe) for recipe in recipes]
 
-    def lines(*eers: float) -> dict[str, dict[str, Any]]:
-        return {
+    def said(*eers: float, other: str = "a") -> list[str]:
+        lists = ["a", "a", other, "a"]
+        lines = {
             cell.recipe.digest(): {
                 "seed": cell.recipe.seed,
-                "untrained": {"unseen": {"eer": eer, "accuracy_se": eer}},
-                "lists": {"unseen": "a"},
+                "untrained": {"unseen": {"eer": eer}},
+                "lists": {"unseen": on},
             }
-            for cell, eer in zip(cells, eers, strict=True)
+            for cell, eer, on in zip(cells, eers, lists, strict=True)
         }
+        return [line for line in unlike_starts(cells, lines) if line.startswith("- ")]
 
-    assert unlike_starts(cells, lines(25.0, 22.0, 25.05, 22.0)) == []
-    told = unlike_starts(cells, lines(25.0, 22.0, 22.4, 22.0))
-    assert told[-1] == "- seed 0: unseen EER 22.40 and 25.00" and len(told) == 5
-    fewer = {digest: line for digest, line in lines(25.0, 22.0, 22.4, 22.0).items() if line["seed"] == 1}
-    assert unlike_starts(cells, fewer) == []
-    other = lines(25.0, 22.0, 22.4, 22.0)
-    other[cells[2].recipe.digest()]["lists"] = {"unseen": "b"}  # other pairs
-    assert unlike_starts(cells, other) == []
-    untrained = [Cell(cell.chosen, cell.recipe.model_copy(update={"pretrain": None})) for cell in cells]
-    lines_of = dict(zip((c.recipe.digest() for c in untrained), lines(25.0, 22.0, 22.4, 22.0).values(), strict=True))
-    assert unlike_starts(untrained, lines_of) == []
+    assert said(25.0, 22.0, 25.05, 22.0) == [] == said(25.0, 22.0, 22.4, 22.0, other="b")  # of other pairs
+    assert said(25.0, 22.0, 22.4, 22.0) == ["- seed 0: unseen EER 22.40 and 25.00"]

@@ -50,6 +50,8 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert found["parties/arrived"] == [(1, 2.0), (2, 2.0)] and found["parties/failed"] == [(1, 0.0), (2, 0.0)]
     assert found["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
     assert [step for step, seconds in found["seconds/round"] if seconds > 0] == [1, 2]
+    about = EventAccumulator(str(run / tensorboard.FOLDER)).Reload().SummaryMetadata("judged/unseen/eer")
+    assert (about.display_name, about.summary_description) == ("unseen EER", "in percent; lower is better")
     plain = tinyruns.run(tmp_path / "plain", evaluation={"every": 1})
     assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     assert not (plain / tensorboard.FOLDER).exists()

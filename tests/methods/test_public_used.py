@@ -23,8 +23,9 @@ from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.report.long_table import mean_and_spread, pivot
 from coalface.experiments.setup.parts import Parts, first_backbone
-from coalface.experiments.sweep import side_tables
+from coalface.experiments.sweep.records import records
 from coalface.methods.fedfr_joint import FedFRJoint, Own, Update
 
 CLIENTS = ["silo-00", "silo-01", "silo-02"]
@@ -138,19 +139,14 @@ def test_the_table_is_the_one_by_hand() -> None:
         "without": [cell(0), cell(1)],
         "in one seed of two": [cell(0, 8, x=[1, 2, 6]), cell(1)],
     }
-    assert side_tables.public_images(groups) == [
-        "",
-        "Share of the public images that clients trained on in a round, in percent: mean over clients,",
-        "then over seeds ± standard deviation.",
-        "",
-        "| setting              |   first round |    last round |    all rounds |",
-        "|----------------------|--------------:|--------------:|--------------:|",
-        "| a                    | 17.50 ± 10.61 | 52.50 ± 31.82 | 35.00 ± 21.21 |",
-        "| two halves of a seed |         20.00 |         20.00 |         20.00 |",
-        "| in one seed of two   |         12.50 |         75.00 |         37.50 |",
+    grid = pivot(records(groups, {})["public images"], {"setting": "setting"}, mean_and_spread)
+    assert grid.header == ["setting", "first round", "last round", "all rounds"]
+    assert grid.rows == [
+        ["a", "17.50 ± 10.61", "52.50 ± 31.82", "35.00 ± 21.21"],
+        ["two halves of a seed", "20.00", "20.00", "20.00"],
+        ["in one seed of two", "12.50", "75.00", "37.50"],
     ]
 
 
-def test_without_cells_that_say_it_there_is_no_table() -> None:
-    assert side_tables.public_images({"a": [cell(0)], "b": []}) == []
-    assert side_tables.public_images({"a": [cell(0, 10, x=[])]}) == []
+def test_cells_that_do_not_say_it_have_no_record() -> None:
+    assert records({"a": [cell(0), cell(0, 10, x=[])], "b": []}, {})["public images"] == []

@@ -12,6 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from coalface.evaluation.metrics.figure import COUNT, Figure
+
+SHARES = tuple(f"{way}_{what}" for way in ("pairwise", "bcubed") for what in ("precision", "recall", "f")) + (
+    "nmi",
+    "kept",
+)
+COUNTS = ("clusters", "identities", "images")
+FIGURES = (*map(Figure, SHARES), *(Figure(name, unit=COUNT, better="") for name in COUNTS))
+
 NOISE = -1
 """The predicted label of an image that is in no cluster."""
 
@@ -43,17 +52,7 @@ class Clusters:
 
     def figures(self) -> dict[str, float]:
         """The figures by name, unrounded: the fractions in percent, `clusters` and `identities` as counts."""
-        fractions = {
-            "pairwise_precision": self.pairwise_precision,
-            "pairwise_recall": self.pairwise_recall,
-            "pairwise_f": self.pairwise_f,
-            "bcubed_precision": self.bcubed_precision,
-            "bcubed_recall": self.bcubed_recall,
-            "bcubed_f": self.bcubed_f,
-            "nmi": self.nmi,
-            "kept": self.kept,
-        }
-        figures = {name: 100 * value for name, value in fractions.items()}
+        figures = {name: 100 * getattr(self, name) for name in SHARES}
         return figures | {"clusters": float(self.clusters), "identities": float(self.identities)}
 
 

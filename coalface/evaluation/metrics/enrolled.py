@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.verification import check_scores, eer, tar_at_far
+from coalface.evaluation.metrics.figure import Figure
+from coalface.evaluation.metrics.verification import EER, TAR, check_scores, eer, tar_at_far
+
+ACCEPTED = Figure("accepted")
+ACCEPTED_OF_OTHERS = Figure("accepted of others", better="lower")
+FIGURES = (ACCEPTED, ACCEPTED_OF_OTHERS)
 
 FARS = (0.1, 0.01, 0.001)
 
@@ -58,8 +63,8 @@ class Verified:
 
     def figures(self) -> dict[str, float]:
         """The figures in percent, unrounded: `tar@far=0.1`, …, `eer`, `accepted`, `accepted of others`."""
-        found = {f"tar@far={far:g}": 100 * tar for far, tar in self.tars.items()} | {"eer": 100 * self.eer}
-        own = {"accepted": self.accepted, "accepted of others": self.accepted_of_others}
+        found = {TAR.at(far): 100 * tar for far, tar in self.tars.items()} | {EER.name: 100 * self.eer}
+        own = {ACCEPTED.name: self.accepted, ACCEPTED_OF_OTHERS.name: self.accepted_of_others}
         return found | {name: 100 * share for name, share in own.items() if share is not None}
 
 

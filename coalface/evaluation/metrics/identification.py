@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.exact import check_unit, exactly
+from coalface.evaluation.metrics.figure import Figure
+
+RANK = Figure("rank-")
+FIGURES = (RANK,)
 
 TIE = 1e-10
 """Cosines that differ by no more are equal: it is far above what the order of a float64 sum changes, and far below the
@@ -43,7 +47,7 @@ class Identification:
 
     def figures(self, ks: Sequence[int] = (1,)) -> dict[str, float]:
         """`rank-1` and so on, in percent, unrounded."""
-        return {f"rank-{k}": 100 * self.rate(k) for k in ks}
+        return {RANK.at(k): 100 * self.rate(k) for k in ks}
 
 
 def identify(

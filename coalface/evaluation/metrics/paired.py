@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap
 from coalface.evaluation.metrics.evidence import RESAMPLERS, hits
-
-ERRORS = ("eer",)
-"""Figures of which the lower one is better."""
+from coalface.evaluation.metrics.verification import EER
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +150,7 @@ def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:
 def _verdict(figure: str, low: float, high: float) -> Literal["first", "second", "undecided"]:
     if low <= 0 <= high:
         return "undecided"
-    return "first" if (low > 0) != (figure in ERRORS) else "second"
+    return "first" if (low > 0) != (figure == EER.name) else "second"
 
 
 def _spread(points: Sequence[float]) -> float | None:

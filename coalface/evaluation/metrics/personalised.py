@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.enrolled import templates
 from coalface.evaluation.metrics.exact import BLOCK, Floats, Places, check_unit, exactly, scan
+from coalface.evaluation.metrics.figure import Figure
 from coalface.evaluation.metrics.open_set import TpirAtFpir, tpirs_at
 from coalface.evaluation.metrics.verification import (
+    TAR,
     Ranked,
     TarAtFar,
     allowed,
@@ -36,6 +38,9 @@ OneToOne = Literal["paper", "official"]
 code: these, and the pairs of the client's own images that show different identities."""
 OneToMany = Literal["standard", "legacy"]
 """Which 1:N: the standard definition, or that of the paper's public code; see `evaluate_client`."""
+
+TPIR = Figure("tpir@fpir=", "TPIR at FPIR ")
+FIGURES = (TPIR,)
 
 FARS = (1e-6, 1e-5)
 FPIRS = (1e-5, 1e-4)
@@ -59,8 +64,8 @@ class Personalised:
 
     def figures(self) -> dict[str, float]:
         """In percent, unrounded: `tar@far=1e-06 (paper)`, …, `tpir@fpir=1e-05 (standard)`, …, what is carried alone."""
-        tars = {f"tar@far={tar.far:g} ({self.one_to_one})": 100 * tar.tar for tar in self.tars if tar.carried}
-        found = {f"tpir@fpir={t.fpir:g} ({self.one_to_many})": 100 * t.tpir for t in self.tpirs if t.carried}
+        tars = {f"{TAR.at(tar.far)} ({self.one_to_one})": 100 * tar.tar for tar in self.tars if tar.carried}
+        found = {f"{TPIR.at(t.fpir)} ({self.one_to_many})": 100 * t.tpir for t in self.tpirs if t.carried}
         return tars | found
 
 

@@ -15,6 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.evaluation.metrics.figure import COSINE, Figure
+
+ACCURACY = Figure("accuracy")
+TAR = Figure("tar@far=", "TAR at FAR ")
+THRESHOLD = Figure("threshold@far=", "threshold at FAR ", COSINE, better="")
+EER = Figure("eer", "EER", better="lower")
+ACCURACY_TWO_LISTS = Figure("accuracy_two_lists")
+THRESHOLD_TWO_LISTS = Figure("threshold_two_lists", unit=COSINE, better="")
+FIGURES = (ACCURACY, TAR, THRESHOLD, EER, ACCURACY_TWO_LISTS, THRESHOLD_TWO_LISTS)
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -81,9 +91,9 @@ class VerificationResult:
         """
         figures: dict[str, float] = {}
         if self.accuracy is not None:
-            figures |= {"accuracy": 100 * self.accuracy.mean, "accuracy_se": 100 * self.accuracy.error}
-        figures |= {f"tar@far={tar.far:g}": 100 * tar.tar for tar in self.tars if tar.carried}
-        return figures | {"eer": 100 * self.eer}
+            figures |= {ACCURACY.name: 100 * self.accuracy.mean, f"{ACCURACY.name}_se": 100 * self.accuracy.error}
+        figures |= {TAR.at(tar.far): 100 * tar.tar for tar in self.tars if tar.carried}
+        return figures | {EER.name: 100 * self.eer}
 
 
 def evaluate_pairs(

@@ -19,12 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
+from coalface.evaluation.figures import figure_name, figure_text
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.report.runs import (
     clean,
     duration,
-    figure_name,
-    figure_text,
     flat_figures,
     mapping,
     number,

@@ -15,12 +15,14 @@ from typing import Any
 
 from coalface.core.disk import writing
 from coalface.core.errors import RecipeError
+from coalface.evaluation.figures import figure_name, figure_of
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import flat_figures, mapping
 
 FOLDER = "tensorboard"
 """In the run's folder; `tensorboard --logdir` takes it, or a folder of runs."""
+JUDGED = "judged/"
 _OTHERWISE = {"stage", "round", "failed", "losses", "judged", "reason"}
 """Keys of a line that are no scalars under their own names."""
 
@@ -60,7 +62,7 @@ def _tag(key: str) -> str:
 
 
 def _evaluated(figures: object) -> dict[str, float]:
-    return {f"judged/{name}": value for name, value in flat_figures(figures).items()}
+    return {f"{JUDGED}{name}": value for name, value in flat_figures(figures).items()}
 
 
 class TensorBoard(Callback):
@@ -133,13 +135,28 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _write(path: Path, events: Iterable[tuple[float, int | None, Mapping[str, float]]]) -> None:
     """Append events: when, of which round (None: the file's beginning), which values."""
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def metadata(tag: str) -> SummaryMetadata | None:
+        """What TensorBoard writes over the drawing of a figure, and beside it."""
+        if not tag.startswith(JUDGED):
+            return None
+        key = tag.removeprefix(JUDGED)
+        figure = figure_of(key)
+        better = f"; {figure.better} is better" if figure.better else ""
+        return SummaryMetadata(
+            display_name=figure_name(key),
+            summary_description=f"in {figure.unit.name}{better}",
+            plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"),
+        )
 
     with writing(path), open(path, "ab") as file:
         writer = RecordWriter(file)
         for when, step, values in events:
-            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            scalars = [
+                Summary.Value(tag=tag, simple_value=value, metadata=metadata(tag)) for tag, value in values.items()
+            ]
             if step is None:
                 event = Event(wall_time=when, file_version="brain.Event:2")
             else:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from coalface.experiments.report.drawings import SERIES, ticks
-from coalface.experiments.report.runs import clean
+from coalface.experiments.report.drawings import SERIES, css_of, plain, safe, stacked, ticks
 from coalface.experiments.report.series import Level, Line, Over, Spread
 
 SMALL, LARGE = (620, 330), (1000, 430)
@@ -66,23 +65,23 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     x_at = placed(numbers, LEFT + pad, right - pad)
     parts = _frame(numbers, x_at, [(tick, y_at(tick)) for tick in y_ticks], right, floor)
     for level in near:
-        parts += _level(level, numbers, x_at, y_at, right)
+        parts += _level(level, numbers, x_at, y_at, right, found.digits)
     step = _step([x_at(n) for n in numbers], len(lines))
     tied = []
     for place, line in enumerate(lines):
         shift = (place - (len(lines) - 1) / 2) * step
-        parts += _line(line, place, lambda n, shift=shift: x_at(n) + shift, y_at)  # type: ignore[misc]
+        parts += _line(line, place, lambda n, shift=shift: x_at(n) + shift, y_at, found.digits)  # type: ignore[misc]
         last = max(n for n, spread in line.at.items() if spread is not None)
         end = line.at[last]
         assert end is not None
-        tied.append((y_at(end.mean), x_at(last) + shift, names[place], line.name, _class(place)))
+        tied.append((y_at(end.mean), x_at(last) + shift, names[place], line.name, css_of(place)))
     for level, name in zip(levels, names[len(lines) :], strict=True):
         y = y_at(min(max(level.value.mean, y_low), y_high))
         tied.append((y, right, name, level.name, "level"))
     parts += _names(tied, right, floor)
-    label = f'<text class="label" text-anchor="end" x="{right:g}" y="{height - 5}">{_safe(axis)}</text>'
+    label = f'<text class="label" text-anchor="end" x="{right:g}" y="{height - 5}">{safe(axis)}</text>'
     return Markup(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_safe(title)}; the numbers stand in a table" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}; the numbers stand in a table" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{label}</svg>'
     )
 
@@ -145,9 +144,11 @@ def _step(places: Sequence[float], lines: int) -> float:
     return min(APART, 0.6 * apart / max(1, lines - 1))
 
 
-def _line(line: Line, series: int, x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[str]:
+def _line(
+    line: Line, series: int, x_at: Callable[[float], float], y_at: Callable[[float], float], digits: int
+) -> list[str]:
     """Bars, then the line, broken where a number has no run, then its dots."""
-    css, bars, dots = _class(series), [], []
+    css, bars, dots = css_of(series), [], []
     pieces: list[list[str]] = [[]]
     for n, spread in line.at.items():
         if spread is None:
@@ -160,7 +161,7 @@ def _line(line: Line, series: int, x_at: Callable[[float], float], y_at: Callabl
                 f'<line class="bar s{series % SERIES}" x1="{x:.1f}" x2="{x:.1f}" '
                 f'y1="{y_at(spread.low):.1f}" y2="{y_at(spread.high):.1f}"/>'
             )
-        hover = f"<title>{_safe(line.name)}, {plain(n)}: {_safe(shown(spread))}</title>"
+        hover = f"<title>{safe(line.name)}, {plain(n)}: {safe(shown(spread, digits))}</title>"
         dots.append(f'<circle class="s{series % SERIES}" cx="{x:.1f}" cy="{y:.1f}" r="3.2">{hover}</circle>')
     drawn = [f'<polyline class="line {css}" points="{" ".join(piece)}"/>' for piece in pieces if len(piece) > 1]
     return [*bars, *drawn, *dots]
@@ -171,11 +172,16 @@ def _bar(level: Level, numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def _level(
-    level: Level, numbers: Sequence[float], x_at: Callable[[float], float], y_at: Callable[[float], float], right: float
+    level: Level,
+    numbers: Sequence[float],
+    x_at: Callable[[float], float],
+    y_at: Callable[[float], float],
+    right: float,
+    digits: int,
 ) -> list[str]:
     """A dashed line over the whole width, with a ring and the range of its seeds where the sweep has it."""
     y = y_at(level.value.mean)
-    hover = f"<title>{_safe(level.name)}: {_safe(shown(level.value))}</title>"
+    hover = f"<title>{safe(level.name)}: {safe(shown(level.value, digits))}</title>"
     parts = [f'<line class="level" x1="{LEFT}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}">{hover}</line>']
     if level.at is not None and level.at in numbers:
         x, low, high = x_at(level.at), y_at(level.value.low), y_at(level.value.high)
@@ -188,20 +194,15 @@ def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float, flo
     """Names to the right, in the order of the ends they are tied to: (y, x, name, whole name, class)."""
     low, high = TOP + 4.0, floor - 2.0
     ordered = sorted(tied, key=lambda one: one[0])
-    gap = min(GAP, (high - low) / max(1, len(ordered) - 1))
-    places: list[float] = []
-    for y, *_ in ordered:
-        places.append(max(y, places[-1] + gap if places else low))
-    for place in reversed(range(len(places))):  # back up from the lower edge
-        places[place] = min(places[place], high if place == len(places) - 1 else places[place + 1] - gap)
+    places = stacked([y for y, *_ in ordered], low, high, GAP)
     parts = []
     for (y, x, name, whole, css), at in zip(ordered, places, strict=True):
         path = f"{x:.1f},{y:.1f} {right + 2:.1f},{y:.1f} {right + 12:.1f},{at:.1f}"
         parts.append(f'<polyline class="tie {css}" points="{path}"/>')
         key = f'x1="{right + 12:.1f}" x2="{right + 21:.1f}" y1="{at:.1f}" y2="{at:.1f}"'
         parts.append(f'<line class="{"level" if css == "level" else f"line {css}"}" {key}/>')
-        hover = f"<title>{_safe(whole)}</title>" if name != whole else ""
-        parts.append(f'<text class="small" x="{right + 25:.1f}" y="{at + 4:.1f}">{_safe(name)}{hover}</text>')
+        hover = f"<title>{safe(whole)}</title>" if name != whole else ""
+        parts.append(f'<text class="small" x="{right + 25:.1f}" y="{at + 4:.1f}">{safe(name)}{hover}</text>')
     return parts
 
 
@@ -212,20 +213,7 @@ def _name(name: str, above: bool | None = None, value: Spread | None = None) -> 
     return (name if len(name) <= room else name[: room - 1] + "…") + beyond
 
 
-def shown(spread: Spread) -> str:
-    """A mean with its range over seeds, in percent: `81.37 (80.70 to 82.60)`."""
-    between = f" ({spread.low:.2f} to {spread.high:.2f})" if spread.seeds > 1 else ""
-    return f"{spread.mean:.2f}{between}"
-
-
-def plain(value: float) -> str:
-    """A number of an axis."""
-    return f"{value:.6g}".replace("-", "−")
-
-
-def _class(series: int) -> str:
-    return f"s{series % SERIES}" + (" dash" if series >= SERIES else "")
-
-
-def _safe(text: str) -> Markup:
-    return escape(clean(text))
+def shown(spread: Spread, digits: int) -> str:
+    """A mean with its range over seeds: `81.37 (80.70 to 82.60)`."""
+    between = f" ({spread.low:.{digits}f} to {spread.high:.{digits}f})" if spread.seeds > 1 else ""
+    return f"{spread.mean:.{digits}f}{between}"

@@ -8,9 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from coalface.evaluation.figures import axis_title, figure_name, figure_of
 from coalface.experiments.report import drawings
 from coalface.experiments.report.drawings import Curve, Interval
-from coalface.experiments.report.runs import Run, figure_name, flat_figures, mapping, number, whole_number
+from coalface.experiments.report.runs import Run, flat_figures, mapping, number, whole_number, without_errors
 
 MOST_LOGGED = 24
 """Drawings of logged numbers on one page; the first that the method logged have them."""
@@ -51,7 +52,7 @@ def overview(runs: Sequence[Run], key: str) -> Drawing:
         if key in run.figures
     ]
     title = f"{figure_name(key)}, by run"
-    svg = drawings.interval_chart(rows, title=title, x_label="percent", level=_level(runs, key))
+    svg = drawings.interval_chart(rows, title=title, x_label=figure_of(key).unit.name, level=_level(runs, key))
     bars = any(row.error for row in rows)
     return Drawing(title, svg, "Bars: ± one standard error of the run's own figure." if bars else "")
 
@@ -106,13 +107,13 @@ def progress(runs: Sequence[Run]) -> list[Drawing]:
     """Loss, evaluated figures and bytes per round."""
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
     drawn = _drawn(runs, "loss", lambda record: record.get("loss"), apart)
-    keys = dict.fromkeys(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
-    for key in [key for key in keys if not key.endswith("_se")][:12]:
+    keys = without_errors(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
+    for key in keys[:12]:
 
         def take(record: dict[str, Any], key: str = key) -> object:
             return flat_figures(record.get("judged")).get(key)
 
-        drawn += _drawn(runs, f"{figure_name(key)} (%)", take, level=_level(runs, key))
+        drawn += _drawn(runs, axis_title(key), take, level=_level(runs, key))
     for key, title in (("bytes_down", "MB to the parties, a round"), ("bytes_up", "MB from the parties, a round")):
         if any(_varies([number(record.get(key)) or 0 for record in run.metrics]) for run in runs):
 

@@ -95,7 +95,7 @@ def line_chart(
     x_axis = _Axis(x_low, x_high, LEFT, right)
     y_axis = _Axis(min(y_ticks[0], *values), max(y_ticks[-1], *values), height - BOTTOM, TOP)
     x_ticks = [t for t in ticks(x_low, x_high) if x_low <= t <= x_high and (not whole or t == round(t))]
-    parts = [_grid(x_axis, y_axis, [(t, _plain(t)) for t in x_ticks or [x_low]], [(t, _plain(t)) for t in y_ticks])]
+    parts = [_grid(x_axis, y_axis, [(t, plain(t)) for t in x_ticks or [x_low]], [(t, plain(t)) for t in y_ticks])]
     for x, name in marks:
         place = x_axis.at(min(max(x, x_low), x_high))
         parts.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
@@ -105,7 +105,7 @@ def line_chart(
         y = y_axis.at(level[1])
         parts.append(f'<line class="level" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         above = y - 5 if y - 5 > TOP + 10 else y + 13
-        parts.append(f'<text class="small" text-anchor="end" x="{right}" y="{above:.1f}">{_safe(level[0])}</text>')
+        parts.append(f'<text class="small" text-anchor="end" x="{right}" y="{above:.1f}">{safe(level[0])}</text>')
     parts += [_curve(curve, x_axis, y_axis, dots=len(curve.x) <= MOST_DOTS) for curve in curves]
     if named:
         parts += _names(curves, x_axis, y_axis)
@@ -157,7 +157,7 @@ def histogram(edges: Sequence[float], genuine: Sequence[float], impostor: Sequen
     top = ticks(0, max((max(s) for s in shares if s), default=1))
     y_axis = _Axis(0, top[-1], HEIGHT - BOTTOM, TOP)
     x_ticks = [t for t in ticks(x_axis.low, x_axis.high) if x_axis.low <= t <= x_axis.high]
-    parts = [_grid(x_axis, y_axis, [(t, _plain(t)) for t in x_ticks], [(t, _plain(t)) for t in top])]
+    parts = [_grid(x_axis, y_axis, [(t, plain(t)) for t in x_ticks], [(t, plain(t)) for t in top])]
     for name, share in zip(("impostor", "genuine"), reversed(shares), strict=True):
         points = [(x_axis.low, 0.0)]
         for i, value in enumerate(share):
@@ -182,14 +182,14 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
     for tick in x_ticks:
         x = x_axis.at(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{bottom + 15}">{_plain(tick)}</text>')
+        parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{bottom + 15}">{plain(tick)}</text>')
     if level:
         x = x_axis.at(level[1])
         anchor = "start" if x < (left + WIDTH) / 2 else "end"
         parts.append(f'<line class="level" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         shift = 3 if anchor == "start" else -3
         parts.append(
-            f'<text class="small" text-anchor="{anchor}" x="{x + shift:.1f}" y="{TOP + 3}">{_safe(level[0])}</text>'
+            f'<text class="small" text-anchor="{anchor}" x="{x + shift:.1f}" y="{TOP + 3}">{safe(level[0])}</text>'
         )
     for index, row in enumerate(rows):
         y = TOP + step * (index + 0.5) + 6
@@ -197,11 +197,11 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
         parts.append(f'<text text-anchor="end" x="{left - 10}" y="{y + 4:.1f}">{_short(row.label, 18)}</text>')
         if row.error:
             parts.append(
-                f'<line class="bar {_class(row.series)}" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y}" y2="{y}"/>'
+                f'<line class="bar {css_of(row.series)}" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y}" y2="{y}"/>'
             )
-        hover = f"<title>{_safe(row.label)}: {_plain(row.value)}</title>"
+        hover = f"<title>{safe(row.label)}: {plain(row.value)}</title>"
         parts.append(
-            f'<circle class="{_class(row.series)}" cx="{x_axis.at(row.value):.1f}" cy="{y}" r="5">{hover}</circle>'
+            f'<circle class="{css_of(row.series)}" cx="{x_axis.at(row.value):.1f}" cy="{y}" r="5">{hover}</circle>'
         )
     return _svg(parts, title, x_label, height)
 
@@ -236,35 +236,40 @@ def _curve(curve: Curve, x_axis: _Axis, y_axis: _Axis, dots: bool = False) -> st
     places = [(x_axis.at(x), y_axis.at(y)) for x, y in zip(curve.x, curve.y, strict=True)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [
-        f'<polyline class="line {_class(curve.series)}" points="{path}"><title>{_safe(curve.label)}</title></polyline>'
+        f'<polyline class="line {css_of(curve.series)}" points="{path}"><title>{safe(curve.label)}</title></polyline>'
     ]
     if dots or len(places) == 1:
         for (x, y), at, value in zip(places, curve.x, curve.y, strict=True):
-            hover = f"<title>{_safe(curve.label)}, {_plain(at)}: {value:.4g}</title>"
-            parts.append(f'<circle class="{_class(curve.series)}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">{hover}</circle>')
+            hover = f"<title>{safe(curve.label)}, {plain(at)}: {value:.4g}</title>"
+            parts.append(f'<circle class="{css_of(curve.series)}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">{hover}</circle>')
     return "".join(parts)
 
 
 def _names(curves: Sequence[Curve], x_axis: _Axis, y_axis: _Axis) -> list[str]:
     """The name of each curve beside its end, with a line to it where names would lie upon each other."""
-    gap, low, high = 13.0, y_axis.end + 4, y_axis.start
-    ends = sorted(((y_axis.at(c.y[-1]), place) for place, c in enumerate(curves)))
-    gap = min(gap, (high - low) / max(1, len(ends) - 1))
-    places: list[float] = []
-    for y, _ in ends:
-        places.append(max(y, low if not places else places[-1] + gap))
-    for place in reversed(range(len(places))):  # back up from the lower edge
-        places[place] = min(places[place], high if place == len(places) - 1 else places[place + 1] - gap)
+    ends = sorted((y_axis.at(curve.y[-1]), place) for place, curve in enumerate(curves))
+    places = stacked([y for y, _ in ends], y_axis.end + 4, y_axis.start, gap=13.0)
     parts = []
     for (end, number), y in zip(ends, places, strict=True):
         curve, edge = curves[number], x_axis.end
         x = x_axis.at(curve.x[-1])
         parts.append(
-            f'<polyline class="tie {_class(curve.series)}" '
+            f'<polyline class="tie {css_of(curve.series)}" '
             f'points="{x:.1f},{end:.1f} {edge + 3:.1f},{end:.1f} {edge + 17:.1f},{y:.1f}"/>'
             f'<text class="small" x="{edge + 20:.1f}" y="{y + 4:.1f}">{_short(curve.label, 12)}</text>'
         )
     return parts
+
+
+def stacked(ends: Sequence[float], low: float, high: float, gap: float) -> list[float]:
+    """Where names stand whose curves end at `ends`, ascending: beside them, and `gap` apart where there is room."""
+    gap = min(gap, (high - low) / max(1, len(ends) - 1))
+    places: list[float] = []
+    for end in ends:
+        places.append(max(end, places[-1] + gap if places else low))
+    for place in reversed(range(len(places))):  # back up from the lower edge
+        places[place] = min(places[place], high if place == len(places) - 1 else places[place + 1] - gap)
+    return places
 
 
 def _grid(
@@ -292,27 +297,28 @@ def _svg(
     right: float = WIDTH - RIGHT,
     width: float = WIDTH,
 ) -> Markup:
-    label = f'<text class="label" text-anchor="end" x="{right}" y="{height - 6}">{_safe(x_label)}</text>'
+    label = f'<text class="label" text-anchor="end" x="{right}" y="{height - 6}">{safe(x_label)}</text>'
     return Markup(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_safe(title)}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{label}</svg>'
     )
 
 
-def _class(series: int) -> str:
+def css_of(series: int) -> str:
     return f"s{series % SERIES}" + (" dash" if series >= SERIES else "")
 
 
 def _short(name: str, most: int) -> Markup:
-    return _safe(name if len(name) <= most else name[: most - 1] + "…")
+    return safe(name if len(name) <= most else name[: most - 1] + "…")
 
 
-def _safe(text: str) -> Markup:
+def safe(text: str) -> Markup:
     """A string as it may stand in the page: escaped, without control characters."""
     return escape(clean(text))
 
 
-def _plain(value: float) -> str:
+def plain(value: float) -> str:
+    """A number of an axis."""
     return f"{value:.6g}".replace("-", "−")
 
 

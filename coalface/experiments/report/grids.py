@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from coalface.evaluation.kinds import SERVED_BY
+from coalface.evaluation.figures import SERVED_BY, figure_name, figure_of, figure_text
+from coalface.experiments.report.long_table import Grid, pivot, records_of, single
 from coalface.experiments.report.runs import (
-    LOWER_IS_BETTER,
     Run,
-    duration,
-    figure_name,
-    figure_text,
     flat_figures,
     gaps,
     mapping,
     number,
-    signed,
     size,
     whole_number,
+    without_errors,
 )
-from coalface.experiments.report.table import Comparison
+from coalface.experiments.report.table import Comparison, grid
 
 MOST_ROWS = 60
 """Rows shown of a table with a row a party, a failure or a logged number; the page says how many there are in all."""
 MOST_TENSORS = 400
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table as text. `numeric` columns stand right; `total` is the last line; `left_out` rows are not shown."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: frozenset[int] = frozenset()
-    total: Sequence[str] = ()
-    left_out: int = 0
 
 
 def as_list(value: object) -> list[Any]:
@@ -58,19 +43,22 @@ def size_text(value: object) -> str:
     return "" if count is None else size(count)
 
 
-def figures(run: Run, evaluated: Sequence[str]) -> list[dict[str, str]]:
+def figures(run: Run) -> list[dict[str, str]]:
+    """Trained, before, and the change, with whether it is for the better."""
     rows = []
-    for key in evaluated:
+    for key in run.evaluated:
+        figure = figure_of(key)
         gain = run.figures[key] - run.untrained[key] if key in run.untrained else None
-        fallen = key.rpartition("/")[2] in LOWER_IS_BETTER
-        better = gain is not None and (gain < 0 if fallen else gain > 0)
+        tone = (
+            "" if not gain or not figure.better else "better" if (gain < 0) == (figure.better == "lower") else "worse"
+        )
         rows.append(
             {
                 "name": figure_name(key),
                 "value": figure_text(run.figures, key),
                 "untrained": figure_text(run.untrained, key),
-                "gain": "" if gain is None else signed(gain),
-                "tone": "" if not gain else "better" if better else "worse",
+                "gain": "" if gain is None else figure.difference_text(gain),
+                "tone": tone,
             }
         )
     return rows
@@ -78,81 +66,71 @@ def figures(run: Run, evaluated: Sequence[str]) -> list[dict[str, str]]:
 
 def domains(runs: Sequence[Run]) -> Grid:
     """Each run's figures by domain: a row for every list, and the gap, source less target."""
-    rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.figures if run.domains))
-    names = [name for name in names if not name.endswith("_se")]
+    rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.evaluated if run.domains))
     for run in runs:
         label = run.label if len(runs) > 1 else ""
         for name, domain in sorted(run.domains.items(), key=lambda pair: (pair[1], pair[0])):
             rows.append([label, domain, name, *(figure_text(run.figures, f"{name}/{figure}") for figure in names)])
-        for what, found in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
-            if gap := gaps(found, run.domains):
-                rows.append([label, what, "", *(signed(gap[name]) if name in gap else "" for name in names)])
+        for what, values in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
+            if gap := gaps(values, run.domains):
+                texts = (figure_of(name).difference_text(gap[name]) if name in gap else "" for name in names)
+                rows.append([label, what, "", *texts])
     header = ("run", "domain", "list", *map(figure_name, names))
-    return _without_empty_columns(Grid(header, rows, frozenset(range(3, len(header)))))
+    return Grid.of(header, rows, left=3).without_empty_columns()
 
 
 def clusters(runs: Sequence[Run]) -> Grid:
     """How well parties' clusters of their images fit who is in them."""
-    found = [(run.label, party, each) for run in runs for party, each in run.clusters.items()]
-    names = list(dict.fromkeys(name for _, _, each in found for name in each))
-    counts = ("clusters", "identities", "images")
-    rows = [
-        [label if len(runs) > 1 else "", party, *(f"{e[n]:,.0f}" if n in counts else figure_text(e, n) for n in names)]
-        for label, party, e in found
-    ]
-    header = ("run", "party", *(name.replace("_", " ") for name in names))
-    grid = Grid(header, rows[:MOST_ROWS], frozenset(range(2, len(header))), left_out=max(0, len(rows) - MOST_ROWS))
-    return _without_empty_columns(grid)
+    return _by(runs, "party", lambda run: run.clusters)
 
 
 def enrolled(runs: Sequence[Run]) -> Grid:
     """What test images say of each run's own clients: a row for what it verifies by."""
-    found = [(run.label, kind, each) for run in runs for kind, each in run.enrolled.items()]
-    names = list(dict.fromkeys(name for _, _, each in found for name in each))
+    names = list(dict.fromkeys(name for run in runs for each in run.enrolled.values() for name in each))
     names.sort(key=lambda name: name.startswith("accepted"))  # what clients' own thresholds do comes last
-    rows = [
-        [label if len(runs) > 1 else "", kind, *(figure_text(e, name) for name in names)] for label, kind, e in found
-    ]
-    header = ("run", "verified by", *map(figure_name, names))
-    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+    return _by(runs, "verified by", lambda run: run.enrolled, names)
 
 
 def personalised(runs: Sequence[Run]) -> Grid:
     """How each run serves its clients' own people: a row for the model that does it."""
-    found = [(run.label, SERVED_BY[kind], each) for run in runs for kind, each in run.personalised.items()]
-    names = list(dict.fromkeys(name for _, _, each in found for name in each))
-    rows = [[label if len(runs) > 1 else "", by, *(figure_text(e, name) for name in names)] for label, by, e in found]
-    header = ("run", "served by", *map(figure_name, names))
-    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+    return _by(runs, "served by", lambda run: {SERVED_BY[kind]: each for kind, each in run.personalised.items()})
+
+
+def _by(
+    runs: Sequence[Run],
+    head: str,
+    take: Callable[[Run], Mapping[str, Mapping[str, float]]],
+    metrics: Sequence[str] | None = None,
+) -> Grid:
+    """A row for each run and each of what `take` gives of it."""
+    records = [
+        record
+        for run in runs
+        for by, each in take(run).items()
+        for record in records_of(run.label if len(runs) > 1 else "", each, by)
+    ]
+    grid = pivot(records, {"setting": "run", "by": head}, single, metrics)
+    return Grid.of(grid.header, grid.rows, left=2, most=MOST_ROWS).without_empty_columns()
 
 
 def compared(comparison: Comparison) -> Grid:
-    header = ["run", "method", "seed", "rounds", "down", "up", "time", *map(figure_name, comparison.figures)]
-    rows = []
-    for row in comparison.rows:
-        cells = [row.run, row.method + (" (pooled)" if row.pooled else ""), "" if row.seed is None else str(row.seed)]
-        cells += [integer_text(row.rounds), size_text(row.bytes_down), size_text(row.bytes_up)]
-        cells.append("" if row.seconds is None else duration(row.seconds))
-        for key in comparison.figures:
-            difference = row.differences.get(key)
-            lines = "" if difference is None else f"\n{difference}".replace(" [", "\n[").replace("] ", "]\n")
-            cells.append(figure_text(row.figures, key) + lines)  # an interval beside its difference is too wide
-        rows.append(cells)
-    return _without_empty_columns(Grid(header, rows, frozenset(range(2, len(header)))))
+    """The runs side by side; an interval beside its difference would be too wide."""
+    shown = grid(comparison, time=True)
+    rows = [[cell.replace(" [", "\n[").replace("] ", "]\n") for cell in row] for row in shown.rows]
+    return Grid.of(shown.header, rows, left=2).without_empty_columns()
 
 
 def apart(comparison: Comparison) -> Grid:
     labels = [row.run for row in comparison.rows]
     rows = [[a.where, a.key, *(a.values[label] for label in labels)] for a in comparison.apart]
-    return Grid(("where", "key", *labels), rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
+    header = ("where", "key", *labels)
+    return Grid.of(header, rows, left=len(header), most=MOST_ROWS)
 
 
 def parties(run: Run) -> Grid:
     """A row a party: what it holds, what it did, what it sent and its own figures where it was evaluated."""
     found = as_dicts(run.summary.get("parties"))
-    evaluated = dict.fromkeys(
-        key for party in found for key in flat_figures(party.get("judged")) if not key.endswith("_se")
-    )
+    evaluated = without_errors(key for party in found for key in flat_figures(party.get("judged")))
     header = ["party", "role", "identities", "images", "rounds", "failed", "down", "up", "last loss"]
     header += [figure_name(key) for key in evaluated]
     rows = []
@@ -167,8 +145,8 @@ def parties(run: Run) -> Grid:
     total = ["sum", ""] + [integer_text(_sum(found, key)) for key in ("identities", "images")] + ["", ""]
     total += [size_text(_sum(found, key)) for key in ("bytes_down", "bytes_up")] + [""] * (len(header) - 8)
     shown_total = total if len(found) > 1 else ()
-    grid = Grid(header, rows, frozenset(range(2, len(header))), shown_total, len(found) - len(rows))
-    return _without_empty_columns(grid)
+    numeric = frozenset(range(2, len(header)))
+    return Grid(header, rows, numeric, shown_total, len(found) - len(rows)).without_empty_columns()
 
 
 def failures(run: Run) -> Grid:
@@ -261,18 +239,7 @@ def heads(ledger: dict[str, Any]) -> Grid:
         end = mapping(head) or {"chain": head}
         rows.append([str(party), integer_text(end.get("lines")), str(end.get("chain") or "")])
     grid = Grid(("party", "lines", "head (SHA-256)"), rows, frozenset({1}), (), len(found) - len(rows))
-    return _without_empty_columns(grid)
-
-
-def _without_empty_columns(grid: Grid) -> Grid:
-    kept = [i for i in range(len(grid.header)) if any(row[i] for row in grid.rows)]
-    return Grid(
-        header=[grid.header[i] for i in kept],
-        rows=[[row[i] for i in kept] for row in grid.rows],
-        numeric=frozenset(place for place, i in enumerate(kept) if i in grid.numeric),
-        total=[grid.total[i] for i in kept] if grid.total else (),
-        left_out=grid.left_out,
-    )
+    return grid.without_empty_columns()
 
 
 def _median(values: Sequence[object]) -> str:

@@ -9,23 +9,21 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from coalface.core.disk import writing
+from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report import charts, faults, grids
+from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.runs import (
     Run,
     clean,
     duration,
-    figure_name,
-    figure_text,
     flatten,
     mapping,
     number,
     read_all,
-    rounded,
-    signed,
     size,
     whole_number,
 )
-from coalface.experiments.report.table import Comparison, Intervals, compare_runs
+from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence
 from coalface.experiments.report.templates import template
 
 
@@ -55,7 +53,7 @@ def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path
 def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     """The page of the first run, held against the others, as HTML."""
     run = runs[0]
-    evaluated = [key for key in run.figures if not key.endswith("_se")]
+    evaluated = run.evaluated
     comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
     ledger = mapping(run.summary.get("ledger"))
     chains, chains_hold = faults.checked_chains(ledger)
@@ -67,7 +65,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         result=_result(run, evaluated, comparison),
         troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
         tiles=_tiles(run, evaluated),
-        figures=grids.figures(run, evaluated),
+        figures=grids.figures(run),
         domains=grids.domains(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
@@ -100,7 +98,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         ledger_lines=grids.integer_text(ledger.get("lines")),
         ledger_bytes=grids.size_text(ledger.get("bytes")),
         heads=grids.heads(ledger),
-        numerics=grids.Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
+        numerics=Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
 
@@ -183,26 +181,31 @@ def _result(run: Run, evaluated: Sequence[str], comparison: Comparison | None) -
     """The first figure in words: against the model it started from, then against each other run."""
     if not evaluated:
         return ["This run has not been evaluated yet."]
-    key = evaluated[0]
-    first = f"{figure_name(key)}: {figure_text(run.figures, key)} %"
+    key, figure = evaluated[0], figure_of(evaluated[0])
+    first = f"{figure_name(key)}: {figure_text(run.figures, key, sign=True)}"
     if key in run.untrained:
-        first += (
-            f", {run.start} {rounded(run.untrained[key])} % ({signed(run.figures[key] - run.untrained[key])} points)"
-        )
-    said = [first + "."]
+        gain = figure.difference_text(run.figures[key] - run.untrained[key]) + figure.unit.difference
+        first += f", {_start(run, key)} ({gain})"
+    sentences = [first + "."]
     for row in comparison.rows[1:] if comparison else ():
         if key in row.figures:
             difference = row.differences.get(key)
-            apart = f", {difference.sentence()}" if difference else ""
-            said.append(f"{row.run}: {figure_text(row.figures, key)} %{apart}.")
-    return said
+            apart = f", {difference_sentence(difference)}" if difference else ""
+            sentences.append(f"{row.run}: {figure_text(row.figures, key, sign=True)}{apart}.")
+    return sentences
+
+
+def _start(run: Run, key: str) -> str:
+    """The figure of what the run starts from: `untrained 60.0 %`."""
+    figure = figure_of(key)
+    return f"{run.start} {figure.text(run.untrained[key])}{figure.unit.sign}"
 
 
 def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
     tiles = []
     for key in evaluated[:2]:
-        start = f"{run.start} {rounded(run.untrained[key])} %" if key in run.untrained else ""
-        tiles.append(Tile(figure_name(key), f"{figure_text(run.figures, key)} %", start))
+        start = _start(run, key) if key in run.untrained else ""
+        tiles.append(Tile(figure_name(key), figure_text(run.figures, key, sign=True), start))
     sent = mapping(run.summary.get("bytes"))
     if (up := number(sent.get("up"))) is not None:
         down = number(sent.get("down"))

@@ -7,16 +7,14 @@ import json
 import math
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.yaml_text import parse_yaml
-from coalface.evaluation.kinds import ENROLLED_BY, SERVED_BY
-
-LOWER_IS_BETTER = ("eer", "fnmr", "fmr", "fnir", "fpir")
-"""Figures that are errors: a fall is a gain. Every other figure is a rate of success."""
+from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
@@ -47,6 +45,11 @@ class Run:
     @property
     def figures(self) -> dict[str, float]:
         return flat_figures(self.summary.get("figures"))
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The figures without their standard errors."""
+        return without_errors(self.figures)
 
     @property
     def untrained(self) -> dict[str, float]:
@@ -114,7 +117,7 @@ def read(path: Path, label: str | None = None) -> Run:
     """
     if not any((path / name).is_file() for name in ("summary.json", "metrics.jsonl", "config.yaml")):
         raise FileNotFoundError(
-            f"{path} is no run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
+            f"{path} is not a run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
             "give the folder that a run has written"
         )
     check(path)
@@ -122,14 +125,14 @@ def read(path: Path, label: str | None = None) -> Run:
     try:
         config = parse_yaml(config_text) or {}
     except ValueError as error:
-        raise ValueError(f"{path / 'config.yaml'} is not YAML ({error}); restore it from the recipe") from error
+        raise DataError(f"not YAML ({error}); restore it from the recipe", where=path / "config.yaml") from error
     try:
         summary = json.loads(_text(path / "summary.json") or "{}")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path / 'summary.json'} is not JSON ({error}); resume the run to write it again") from error
+        raise DataError(f"not JSON ({error}); resume the run to write it again", where=path / "summary.json") from error
     for name, found in (("config.yaml", config), ("summary.json", summary)):
         if not isinstance(found, dict):
-            raise ValueError(f"{path / name} holds a {type(found).__name__}, not keys and values; is it a run's file?")
+            raise DataError(f"a {type(found).__name__}, not keys and values; is it a run's file?", where=path / name)
     events, skipped = read_events(path)
     return Run(
         path=path,
@@ -151,7 +154,7 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     whole = [path.resolve() for path in paths]
     for path in whole:
         if whole.count(path) > 1:
-            raise ValueError(f"{path} is given {whole.count(path)} times: a run cannot be compared with itself")
+            raise RecipeError(f"given {whole.count(path)} times; a run cannot be compared with itself", where=path)
     depth = 1
     while len({path.parts[-depth:] for path in whole}) < len(whole):
         depth += 1
@@ -168,40 +171,14 @@ def flat_figures(by_list: object) -> dict[str, float]:
     return flat
 
 
+def without_errors(names: Iterable[str]) -> list[str]:
+    """The names of figures, each once, without those of standard errors."""
+    return [name for name in dict.fromkeys(names) if not name.endswith("_se")]
+
+
 def start_name(pretrain: object) -> str:
     """What a run starts from, by its recipe's `pretrain`: pre-trained or untrained."""
     return "untrained" if pretrain is None else "pre-trained"
-
-
-def figure_name(key: str) -> str:
-    """A figure as a person reads it: `devtest/tar@far=0.01` → `devtest TAR at FAR 0.01`."""
-    name, _, figure = key.rpartition("/")
-    if figure.startswith("tar@far="):
-        figure = f"TAR at FAR {figure.removeprefix('tar@far=')}"
-    elif figure.startswith("tpir@fpir="):
-        figure = f"TPIR at FPIR {figure.removeprefix('tpir@fpir=')}"
-    elif figure in LOWER_IS_BETTER:
-        figure = figure.upper()
-    return f"{name} {figure}".strip()
-
-
-def figure_text(figures: Mapping[str, float], key: str) -> str:
-    """A figure with its standard error where it has one: `83.1 ± 1.1`."""
-    if key not in figures:
-        return ""
-    places = 2 if abs(figures[key]) < 10 else 1
-    error = figures.get(f"{key}_se")
-    return f"{figures[key]:.{places}f}" + ("" if error is None else f" ± {error:.{places}f}")
-
-
-def rounded(value: float) -> str:
-    """A figure in percent: one place, two where it is below ten."""
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
-
-
-def signed(value: float) -> str:
-    """A difference in percentage points: `+2.10`, `−0.40`."""
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def size(count: float) -> str:
@@ -296,21 +273,20 @@ def check(path: Path) -> None:
     try:
         digests = mapping(json.loads(_text(path / DIGESTS)))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path / DIGESTS} is not JSON ({error}); {again}") from None
+        raise DataError(f"not JSON ({error}); {again}", where=path / DIGESTS) from None
     for name, digest in digests.items():
         file = path / name
         if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             mend = f"put it back from a copy, or if there is none, {again} as far as a checkpoint allows it"
-            raise ValueError(
-                f"{file} is not as it was written, its SHA-256 is another: {mend if name == 'metrics.jsonl' else again}"
-            )
+            mend = mend if name == "metrics.jsonl" else again
+            raise DataError(f"it is not as it was written, its SHA-256 is another: {mend}", where=file)
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
     """The lines of a run's metrics. Raises ValueError for one that is damaged, but for a last one that was cut off."""
     lines, broken = _lines(path / "metrics.jsonl")
     if broken:
-        raise ValueError(f"{broken[0]}; resume the run to repair it")
+        raise DataError("resume the run to repair it", where=broken[0])
     return lines
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coalface.evaluation.figures import figure_of
+
 ENOUGH = 3
 """Numbers of a key from which on it is an axis by itself."""
 
@@ -65,6 +67,8 @@ class Over:
 
     lines: tuple[Line, ...]
     levels: tuple[Level, ...]
+    digits: int = 2
+    """Behind the point of its numbers."""
 
 
 def numeric(value: object) -> float | None:
@@ -113,7 +117,7 @@ def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -
             here = {axis: those[0].chosen[axis]} if axis in those[0].chosen else {}
             if value := _spread(those, figure):
                 levels.append(Level(name_of(others | here, whole) or otherwise or "all", value))
-    return Over(tuple(lines), (*levels, *_starts(points, figure)))
+    return Over(tuple(lines), (*levels, *_starts(points, figure)), figure_of(figure).unit.digits)
 
 
 def name_of(chosen: Mapping[str, Any], whole: Mapping[str, str] | None = None) -> str:

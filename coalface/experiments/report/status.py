@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coalface.core.method import plays
-from coalface.experiments.report.runs import clean, duration, figure_name, figure_text, mapping, number, size
+from coalface.evaluation.figures import figure_name, figure_text
+from coalface.experiments.report.runs import clean, duration, mapping, number, size
 
 
 def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> RenderableType:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, plain, shown
-from coalface.experiments.report.grids import Grid
-from coalface.experiments.report.runs import clean, figure_name
+from coalface.evaluation.figures import axis_title, figure_name, figure_of
+from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, shown
+from coalface.experiments.report.drawings import plain
+from coalface.experiments.report.long_table import Grid
+from coalface.experiments.report.runs import clean
 from coalface.experiments.report.series import Over, Point, Spread, over
 from coalface.experiments.report.templates import template
 
@@ -68,7 +70,7 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     found = {name: each for name, each in found.items() if each.lines}
     charts = {
         name: Chart(
-            f"{figure_name(name)} (%)",
+            axis_title(name),
             axis_chart(each, title=f"{figure_name(name)} over {key}", axis=key),
             is_large(each),
         )
@@ -79,7 +81,10 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
         tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
         tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
         _caption(key, list(found.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
-        tuple((f"{figure_name(name)} over {key}, in percent", _numbers(key, each)) for name, each in found.items()),
+        tuple(
+            (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, each))
+            for name, each in found.items()
+        ),
     )
 
 
@@ -110,10 +115,10 @@ def _numbers(key: str, found: Over) -> Grid:
     """A row for every line and level, a column for every number."""
     numbers = sorted({n for line in found.lines for n in line.at})
     numbers = sorted({*numbers, *(level.at for level in found.levels if level.at is not None)})
-    rows = [[line.name, *(_cell(line.at.get(n)) for n in numbers), ""] for line in found.lines]
+    rows = [[line.name, *(_cell(line.at.get(n), found.digits) for n in numbers), ""] for line in found.lines]
     for level in found.levels:
-        at = [_cell(level.value) if level.at == n else "" for n in numbers]
-        rows.append([level.name, *at, "" if level.at is not None else _cell(level.value)])
+        at = [_cell(level.value, found.digits) if level.at == n else "" for n in numbers]
+        rows.append([level.name, *at, "" if level.at is not None else _cell(level.value, found.digits)])
     header = [
         "setting",
         *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
@@ -124,12 +129,12 @@ def _numbers(key: str, found: Over) -> Grid:
     return Grid(header, rows, frozenset(range(1, len(header))))
 
 
-def _cell(value: Spread | None) -> str:
+def _cell(value: Spread | None, digits: int) -> str:
     """The mean with its range beneath it, and how many seeds it is of where some are missing."""
     if value is None:
         return ""
     missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
-    return shown(value).replace(" (", "\n(") + missing
+    return shown(value, digits).replace(" (", "\n(") + missing
 
 
 def blocks(text: str) -> list[Block]:

@@ -12,51 +12,23 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coalface.evaluation.figures import figure_name, figure_of, figure_text
+from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import (
     Run,
     clean,
-    figure_name,
-    figure_text,
+    duration,
     flatten,
     mapping,
     number,
     read_all,
-    signed,
     size,
     whole_number,
+    without_errors,
 )
 
 Intervals = Mapping[tuple[Path, str], tuple[float, float, float]]
 """(run folder as given to `compare`, figure as `list/figure`) → difference to the first run, low and high end."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far a run's figure lies from the first run's, in the figure's own unit (percentage points)."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def verdict(self) -> str | None:
-        """`decided` or `undecided` (the interval holds zero); None where no interval was given."""
-        if self.low is None or self.high is None:
-            return None
-        return "undecided" if self.low <= 0 <= self.high else "decided"
-
-    def sentence(self) -> str:
-        """The difference in words: `−5.00 points (interval −7.20 to −2.80)`."""
-        if self.low is None or self.high is None:
-            return f"{signed(self.value)} points"
-        doubt = ", undecided" if self.verdict == "undecided" else ""
-        return f"{signed(self.value)} points (interval {signed(self.low)} to {signed(self.high)}{doubt})"
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return signed(self.value)
-        doubt = " undecided" if self.verdict == "undecided" else ""
-        return f"{signed(self.value)} [{signed(self.low)}, {signed(self.high)}]{doubt}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +44,8 @@ class Row:
     bytes_up: int | None
     seconds: float | None
     figures: dict[str, float]
-    differences: dict[str, Difference] = field(default_factory=dict)
+    differences: dict[str, Record] = field(default_factory=dict)
+    """Figure -> how far it lies from the first run's."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +69,10 @@ class Comparison:
 
 
 def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
-    """Compare runs with the first of them: one row a run, differences in percentage points.
+    """Compare runs with the first of them.
 
-    A figure is keyed `list/figure`, such as `devtest/accuracy`. The difference of a figure is the plain one, without
-    an interval, unless `intervals` has one for (the path as given in `runs`, the figure). `left_out` says why some have
-    none.
+    The difference of a figure is the plain one, without an interval, unless `intervals` has one for (the path as given
+    in `runs`, the figure). `left_out` says why some have none.
     """
     return compare_runs(read_all(runs), intervals, left_out)
 
@@ -109,16 +81,17 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
     """`compare` for runs already read."""
     if not runs:
         raise ValueError("there is nothing to compare: give at least one run folder")
-    first = runs[0].figures
-    figures = tuple(dict.fromkeys(key for run in runs for key in run.figures if not key.endswith("_se")))
+    first = runs[0]
+    figures = without_errors(key for run in runs for key in run.figures)
     rows = []
-    for index, run in enumerate(runs):
+    for run in runs:
         differences = {}
-        for key in figures if index else ():
-            if given := (intervals or {}).get((run.path, key)):
-                differences[key] = Difference(*given)
-            elif key in run.figures and key in first:
-                differences[key] = Difference(run.figures[key] - first[key])
+        for key in figures if run is not first else ():
+            if (given := (intervals or {}).get((run.path, key))) is not None:
+                value, low, high = given
+                differences[key] = Record(run.label, key, value, by=first.label, low=low, high=high)
+            elif key in run.figures and key in first.figures:
+                differences[key] = Record(run.label, key, run.figures[key] - first.figures[key], by=first.label)
         sent = mapping(run.summary.get("bytes"))
         rows.append(
             Row(
@@ -134,17 +107,54 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
                 differences=differences,
             )
         )
-    return Comparison(tuple(rows), figures, tuple(_apart(runs)), tuple(left_out))
+    return Comparison(tuple(rows), tuple(figures), tuple(_apart(runs)), tuple(left_out))
+
+
+def grid(comparison: Comparison, *, time: bool = False) -> Grid:
+    """The rows as text, with a column for the `time`; a difference stands on a line of its own beneath its figure."""
+    rows = []
+    for row in comparison.rows:
+        cells = [clean(row.run), clean(row.method) + (" (pooled)" if row.pooled else "")]
+        cells += ["" if value is None else str(value) for value in (row.seed, row.rounds)]
+        cells += ["" if value is None else size(value) for value in (row.bytes_down, row.bytes_up)]
+        cells += ["" if row.seconds is None else duration(row.seconds)] if time else []
+        for key in comparison.figures:
+            difference = row.differences.get(key)
+            beneath = "" if difference is None else f"\n{difference_text(difference)}"
+            cells.append(figure_text(row.figures, key) + beneath)
+        rows.append(cells)
+    header = ["run", "method", "seed", "rounds", "down", "up", *(["time"] if time else [])]
+    return Grid.of([*header, *(clean(figure_name(key)) for key in comparison.figures)], rows, left=2)
+
+
+def difference_text(difference: Record) -> str:
+    """For a table: `−5.00 [−7.20, −2.80]`."""
+    signed = figure_of(difference.metric).difference_text
+    if difference.low is None or difference.high is None:
+        return signed(difference.value)
+    doubt = "" if difference.is_decided else " undecided"
+    return f"{signed(difference.value)} [{signed(difference.low)}, {signed(difference.high)}]{doubt}"
+
+
+def difference_sentence(difference: Record) -> str:
+    """In words: `−5.00 points (interval −7.20 to −2.80)`."""
+    figure = figure_of(difference.metric)
+    signed = figure.difference_text
+    text = signed(difference.value) + figure.unit.difference
+    if difference.low is None or difference.high is None:
+        return text
+    doubt = "" if difference.is_decided else ", undecided"
+    return f"{text} (interval {signed(difference.low)} to {signed(difference.high)}{doubt})"
 
 
 def rendered(comparison: Comparison) -> RenderableType:
     """The comparison for a rich console: the table, then what else sets the runs apart."""
-    header, *body = _cells(comparison)
+    shown = grid(comparison)
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for index, title in enumerate(header):
-        table.add_column(Text(title), justify="left" if index < 2 else "right", overflow="fold")
-    for cells in body:
-        table.add_row(*(Text(cell) for cell in cells))
+    for index, title in enumerate(shown.header):
+        table.add_column(Text(title), justify="right" if index in shown.numeric else "left", overflow="fold")
+    for cells in shown.rows:
+        table.add_row(*map(Text, cells))
     return Group(table, *(Text(line, style="yellow") for line in notes(comparison)))
 
 
@@ -156,65 +166,33 @@ def text(comparison: Comparison, width: int = 160) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def markdown(comparison: Comparison) -> str:
-    """The comparison as a Markdown table; a pipe in a name is escaped."""
-    header, *body = [
-        [cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>") for cell in cells]
-        for cells in _cells(comparison)
-    ]
-    rule = ["---" if index < 2 else "---:" for index in range(len(header))]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in [header, rule, *body])
-    return table + "".join(f"\n{line}\n" for line in notes(comparison))
-
-
 def as_json(comparison: Comparison) -> str:
     """The comparison as JSON: `runs` (a row each, `against_first` by figure) and `apart`."""
+    verdicts = {None: None, True: "decided", False: "undecided"}
     runs = []
     for row in comparison.rows:
         entry = {key: value for key, value in vars(row).items() if key != "differences"}
         entry["against_first"] = {
-            key: {"difference": d.value, "low": d.low, "high": d.high, "verdict": d.verdict}
+            key: {"difference": d.value, "low": d.low, "high": d.high, "verdict": verdicts[d.is_decided]}
             for key, d in row.differences.items()
         }
         runs.append(entry)
-    apart = [{"where": a.where, "key": a.key, "values": a.values} for a in comparison.apart]
+    apart = [vars(key) for key in comparison.apart]
     tree = {"figures": comparison.figures, "runs": runs, "apart": apart, "left_out": comparison.left_out}
     return json.dumps(tree, indent=2) + "\n"
 
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know beside the rows, a sentence each."""
-    said = []
-    pooled = [row.run for row in comparison.rows if row.pooled]
-    if pooled:
-        said.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
-    said += [f"{clean(sentence)}." for sentence in comparison.left_out]
+    sentences = []
+    if pooled := [row.run for row in comparison.rows if row.pooled]:
+        sentences.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
+    sentences += [f"{clean(sentence)}." for sentence in comparison.left_out]
     for where, title in (("config", "These runs differ also in"), ("numerics", "Their numerics differ in")):
-        keys = [a for a in comparison.apart if a.where == where]
-        if keys:
-            shown = "; ".join(
-                f"{clean(a.key)} ({', '.join(map(clean, dict.fromkeys(a.values.values())))})" for a in keys
-            )
-            said.append(f"{title}: {shown}.")
-    return said
-
-
-def _cells(comparison: Comparison) -> list[list[str]]:
-    """The header and the rows as text; a difference stands on a line of its own beneath its figure."""
-    table = [
-        ["run", "method", "seed", "rounds", "down", "up", *(clean(figure_name(key)) for key in comparison.figures)]
-    ]
-    for row in comparison.rows:
-        cells = [clean(row.run), clean(row.method) + (" (pooled)" if row.pooled else "")]
-        cells += ["" if value is None else str(value) for value in (row.seed, row.rounds)]
-        cells += ["" if value is None else size(value) for value in (row.bytes_down, row.bytes_up)]
-        for key in comparison.figures:
-            lines = [figure_text(row.figures, key)]
-            if key in row.differences:
-                lines.append(str(row.differences[key]))
-            cells.append("\n".join(lines))
-        table.append(cells)
-    return table
+        if keys := [key for key in comparison.apart if key.where == where]:
+            listed = (f"{clean(key.key)} ({', '.join(map(clean, dict.fromkeys(key.values.values())))})" for key in keys)
+            sentences.append(f"{title}: {'; '.join(listed)}.")
+    return sentences
 
 
 def _apart(runs: Sequence[Run]) -> list[Apart]:
@@ -225,7 +203,7 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     the kinds are named, and not the keys that one of them alone has.
     """
     same_method = len({run.method for run in runs}) == 1
-    found = []
+    apart: list[Apart] = []
     for where in ("config", "numerics"):
         flat = [flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
         for key in dict.fromkeys(key for one in flat for key in one):
@@ -237,5 +215,5 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
                 continue
             if where == "config" and key.startswith("methods.") and not same_method and len({*values} - {"absent"}) < 2:
                 continue
-            found.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
-    return found
+            apart.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
+    return apart

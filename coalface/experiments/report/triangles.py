@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from coalface.experiments.report.drawings import ticks
-from coalface.experiments.report.runs import clean
+from coalface.experiments.report.drawings import safe, ticks
 
 WIDTH, HEIGHT = 460, 440
 """Of a drawing with `NUMBERED` steps or more; larger cells reach further beyond the corners, and it grows with them."""
@@ -64,7 +63,7 @@ def triangle(
             f"{x + radius * math.sin(k * math.pi / 3):.1f},{y - radius * math.cos(k * math.pi / 3):.1f}"
             for k in range(6)
         )
-        words = ", ".join(f"{_safe(name)} {weight:g}" for name, weight in zip(corners, cell.weights, strict=True))
+        words = ", ".join(f"{safe(name)} {weight:g}" for name, weight in zip(corners, cell.weights, strict=True))
         hover = f"<title>{words}: {cell.score:.4g}</title>"
         parts.append(f'<polygon class="cell" fill="{colour(share)}" points="{points}">{hover}</polygon>')
         if steps <= NUMBERED:
@@ -81,11 +80,11 @@ def triangle(
     places = (WIDTH / 2, above, "middle"), (8 - beside, below, "start"), (WIDTH - 8 + beside, below, "end")
     for (x, y, anchor), name in zip(places, corners, strict=True):
         shown = name if len(name) <= 26 else name[:25] + "…"
-        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{_safe(shown)}</text>')
+        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{safe(shown)}</text>')
     parts.append(f'<g transform="translate(0 {more:.1f})">{_scale(low, high)}</g>')
     box = f"{0 - beside:.1f} {0 - more:.1f} {WIDTH + 2 * beside:.1f} {HEIGHT + 2 * more:.1f}"
     return Markup(
-        f'<svg viewBox="{box}" role="img" aria-label="{_safe(title)}" '
+        f'<svg viewBox="{box}" role="img" aria-label="{safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
 
@@ -130,7 +129,7 @@ def _mark(mark: Mark, radius: float, at: tuple[float, float] | None = None) -> s
         corners = [(math.sin(k * math.pi / 12), -math.cos(k * math.pi / 12)) for k in range(24)]
         size = 8.0
     points = " ".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners)
-    hover = f"<title>{_safe(mark.label)}</title>" if mark.label else ""
+    hover = f"<title>{safe(mark.label)}</title>" if mark.label else ""
     drawn = f'<polygon class="spot {mark.shape}" points="{points}">{hover}</polygon>'
     return f'<polygon class="halo" points="{points}"/>{drawn}'
 
@@ -164,7 +163,3 @@ def _number(value: float, span: float) -> str:
     """With as many places as tell scores of this span apart, four at most."""
     places = 1 if span == 0 else min(4, max(int(span < 100), 1 - math.floor(math.log10(span))))
     return f"{value:.{places}f}".replace("-", "−")
-
-
-def _safe(text: str) -> Markup:
-    return escape(clean(text))

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from coalface.experiments.report.grids import Grid
+from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.templates import template
 from coalface.experiments.report.triangles import Cell, Mark, sign, triangle
 

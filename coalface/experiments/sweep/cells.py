@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import writing
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError
 
 LARGE = 1 << 20
 """Bytes of cells above which `pack_cells` packs them."""
@@ -34,9 +34,8 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
                 cell = json.loads(line)
                 found[cell["hash"]] = cell
             except (ValueError, KeyError, TypeError) as error:
-                raise RecipeError(
-                    f"{file}, line {number} is no cell ({error!r}): delete the line, and it is run again"
-                ) from None
+                where = f"{file}, line {number}"
+                raise DataError(f"not a cell ({error!r}); delete the line, and it is run again", where=where) from None
     return found
 
 
@@ -73,7 +72,7 @@ def _lines(file: Path, mend: bool = False) -> list[str]:
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise RecipeError(f"{file} cannot be unpacked ({error}): put it back from a copy") from None
+            raise DataError(f"cannot be unpacked ({error}); restore it from a copy", where=file) from None
     whole = data.rfind(b"\n") + 1
     if mend and whole < len(data) and file.suffix != ".gz":
         os.truncate(file, whole)

@@ -79,13 +79,13 @@ def _axes(changes: Sequence[str]) -> dict[str, list[Any]]:
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator:
-            raise RecipeError(f"{change!r} is not a change: write key=value or key=a,b,c")
+            raise RecipeError("not a change: write key=value or key=a,b,c", where=repr(change))
         if key in axes:
-            raise RecipeError(f"{key} is given twice: write all its values in one, as {key}=a,b,c")
+            raise RecipeError(f"given twice; write all its values in one, as {key}=a,b,c", where=key)
         try:
             values = parse_yaml(f"[{text}]") or [None]
         except ValueError as error:
-            raise RecipeError(f"{change!r}: the values are not YAML ({error}); put them in quotes?") from None
+            raise RecipeError(f"the values are not YAML ({error}); put them in quotes?", where=repr(change)) from None
         axes[key] = [value for place, value in enumerate(values) if value not in values[:place]]
     return axes
 
@@ -93,12 +93,12 @@ def _axes(changes: Sequence[str]) -> dict[str, list[Any]]:
 def _checked(path: Path, tree: Mapping[str, Any]) -> str:
     """The recipe that a file of grids is over. Raises RecipeError where the file is not one."""
     for key in tree.keys() - {"name", "recipe", "grids"}:
-        raise RecipeError(f"{path}: {unknown_key(key, ['recipe', 'grids'])}")
+        raise RecipeError(str(unknown_key(key, ["recipe", "grids"])), where=path)
     if not isinstance(tree.get("recipe"), str):
-        raise RecipeError(f"{path}: say which recipe the grids are over, as `recipe: FILE` beside this file")
+        raise RecipeError("say which recipe the grids are over, as `recipe: FILE` beside this file", where=path)
     grids = tree["grids"]
     if not isinstance(grids, list) or not grids or not all(isinstance(one, dict) and one for one in grids):
-        raise RecipeError(f"{path}: `grids` is a list of mappings from a key to its values, as `- {{seed: [0, 1]}}`")
+        raise RecipeError("`grids` is a list of mappings from a key to its values, as `- {seed: [0, 1]}`", where=path)
     return str(tree["recipe"])
 
 

@@ -14,7 +14,7 @@ from coalface.experiments.report import series, sweeps
 from coalface.experiments.report.runs import start_name
 from coalface.experiments.report.series import Point
 from coalface.experiments.sweep.grid import AVERAGED, Cell
-from coalface.experiments.sweep.side_tables import clients_of, shares
+from coalface.experiments.sweep.records import clients_of, shares
 
 SHARE = "share of the public images that clients trained on"
 
@@ -59,7 +59,9 @@ def axes_of(cells: Sequence[Cell], wanted: Sequence[str]) -> list[str]:
     for key in wanted:
         if key not in able:
             there = ", ".join(able) or "none"
-            raise RecipeError(f"--axis {key}: the sweep has no two numbers of it; keys with several numbers: {there}")
+            raise RecipeError(
+                f"the sweep has no two numbers of {key}; keys with several numbers: {there}", where="--axis"
+            )
     return list(dict.fromkeys(wanted)) or series.axes(planned)
 
 

@@ -30,8 +30,9 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import clean
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
+from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
-from coalface.experiments.sweep.table import baseline_of, table
+from coalface.experiments.sweep.table import table
 
 
 def sweep(

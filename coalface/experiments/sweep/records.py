@@ -1,0 +1,75 @@
+"""The numbers of a sweep as one long table: a record for every number of every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coalface.evaluation import clustering, enrolled, personalised
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.report.long_table import Record, mean_and_spread
+from coalface.experiments.report.runs import flat_figures, gaps, without_errors
+
+Line = Mapping[str, Any]
+"""A finished cell, as a line of `cells.jsonl` has it."""
+Groups = Mapping[str, Sequence[Line]]
+"""Setting -> its finished cells, one for each seed and half of the folds."""
+
+
+def records(groups: Groups, domains: Mapping[str, str]) -> dict[str, list[Record]]:
+    """Subject -> records. `domains` says of pair lists which domain they are of."""
+    table: dict[str, list[Record]] = {}
+    for setting, group in groups.items():
+        for line in group:
+            for subject, by, figures in _numbers(line, domains):
+                table.setdefault(subject, []).extend(records_of(setting, line, figures, by))
+    return table
+
+
+def records_of(setting: str, line: Line, figures: Mapping[str, float], by: str = "") -> Iterator[Record]:
+    """A record for each figure of a run; standard errors have none."""
+    for name in without_errors(figures):
+        yield Record(setting, name, figures[name], by, line["seed"])
+
+
+def _numbers(line: Line, domains: Mapping[str, str]) -> Iterator[tuple[str, str, Mapping[str, float]]]:
+    """(subject, what it is of, figures) of what a run has left."""
+    figures = flat_figures(line.get("figures"))
+    yield "figures", "", figures
+    yield "gap", "", gaps(figures, domains)
+    yield "clusters", "", clustering.mean(line.get("clusters", {}))
+    for kind, each in enrolled.by_kind(line.get("enrolled", {})).items():
+        yield "enrolled", kind, each
+    for kind, each in personalised.by_kind(line.get("personalised", {})).items():
+        yield "personalised", kind, each
+    yield "public images", "", shares(line.get("public_images"))
+    mean = line.get("class_embeddings", {}).get("mean")
+    yield "class embeddings", "", {} if mean is None else {"cosine": mean}
+    yield "losses", "", line.get("losses", {})
+
+
+def means_of(group: Sequence[Line], of: str, metrics: Sequence[str]) -> list[str]:
+    """A cell for each figure of a group of runs, of what it starts from (`untrained`) or of what it leaves."""
+    found = [record for line in group for record in records_of("", line, flat_figures(line[of]))]
+    by_metric = {name: [record for record in found if record.metric == name] for name in metrics}
+    return [mean_and_spread(name, each) if each else "" for name, each in by_metric.items()]
+
+
+def shares(public: Mapping[str, Any] | None) -> dict[str, float]:
+    """Percent of the public images that clients trained on: mean over clients, by what a cell keeps of its run."""
+    each = [100 * np.array(rounds) / public["held"] for rounds in public["used"].values() if rounds] if public else []
+    if not each:
+        return {}
+    ends = {"first round": [used[0] for used in each], "last round": [used[-1] for used in each]}
+    return {name: float(np.mean(of)) for name, of in {**ends, "all rounds": [used.mean() for used in each]}.items()}
+
+
+def clients_of(recipe: Recipe) -> str:
+    """What decides who a run's clients are, and how well they are served is evaluated by."""
+    data, evaluation = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
+    keys = ("faces", "min_images", "exclude", "max_identities", "private", "hold_out", "scenario", "partition", "test")
+    public = recipe.side == "public"  # other people altogether; a method that pools both sides has the same clients
+    return json.dumps([{key: data.get(key) for key in keys}, evaluation["personalised"], public], sort_keys=True)
