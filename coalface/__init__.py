@@ -11,9 +11,10 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "experiments.experiment": "Experiment",
-    "experiments.recipe.scenarios": "Silos Devices PrivatePublic Public Domains Own "
-    "Partition Private Testing Augmentation",
-    "experiments.recipe.sections": "Source PairsFrom Validator Personalised Evaluation Model Engine",
+    "experiments.recipe.scenarios": "Silos Devices PrivatePublic Public Domains Own Private Testing Augmentation",
+    "experiments.recipe.partitions": "Equal Dirichlet Shares OneIdentity ByDomain",
+    "experiments.recipe.sections": "Synthetic Folder Records Pack JoinedParts EvaluationPairs Validator Personalised "
+    "Evaluation Model Engine",
     "engine.faults": "SimulatedFaults",
     "training.local_work": "LocalTraining",
     "training.losses.margins": "Softmax CosFace ArcFace",

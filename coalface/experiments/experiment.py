@@ -72,7 +72,7 @@ class Experiment:
             "data": _given(self.data),
             "model": _given(self.model),
             "evaluation": _given(self.evaluation),
-            "validators": {name: _given(validator) for name, validator in self.validators.items()},
+            "validators": _given(self.validators),
             "fold_split": self.fold_split,
             "engine": _given(self.engine),
             "faults": _changed(self.faults),
@@ -101,9 +101,9 @@ def _changed(value: Any) -> dict[str, Any]:
     return changed(value) if value is not None else {}
 
 
-def _given(section: Section | None) -> dict[str, Any]:
-    """What was given of a section, as plain values."""
-    if section is None:
-        return {}
-    scenario = {"scenario": section.scenario} if hasattr(section, "scenario") else {}
-    return {**scenario, **section.model_dump(mode="json", exclude_unset=True)}
+def _given(value: Any) -> Any:
+    """What was given of a section, and what tells its class: `scenario` or `kind`."""
+    if isinstance(value, Section):
+        told_by = {"scenario", "kind"} | value.model_fields_set
+        return {name: _given(getattr(value, name)) for name in type(value).model_fields if name in told_by}
+    return {key: _given(below) for key, below in value.items()} if isinstance(value, Mapping) else value

@@ -40,9 +40,14 @@ def test_the_example_of_the_page_runs_and_its_recipe_runs_to_the_same_bytes(
 def test_every_part_is_written_by_the_names_of_a_recipe(tmp_path: Path) -> None:
     experiment = cf.Experiment(
         method=cf.FedAvgFV(rounds=2, loss=cf.ArcFace(margin=0.3)),
-        data=cf.PrivatePublic(private=cf.Private(identities=6), party_augment={"silo-00": cf.Augmentation(crop=2)}),
+        data=cf.PrivatePublic(
+            faces=cf.Folder(path="faces"),
+            private=cf.Private(identities=6),
+            partition=cf.Dirichlet(alpha=0.3),
+            party_augment={"silo-00": cf.Augmentation(crop=2)},
+        ),
         model=cf.Model(embedding_size=64),
-        evaluation=cf.Evaluation(pairs={"lfw": cf.PairsFrom(kind="lfw", path="pairs.txt")}),
+        evaluation=cf.Evaluation(pairs={"lfw": cf.EvaluationPairs(kind="lfw", path="pairs.txt")}),
         validators={"clinic": cf.Validator(validates="lfw")},
         fold_split="first",
         engine=cf.Engine(min_reply_fraction=0.7),
@@ -57,7 +62,7 @@ def test_every_part_is_written_by_the_names_of_a_recipe(tmp_path: Path) -> None:
     assert {name: getattr(recipe, name) for name in given} == given
     inner = loader.pretraining(recipe)
     assert (inner.method, inner.local.lr, inner.model) == ("centralized", 0.2, recipe.model)
-    assert isinstance(recipe.data, cf.PrivatePublic) and recipe.data.private.identities == 6
+    assert recipe.data == experiment.data
 
 
 @pytest.mark.parametrize("method", METHODS)
