@@ -62,7 +62,7 @@ def test_a_name_that_breaks_a_rule_is_refused_by_it(name: str, rule: str) -> Non
 
 @pytest.mark.parametrize("tree", [{"x" * 5_000: 1}, {"local": {"x" * 5_000: 1}}, {"evaluation": {"x" * 5_000: 1}}])
 def test_a_long_key_is_cut_where_it_is_named(tree: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match=r"x{80}… is not a key") as caught:
+    with pytest.raises(RecipeError, match=r"x{80}…") as caught:
         loader.parse(tree)
     assert "x" * 81 not in str(caught.value)
 

@@ -278,13 +278,15 @@ def test_a_party_at_work_a_home_without_state_and_what_is_no_key_are_told(
     tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     home, (a, _) = tmp_path / "home", keys
-    with pytest.raises(RecipeError, match="holds no private state: name the home"):
+    with pytest.raises(RecipeError) as error:
         rekey.rekey(home, None, a)
+    assert error.value.where == str(home)
     (tmp_path / "no.key").write_text("none")
-    with pytest.raises(RecipeError, match="no.key: this is no private key of a node"):
+    with pytest.raises(RecipeError) as error:
         rekey.vault(tmp_path / "no.key", "test", PARTY)
+    assert error.value.where == str(tmp_path / "no.key")
     answered(rekeyed(home, None), 1)
     (home / "processes").mkdir()
     (home / "processes" / "one.json").write_text(json.dumps({"socket": "/none", "process": os.getpid()}))
-    with pytest.raises(RecipeError, match=r"the party is at work \(process \d+\): end its node first"):
+    with pytest.raises(RecipeError, match=str(os.getpid())):
         rekey.rekey(home, None, a)

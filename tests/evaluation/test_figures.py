@@ -7,7 +7,7 @@ import pytest
 
 from coalface.evaluation.figures import axis_title, figure_name, figure_of, figure_text
 from coalface.evaluation.metrics import verification
-from coalface.evaluation.metrics.clustering import judge_clusters
+from coalface.evaluation.metrics.clustering import evaluate_clusters
 from coalface.evaluation.metrics.figure import Figure
 
 
@@ -39,9 +39,7 @@ def test_which_way_is_better(name: str, better: str) -> None:
 
 
 def test_what_is_computed_is_declared() -> None:
-    rows = np.eye(40, dtype=np.float32)
-    left, right = np.arange(40), np.tile([0, 1], 20)
-    found = verification.judge(rows, left, right, np.arange(40) % 3 == 0, fars=(0.1,)).figures()
-    found |= judge_clusters([0, 0, 1], [0, 0, 1]).figures()
+    found = verification.evaluate_pairs(np.linspace(-1, 1, 40), np.arange(40) % 3 == 0, fars=(0.1,)).figures()
+    found |= evaluate_clusters([0, 0, 1], [0, 0, 1]).figures()
     names = [name for name in found if not name.endswith("_se")]
     assert len(names) == 13 and not [name for name in names if figure_of(name) == Figure(name, title=name)]

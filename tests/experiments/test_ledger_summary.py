@@ -46,7 +46,7 @@ def wrote(path: Path, sent: Iterable[tuple[Message, str, int]], **more: Any) -> 
     for message, stage, number in sent:
         step = "train" if message is MODEL else "look"
         about = {"run": "faces", "stage": stage, "round": number, "call": 1, "step": step, "to": "server"}
-        lines = ledger.lines_for(message, {**about, "protection": "none", **more}, head)
+        lines = ledger.lines_for(message.entries, message.sums, {**about, "protection": "none", **more}, head)
         ledger.append(path, lines, head)
         head = head.after(lines)
     return path

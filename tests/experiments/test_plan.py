@@ -97,9 +97,9 @@ def test_the_dry_run_reads_well() -> None:
     assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
     for said in (
         "stays at the party: Learner.head",
-        "the server asks for sums only of: backbone",
+        "the server asks for means only of: backbone",
         "bytes a round: down 2.1 MB, up about 2.1 MB; in all: down 4.19 MB, up about 4.19 MB",
-        "a window of 2 replies (2.1 MB)",  # not eight: there are two parties
+        "2 replies in flight (2.1 MB)",  # not eight: there are two parties
         "32 training images, 16 a party, 1 list",
     ):
         assert said in text

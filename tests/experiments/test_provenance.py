@@ -177,8 +177,9 @@ def test_a_record_that_cannot_be_read_is_named(edit: Callable[[str], str], half:
     assert error.value.where == str(path)
 
 
-BEGINNING = 6
-"""What a run writes before its lock: two folders, and two files, each of them written and then renamed."""
+BEGINNING = 7
+"""What a run writes before its lock: two folders, two files, each of them written and then renamed, and the lock's
+folder."""
 
 
 @pytest.mark.parametrize("point", range(BEGINNING + 1))

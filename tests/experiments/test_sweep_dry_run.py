@@ -37,7 +37,9 @@ def test_it_tells_what_is_done_failed_and_left_and_writes_nothing(tmp_path: Path
 
 def test_a_cell_that_could_not_run_is_named(tmp_path: Path) -> None:
     path = tinyruns.write(tmp_path / "tiny.yaml")
-    with pytest.raises(RecipeError, match=r"cell 2 of 2: parties=99: 99 parties cannot each have one of 8"):
+    with pytest.raises(
+        RecipeError, match=r"cell 2 of 2: parties=99: data.partition: 99 parties cannot each have one of 8"
+    ):
         sweeping.describe(path, ["data.partition.parties=2,99"], tmp_path / "out")
     with pytest.raises(RecipeError) as error:
         sweeping.describe(path, CHANGES, tmp_path / "out", baselines=["method=pfm"])

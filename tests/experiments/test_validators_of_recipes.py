@@ -113,17 +113,18 @@ def test_a_validator_that_is_not_clear_is_refused(validator: dict[str, Any], whe
 
 
 @pytest.mark.parametrize(
-    ("validator", "said"),
+    ("validator", "key"),
     [
-        ({"identities": 1}, "validators.x.identities: Input should be greater than or equal to 2; got 1"),
-        ({"identitys": 3}, "validators.x.identitys is not a key of a recipe; did you mean validators.x.identities"),
-        ({"identities": 3, "rank1": "one-query"}, "validators.x.rank1 is not a key"),
-        ({"kind": "lfw", "path": "p", "part": "orl"}, "validators.x.part: 'orl' is not known"),
+        ({"identities": 1}, "identities"),
+        ({"identitys": 3}, "identitys"),
+        ({"identities": 3, "rank1": "one-query"}, "rank1"),
+        ({"kind": "lfw", "path": "p", "part": "orl"}, "part"),
     ],
 )
-def test_a_key_of_a_validator_that_cannot_be_is_refused(validator: dict[str, Any], said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_key_of_a_validator_that_cannot_be_is_refused(validator: dict[str, Any], key: str) -> None:
+    with pytest.raises(RecipeError) as error:
         tiny(validators={"x": validator})
+    assert error.value.where == f"validators.x.{key}"
 
 
 def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:

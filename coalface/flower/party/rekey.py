@@ -23,7 +23,7 @@ def vault(key: Path, run: str, party: str) -> Vault:
     try:
         return Vault.of(certificates.secret(key.read_bytes()), run, party)
     except (OSError, ValueError) as error:
-        raise RecipeError(f"it cannot be read as the private key of a node: {error}", where=key) from None
+        raise RecipeError("it is not the private key of a node; name the key in its kit", where=key) from None
 
 
 def rekey(home: Path, old: Path | None, new: Path | None) -> int:
