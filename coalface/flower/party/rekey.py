@@ -22,7 +22,9 @@ def vault(key: Path, run: str, party: str) -> Vault:
     """
     try:
         return Vault.of(certificates.secret(key.read_bytes()), run, party)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RecipeError(f"it cannot be read: {error.strerror}", where=key) from None
+    except ValueError:
         raise RecipeError("it is not the private key of a node; name the key in its kit", where=key) from None
 
 
