@@ -121,6 +121,10 @@ def named(root: Path, *files: str) -> Folder:
     return read_folder(root)
 
 
+WORDS = ("ann", "bo", "cy", "di", "ed", "flo", "gil", "hal", "ida", "jo")
+EACH = (1, 2)
+
+
 def numbered(*names: str, each: int = 2) -> list[str]:
     return [f"{name}_{k:04}.jpg" for name in names for k in range(1, each + 1)]
 
@@ -147,6 +151,22 @@ def numbered(*names: str, each: int = 2) -> list[str]:
         ),
         ([f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in (0, 1)], ["parts", "cam1, cam2, cam3"]),
         ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["parts"]),
+        (
+            [f"{how}/subject{k:02}.{how}.png" for how in ("calm", "wink", "tired") for k in range(1, 6)],
+            ["the same 5 names", "subject01, subject02, subject03, …"],
+        ),
+        (
+            [f"{how}/{who}.{how}{i}.{39 + i}.png" for how in ("AN", "DI") for who in ("KA", "KL", "YM") for i in EACH],
+            ["the same 3 names", "KA, KL, YM"],
+        ),
+        (
+            [f"{place}/{who}_{i}.jpg" for place in ("indoor", "street") for who in WORDS for i in EACH],
+            ["the same 10 names", "ann, bo, cy, …"],
+        ),
+        (
+            [f"{how}_front/{k:03}_{code}.jpg" for how, code in (("calm", "03"), ("glad", "08")) for k in (1, 2, 5, 9)],
+            ["the same 4 names", "001, 002, 005, …"],
+        ),
     ],
 )
 def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], said: list[str]) -> None:
@@ -172,6 +192,17 @@ FRONTAL = ("neutral_front", "smiling_front")
         [f"{k:07}/{i:03}.jpg" for k in (45, 99) for i in range(1, 20)],
         [f"face_{k:03}/{i}.jpg" for k in (1, 2, 3) for i in range(3)],
         [f"{k:03}/{view}_{i:02}.jpg" for k in (1, 2) for view in ("frontal", "profile") for i in (1, 2)],
+        [f"s{k}/{i}.pgm" for k in (1, 2) for i in range(1, 6)],  # ORL
+        [f"n{k:06}/{i:04}_01.jpg" for k in (2, 3) for i in range(1, 50) if i % (k + 3)],  # VGGFace2, a few people
+        [f"{who}/{i}.png" for who in ("ann", "bo") for i in range(8)],
+        [f"{who}/{lead}{i:02}.jpg" for who in ("ann", "bo") for lead in ("img_", "IMG-", "photo") for i in range(8)],
+        [f"{who}/{i:02}_{who}.jpg" for who in ("ann", "bo") for i in range(8)],
+        [f"s{k}/{i}_{k:02}.pgm" for k in (1, 2) for i in range(1, 9)],
+        [f"{who}/photo{i}-{who}.jpg" for who in ("ann", "bo") for i in range(8)],
+        [f"{who}/{i:06}_{7 * len(who)}.jpg" for who in ("ann", "bo") for i in range(0, 90, len(who))],  # frame, track
+        [f"{who}/{view}_{who}.jpg" for who in WORDS for view in ("calm", "glad", "sad", "wink")],
+        [f"{who}/{i * 2654435761 % 2**32:08x}.jpg" for who in ("ann", "bo") for i in range(60 * len(who))],
+        [f"Ann_{last}/{file}" for last in ("Lee", "Fox", "Dyk") for file in numbered(f"Ann_{last}")],
     ],
 )
 def test_people_are_not_doubted(tmp_path: Path, files: list[str]) -> None:

@@ -135,8 +135,11 @@ _PART_NAMES = frozenset(
 """What parts and views of a set are called, and people are not."""
 _NUMBERED = frozenset("cam camera view pose session light".split())
 """Those of them that no person is called with a number behind, as `face_001` may be."""
+_LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
 _PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
 """What the name of a file begins with that says whom it shows."""
+_WORDS = 10
+"""Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
 """Folders and names that a sentence gives, and the fewest people whose images in one folder are no accident."""
 
@@ -161,7 +164,45 @@ def doubts(folder: Folder) -> list[str]:
             f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
             "give each a folder beside the others"
         ]
+    if people := _recurring(files):
+        return [
+            f"the files of several folders begin with the same {len(people):,} names ({_first(people)}), as if a "
+            "folder were a camera, a session or an expression: if these are people, give each a folder"
+        ]
     return []
+
+
+def _recurring(files: dict[str, list[str]]) -> list[str]:
+    """Who the files of all folders together are called after, where a folder seems to be a condition and no person.
+
+    So it is where most files begin with names that come back in half of the folders or more, these names outnumber the
+    folders, and either what follows a name tells the folder, as in `happy/subject01.happy.png` (of bare numbers,
+    `neutral/001_03.jpg`, it is a code, and each folder has most of them), or the names are words, ten and twice as many
+    as the folders, as in `indoor/ann_1.jpg`. People's own images, counted anew in each folder, are neither.
+    """
+    found = {name: collections.Counter(map(_lead, own)) for name, own in files.items()}
+    often = collections.Counter(lead for counts in found.values() for lead in {lead for lead, _ in counts})
+    back = {lead for lead, n in often.items() if n > 1 and 2 * n >= len(files)}
+    back = {lead for lead in back if lead and lead.rstrip("0123456789").lower() not in _PART_NAMES}
+    held = sum(n for counts in found.values() for (lead, _), n in counts.items() if lead in back)
+    if len(back) <= max(len(files), _FEW - 1) or 4 * held < 3 * sum(map(len, files.values())):
+        return []
+    if sum(map(str.isalpha, back)) >= max(_WORDS, 2 * len(files)):
+        return sorted(back)
+    codes = {}
+    for name, counts in found.items():
+        by_code = collections.Counter(code for _, code in counts.elements())
+        codes[name], most = by_code.most_common(1)[0]
+        whole = 4 * len(back & {lead for lead, _ in counts}) >= 3 * len(back) and codes[name].lstrip("0") not in name
+        if not codes[name] or 10 * most < 9 * len(files[name]) or not (whole or not all(map(str.isdecimal, back))):
+            return []
+    return sorted(back) if len(set(codes.values())) == len(files) else []
+
+
+def _lead(file: str) -> tuple[str, str]:
+    """The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
+    lead, code = _LEAD.findall(os.path.splitext(file)[0])[0]
+    return lead, code
 
 
 def _is_part(name: str) -> bool:
