@@ -16,6 +16,7 @@ from toys import Moves
 from worlds import Stop, Tiny, stopping
 
 from coalface.evaluation import finished_model, membership
+from coalface.experiments import execution
 from coalface.experiments import run as experiment
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -116,7 +117,7 @@ def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, mon
     if not finished:
         shutil.rmtree(whole)
         with monkeypatch.context() as patched:
-            patched.setattr(experiment, "InProcess", stopping(3))
+            patched.setattr(execution, "InProcess", stopping(3))
             with pytest.raises(Stop):
                 tinyruns.run(whole, name="tiny")
     whole = whole.rename(tmp_path / "whole")
