@@ -34,7 +34,7 @@ from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
 
 
-def party(name: str, build: Tiny, round_: int = 1, rounds: int = 2) -> Party:
+def party(name: str = "silo-1", build: Tiny = Tiny(), round_: int = 1, rounds: int = 2) -> Party:  # noqa: B008 - frozen
     """What a step would see at a party."""
     context = worlds.setup(FedAvg(), Path("unused"), build).context(build())
     return context.party(Request("test", name, "train", round_, rounds, 2, 1, "train", None, None, None, (0, None)))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
+from coalface.core.checks import nearest
 from coalface.models.cnn import CnnSmall
 from coalface.models.feduv_cnn import FedUvCnn
 from coalface.models.groups import Backbone, BatchNormPolicy
-from coalface.models.iresnet import ir18, ir34, ir50, ir100
+from coalface.models.iresnet import IResNet
 from coalface.models.mobilefacenet import MobileFaceNet
-from coalface.models.resnet import resnet34
-from coalface.models.sphere import sphere20, sphere64
+from coalface.models.resnet import ResNet34
+from coalface.models.sphere import SphereNet
 from coalface.models.vit import VitTiny
 
 __all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "describe", "sketch"]
@@ -24,13 +25,13 @@ __all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn-small": CnnSmall,
     "feduv-cnn": FedUvCnn,
-    "ir18": ir18,
-    "ir34": ir34,
-    "ir50": ir50,
-    "ir100": ir100,
-    "resnet34": resnet34,
-    "sphere20": sphere20,
-    "sphere64": sphere64,
+    "ir18": partial(IResNet, 18),
+    "ir34": partial(IResNet, 34),
+    "ir50": partial(IResNet, 50),
+    "ir100": partial(IResNet, 100),
+    "resnet34": ResNet34,
+    "sphere20": partial(SphereNet, 20),
+    "sphere64": partial(SphereNet, 64),
     "mobilefacenet": MobileFaceNet,
     "vit-tiny": VitTiny,
 }
@@ -75,40 +76,32 @@ class Description:
     parameters: int
     """Numbers in its parameters, the fixed ones included."""
     shared: int
-    """Numbers in one message under the BatchNorm policy."""
+    """Numbers in one message, where the BatchNorm policy is `average`."""
     message_bytes: int
-    """Bytes of the tensors of one message; what the codec adds for names and shapes comes on top."""
-    kept: int
-    """Numbers that a party keeps to itself under the BatchNorm policy."""
+    """Bytes of these; what the codec adds for names and shapes comes on top."""
 
 
-def describe(
-    name: str, *, size: int, channels: int, embedding_size: int | None = None, policy: BatchNormPolicy = "average"
-) -> Description:
+def describe(name: str, *, size: int, channels: int, embedding_size: int | None = None) -> Description:
     """What a backbone weighs, counted without allocating or drawing its weights.
 
     >>> describe("cnn-small", size=64, channels=1).parameters
     310768
     """
     module = sketch(name, size=size, channels=channels, embedding_size=embedding_size)
-    shared = Backbone(module, policy).shared().values()
-    kept = Backbone(module, policy).kept().values()
+    shared = Backbone(module).shared().values()
     return Description(
         parameters=sum(p.numel() for p in module.parameters()),
         shared=sum(t.numel() for t in shared),
         message_bytes=sum(t.numel() * t.element_size() for t in shared),
-        kept=sum(t.numel() for t in kept),
     )
 
 
 def _make(name: str, size: int, channels: int, embedding_size: int | None) -> nn.Module:
-    if name not in BACKBONES:
-        near = difflib.get_close_matches(name, BACKBONES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"there is no backbone {name!r}; did you mean {near!r}? Known: {', '.join(BACKBONES)}")
+    make = BACKBONES[nearest(name, BACKBONES, "model.name")]
     if channels not in (1, 3):
         raise ValueError(f"backbone {name!r}: {channels} channels; images are grey (channels=1) or RGB (channels=3)")
     if embedding_size is None:
-        return BACKBONES[name](size, channels)
+        return make(size, channels)
     if embedding_size < 1:
         raise ValueError(f"backbone {name!r}: an embedding of {embedding_size} numbers; give embedding_size 1 or more")
-    return BACKBONES[name](size, channels, embedding_size)
+    return make(size, channels, embedding_size)

@@ -42,19 +42,18 @@ def catalogue(
                 raise
             entries.append({"name": name, "cannot": str(error)})
             continue
-        weighed = describe(name, size=size, channels=channels)
+        description = describe(name, size=size, channels=channels)
         entry: dict[str, Any] = {
             "name": name,
             "embedding_size": Backbone(module).embedding_size,
-            "parameters": weighed.parameters,
+            "parameters": description.parameters,
             "multiply_adds": multiply_adds(module, size=size, channels=channels),
-            "message_bytes": weighed.message_bytes,
+            "message_bytes": description.message_bytes,
             "batchnorm": bool(Backbone(module, "local").kept()),
         }
         if measured:
             if begins is not None:
                 begins(name)
-            speed = measure(name, size=size, channels=channels, batch=batch, threads=threads)
-            entry["speed"] = asdict(speed)
+            entry["speed"] = asdict(measure(name, size=size, channels=channels, batch=batch, threads=threads))
         entries.append(entry)
     return entries

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from coalface.models.embedding import eval_mode
+
 
 def multiply_adds(module: nn.Module, *, size: int, channels: int) -> int:
     """Multiply-adds of the forward pass of one image in eval mode.
@@ -21,12 +23,6 @@ def multiply_adds(module: nn.Module, *, size: int, channels: int) -> int:
     4341760
     """
     device = next(module.parameters()).device
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            module(torch.empty(1, channels, size, size, device=device))
-    finally:
-        for part, training in modes.items():
-            part.training = training
+    with eval_mode(module), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, channels, size, size, device=device))
     return int(counter.get_total_flops()) // 2

@@ -33,25 +33,25 @@ def embed(
     An embedding of length zero stays zero, so that its cosine with any other is 0: a collapsed model can be evaluated,
     and is evaluated badly. Embeddings that are not finite are a ValueError that says how many and which image is first.
     """
-    wanted = np.arange(len(faces)) if index is None else np.asarray(index, dtype=np.int64)
-    if len(wanted) == 0:
+    index = np.arange(len(faces)) if index is None else np.asarray(index, dtype=np.int64)
+    if len(index) == 0:
         raise ValueError("no images to embed: the index is empty, so pass at least one image")
     if batch < 1:
         raise ValueError(f"cannot embed {batch} images at a time: batch must be at least 1")
     features: NDArray[np.float32] | None = None
-    with _eval_mode(module), torch.no_grad():
-        for start in range(0, len(wanted), batch):
-            unit = _unit(module, faces.take(wanted[start : start + batch]), flip, device)
+    with eval_mode(module), torch.no_grad():
+        for start in range(0, len(index), batch):
+            unit = _unit(module, faces.take(index[start : start + batch]), flip, device)
             if features is None:
-                features = np.empty((len(wanted), unit.shape[1]), dtype=np.float32)
+                features = np.empty((len(index), unit.shape[1]), dtype=np.float32)
             features[start : start + batch] = unit
             if progress is not None:
-                progress(min(start + batch, len(wanted)))
+                progress(min(start + batch, len(index)))
     assert features is not None  # at least one batch ran
     bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(wanted)} embeddings are not finite, the first is that of image {wanted[bad[0]]}: "
+            f"{len(bad)} of {len(index)} embeddings are not finite, the first is that of image {index[bad[0]]}: "
             "the model has diverged, or its weights were not loaded whole"
         )
     return features
@@ -64,7 +64,7 @@ def unit_features(
 
     They may not be finite, which is for the caller to see.
     """
-    with _eval_mode(module), torch.no_grad():
+    with eval_mode(module), torch.no_grad():
         return _unit(module, images, flip, device)
 
 
@@ -75,7 +75,7 @@ def raw_features(
 
     With `mirror`, (b, 2d): beside it what it gives for the mirrored images, as `templates.template_features` takes it.
     """
-    with _eval_mode(module), torch.no_grad():
+    with eval_mode(module), torch.no_grad():
         stored = _pixels(images, device)
         sides = [_forward(module, side) for side in ([stored, stored.flip(-1)] if mirror else [stored])]
         return np.asarray(torch.cat(sides, dim=1).float().cpu().numpy(), np.float32)
@@ -122,7 +122,8 @@ def _pixels(images: NDArray[np.uint8], device: str | torch.device) -> Tensor:
 
 
 @contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode; afterwards each of its parts is back in the mode it was in."""
     # Part by part, because a model in training may hold parts in eval mode on purpose (frozen BatchNorm).
     before = [(part, part.training) for part in module.modules()]
     module.eval()

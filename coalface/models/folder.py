@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from coalface.core.errors import DataError
 from coalface.core.json_text import parse_json
 from coalface.core.method import Tensors
 
@@ -22,7 +23,7 @@ _LONGEST = 1 << 26
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What `model.json` says. Raises ValueError where it is damaged, or holds no digests."""
+    """What `model.json` says. Raises DataError where it is damaged, or holds no digests."""
     path = folder / ABOUT
     try:
         about = parse_json(path.read_bytes(), longest=_LONGEST, any_number=True)
@@ -31,24 +32,24 @@ def read_about(folder: Path) -> dict[str, Any]:
         if lacking := [key for key in ("backbone", "size", "channels", "embedding_size") if key not in about]:
             raise ValueError(f"{lacking[0]} is missing")
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+        raise DataError(f"it cannot be read ({error}): {remedy(folder)}", where=path) from None
     sha256 = about.get("sha256", {})
     others = {name: digest for name, digest in sha256.items() if name != ABOUT}
     if sha256.get(ABOUT) != about_digest({**about, "sha256": others}):
-        raise ValueError(f"{path} is not as it was written: {remedy(folder)}")
+        raise DataError(f"it is not as it was written: {remedy(folder)}", where=path)
     return about
 
 
 def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
-    """The tensors of a file, whose digest `about` has. Raises ValueError where they are not those that were written."""
+    """The tensors of a file, whose digest `about` has. Raises DataError where they are not those that were written."""
     path = folder / name
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != about["sha256"].get(name):
-        raise ValueError(f"{path} is not as it was written, its SHA-256 is another: {remedy(folder)}")
+        raise DataError(f"it is not as it was written, its SHA-256 differs: {remedy(folder)}", where=path)
     try:
         return load(data)
     except SafetensorError as error:
-        raise ValueError(f"{path} cannot be read ({error}): {remedy(folder)}") from None
+        raise DataError(f"it cannot be read ({error}): {remedy(folder)}", where=path) from None
 
 
 def about_digest(about: Mapping[str, Any]) -> str:

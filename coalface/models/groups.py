@@ -39,7 +39,7 @@ class Backbone:
 
     def __init__(self, module: nn.Module, policy: BatchNormPolicy = "average") -> None:
         if policy not in get_args(BatchNormPolicy):
-            raise ValueError(f"there is no BatchNorm policy {policy!r}; known: {', '.join(get_args(BatchNormPolicy))}")
+            raise ValueError(f"unknown BatchNorm policy {policy!r}; known: {', '.join(get_args(BatchNormPolicy))}")
         self.module = module
         self.policy: BatchNormPolicy = policy
         shared, kept, counters = [], [], []
@@ -124,32 +124,18 @@ def _copies(slots: list[_Slot]) -> dict[str, Tensor]:
 
 
 def _check(slots: list[_Slot], given: Mapping[str, Tensor], group: str, policy: str) -> None:
-    for slot in slots:
-        tensor = slot.tensor()
-        theirs = given.get(slot.name)
-        if theirs is None or theirs.shape != tensor.shape or theirs.dtype != tensor.dtype:
-            break
-    else:
-        if len(given) == len(slots):
-            return
+    expected = {slot.name: _form(slot.tensor()) for slot in slots}
+    forms = {name: _form(tensor) for name, tensor in given.items()}
+    if forms == expected:
+        return
+    wrong = [name for name in {**expected, **forms} if forms.get(name) != expected.get(name)]
+    faults = [f"{name} is {forms.get(name, 'missing')}, not {expected.get(name, 'expected')}" for name in wrong[:5]]
     raise ValueError(
-        f"the {group} tensors do not fit the backbone under the BatchNorm policy {policy!r}: "
-        f"{'; '.join(_faults(slots, given))}. Load what `{group}()` of the same backbone and policy gave"
+        f"the {group} tensors do not fit the backbone under the BatchNorm policy {policy!r}: {'; '.join(faults)}"
+        f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Load what `{group}()` of the same backbone and "
+        "policy gave"
     )
 
 
-def _faults(slots: list[_Slot], given: Mapping[str, Tensor]) -> Iterator[str]:
-    wanted = {slot.name: slot.tensor() for slot in slots}
-    if missing := [name for name in wanted if name not in given]:
-        yield f"missing {_listed(missing)}"
-    if extra := [name for name in given if name not in wanted]:
-        yield f"not expected {_listed(extra)}"
-    for name, tensor in wanted.items():
-        if name in given and given[name].shape != tensor.shape:
-            yield f"{name} has shape {tuple(given[name].shape)}, not {tuple(tensor.shape)}"
-        if name in given and given[name].dtype != tensor.dtype:
-            yield f"{name} is {given[name].dtype}, not {tensor.dtype}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

@@ -34,22 +34,18 @@ class IBasicBlock(nn.Module):
 
 
 class IResNet(nn.Module):
-    """A 3×3 stem, four stages that each halve the side, BN, dropout, one linear layer and BN over the embedding.
+    """A 3×3 stem, four stages that each halve the side, BN, one linear layer and BN over the embedding.
 
     (n, channels, size, size) → (n, embedding_size). The linear layer reads 512 · ⌈size / 16⌉² numbers: 7×7 at 112, 4×4
     at 64. Names, shapes, dtypes and order of the state dict are those of insightface's `iresnet*`, so that a state dict
     of one loads into the other at channels 3, size 112 and embedding size 512. The scale of the last BN is fixed at 1,
     as there: the length of an embedding carries no identity.
 
-    Raises ValueError for an unknown depth, or a size below 16.
+    Raises ValueError for a size below 16.
     """
 
-    def __init__(
-        self, depth: int, size: int, channels: int, embedding_size: int = 512, *, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, depth: int, size: int, channels: int, embedding_size: int = 512) -> None:
         super().__init__()
-        if depth not in BLOCKS:
-            raise ValueError(f"there is no iResNet of depth {depth}; known depths: {', '.join(map(str, BLOCKS))}")
         if size < 16:
             raise ValueError(f"backbone 'ir{depth}': images of {size}×{size} are too small; give size 16 or more")
         width, side = WIDTHS[0], size
@@ -63,7 +59,6 @@ class IResNet(nn.Module):
             width, side = wider, -(-side // 2)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.bn2 = nn.BatchNorm2d(width)
-        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(width * side * side, embedding_size)
         self.embedding_size = embedding_size
         self.features = nn.BatchNorm1d(embedding_size)
@@ -75,24 +70,4 @@ class IResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         maps = self.prelu(self.bn1(self.conv1(images)))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
-        return self.features(self.fc(self.dropout(self.bn2(maps).flatten(1))))
-
-
-def ir18(size: int, channels: int, embedding_size: int = 512) -> IResNet:
-    """The iResNet of depth 18: 24.0 M parameters at 112×112, 15.4 M at 64×64."""
-    return IResNet(18, size, channels, embedding_size)
-
-
-def ir34(size: int, channels: int, embedding_size: int = 512) -> IResNet:
-    """The iResNet of depth 34: 34.1 M parameters at 112×112."""
-    return IResNet(34, size, channels, embedding_size)
-
-
-def ir50(size: int, channels: int, embedding_size: int = 512) -> IResNet:
-    """The iResNet of depth 50: 43.6 M parameters at 112×112."""
-    return IResNet(50, size, channels, embedding_size)
-
-
-def ir100(size: int, channels: int, embedding_size: int = 512) -> IResNet:
-    """The iResNet of depth 100: 65.2 M parameters at 112×112."""
-    return IResNet(100, size, channels, embedding_size)
+        return self.features(self.fc(self.bn2(maps).flatten(1)))

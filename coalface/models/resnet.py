@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-BLOCKS = {34: (3, 4, 6, 3)}
-"""Depth → residual blocks in each of the four stages."""
+BLOCKS = (3, 4, 6, 3)
+"""Residual blocks in each of the four stages."""
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -33,29 +33,28 @@ class BasicBlock(nn.Module):
         return self.relu(residual + (maps if self.downsample is None else self.downsample(maps)))
 
 
-class ResNet(nn.Module):
+class ResNet34(nn.Module):
     """A 7×7 stem and a pool that divide the side by 4, four stages, the mean over positions, one linear layer.
 
     (n, channels, size, size) → (n, embedding_size). The side shrinks by 32 in all (4×4 positions at 112, 2×2 at 64) and
     the mean takes any; so the number of parameters does not depend on `size`. Source: He et al. (CVPR 2016), table 1,
-    with the embedding in the place of the 1000 classes. Convolutions start from He et al.'s normal weights (fan-out).
+    with the embedding in the place of the 1000 classes, by default of the 256 numbers of Zhuang et al. (FedFR, 2021).
+    Convolutions start from He et al.'s normal weights (fan-out).
 
-    Raises ValueError for an unknown depth, or a size below 32.
+    Raises ValueError for a size below 32.
     """
 
-    def __init__(self, depth: int, size: int, channels: int, embedding_size: int) -> None:
+    def __init__(self, size: int, channels: int, embedding_size: int = 256) -> None:
         super().__init__()
-        if depth not in BLOCKS:
-            raise ValueError(f"there is no ResNet of depth {depth}; known depths: {', '.join(map(str, BLOCKS))}")
         if size < 32:
-            raise ValueError(f"backbone 'resnet{depth}': images of {size}×{size} are too small; give size 32 or more")
+            raise ValueError(f"backbone 'resnet34': images of {size}×{size} are too small; give size 32 or more")
         width = WIDTHS[0]
         self.conv1 = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
         stages = []
-        for stage, (wider, blocks) in enumerate(zip(WIDTHS, BLOCKS[depth], strict=True)):
+        for stage, (wider, blocks) in enumerate(zip(WIDTHS, BLOCKS, strict=True)):
             first = BasicBlock(width, wider, 1 if stage == 0 else 2)
             stages.append(nn.Sequential(first, *(BasicBlock(wider, wider, 1) for _ in range(blocks - 1))))
             width = wider
@@ -71,8 +70,3 @@ class ResNet(nn.Module):
         maps = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
         return self.fc(self.avgpool(maps).flatten(1))
-
-
-def resnet34(size: int, channels: int, embedding_size: int = 256) -> ResNet:
-    """The 34-layer network with the 256 numbers of Zhuang et al. (FedFR, 2021): 21.4 M parameters."""
-    return ResNet(34, size, channels, embedding_size)

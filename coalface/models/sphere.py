@@ -32,13 +32,11 @@ class SphereNet(nn.Module):
     Glorot's uniform weights over the fan-in (Caffe's "xavier": variance 1 / fan-in) with biases of zero.
     Source: Liu et al., "SphereFace" (CVPR 2017), table 2.
 
-    Raises ValueError for an unknown depth, or a size below 16.
+    Raises ValueError for a size below 16.
     """
 
     def __init__(self, depth: int, size: int, channels: int, embedding_size: int = 512) -> None:
         super().__init__()
-        if depth not in BLOCKS:
-            raise ValueError(f"there is no SphereFace net of {depth} layers; known: {', '.join(map(str, BLOCKS))}")
         if size < 16:
             raise ValueError(f"backbone 'sphere{depth}': images of {size}×{size} are too small; give size 16 or more")
         width, side = channels, size
@@ -59,13 +57,3 @@ class SphereNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.fc(self.layer4(self.layer3(self.layer2(self.layer1(images)))).flatten(1))
-
-
-def sphere20(size: int, channels: int, embedding_size: int = 512) -> SphereNet:
-    """SphereFace's 20 convolutions: 24.5 M parameters at 112×112, 15.9 M at 64×64."""
-    return SphereNet(20, size, channels, embedding_size)
-
-
-def sphere64(size: int, channels: int, embedding_size: int = 512) -> SphereNet:
-    """SphereFace's 64 convolutions, which CosFace and FedFR (C.-T. Liu et al., 2022) use: 50.0 M at 112×112."""
-    return SphereNet(64, size, channels, embedding_size)

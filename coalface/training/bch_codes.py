@@ -42,7 +42,7 @@ class BCH:
 
     Source: Lin and Costello, "Error Control Coding" (2nd edition, 2004), chapter 6.
 
-    Raises ValueError, with the nearest codes that there are, where there is none of these n and k.
+    Raises ValueError, with the nearest codes, where no code has these n and k.
     """
 
     n: int
@@ -56,12 +56,10 @@ class BCH:
         exist = _distances(lengths[n])
         if n == self.n and self.k in exist:
             return
-        why = f"of length {n}" if n == self.n else f"lengths are 2^m − 1, from {min(lengths)} to {max(lengths)}:"
-        below, above = [k for k in exist if k <= self.k], [k for k in exist if k >= self.k]
-        near = sorted({*([max(below)] if below else []), *([min(above)] if above else [])})
-        codes = " and ".join(f"({n}, {k})" for k in near)
+        below, above = sorted(k for k in exist if k <= self.k), sorted(k for k in exist if k >= self.k)
+        near = " and ".join(f"({n}, {k})" for k in sorted({*below[-1:], *above[:1]}))
         raise ValueError(
-            f"there is no BCH code ({self.n}, {self.k}): {why} the nearest {'is' if len(near) == 1 else 'are'} {codes}"
+            f"unknown BCH code ({self.n}, {self.k}); n is 2^m − 1, {min(lengths)} to {max(lengths)}. Nearest: {near}"
         )
 
     @property
@@ -107,19 +105,10 @@ class Codebook:
     numbers keep the messages of different users apart, whatever they draw, so their codewords differ in `code.d` places
     at least: cosines between them are at most 1 − 2d/n, which is 0.67, 0.52 and 0.32 at lengths 127, 255 and 511.
 
-    **What is secret from whom.** The number is no secret: whoever deals it knows it, and the encoding is systematic, so
-    a codeword begins with it in the clear. What others would have to guess are the `secret_bits`, as long as
-
-    - the generator they are drawn from is known to the user alone. Streams of a simulation follow from the seed of the
-      run, which every party knows: they show what the method does, and keep nothing secret;
-    - nobody sees an update of the shared matrix W′ that one user trained. By the bare
-      hinge, whatever the number of steps, it is v aᵀ for some vector a (but for weight decay, which can be subtracted):
-      each column is v or −v, scaled, and the user's number tells which. A sum over few users does not hide v either: m
-      of them make a matrix of rank m at most, whose columns lie in the span of their codewords, and trying 2^m signs on
-      m of its rows finds them. With projections at a codeword's length a first update still has these signs, and later
-      ones most of them.
-
-    So it is only true of the messages that v never leaves the user; secrecy against the server needs sums over many.
+    **What is secret from whom.** The number is not: whoever assigns it knows it, and a codeword begins with it in the
+    clear. The `secret_bits` are, as long as the user alone knows the generator that draws them (in a simulation the
+    run's seed tells everybody), and nobody sees an update of the shared matrix W′ by one user or by few: by the bare
+    hinge it is v aᵀ, whose signs are v, and 2^m guesses find the codewords in a sum over m users.
 
     Source: Hosseini et al., "Federated learning of user verification models without sharing embeddings" (FedUV, ICML
     2021), its selection of codewords; what the updates of W′ show is ours.
@@ -156,19 +145,17 @@ class Codebook:
         `user`, its number, 0 to `users` − 1, comes highest bit first before the bits drawn from `rng`. A user keeps its
         codeword for the whole training: another draw is another codeword.
 
-        Raises ValueError where there is no such user.
+        Raises ValueError where `user` is out of range.
         """
         if not 0 <= user < self.users:
-            raise ValueError(
-                f"user {user} has no codeword among {self.users}: give a number from 0 to {self.users - 1}"
-            )
+            raise ValueError(f"user {user} has no codeword: give a number from 0 to {self.users - 1}")
         drawn = rng.integers(2, size=self.secret_bits, dtype=np.uint8)
         bits = self.code.encode(np.concatenate([_bits(user, self.user_bits), drawn]))
         return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
 
 def code_scores(projections: Tensor, codeword: Tensor) -> Tensor:
-    """(n,) the scores ⟨v, z⟩ / c of images against one user's codeword; `hinge_on_codes` is max(0, 1 − score).
+    """(n,) the scores ⟨v, z⟩ / c of images against one user's codeword; `OnCodes` is max(0, 1 − score).
 
     `projections` z (n, c), the embeddings times the shared matrix, taken as they are: no sign or length is taken off;
     `codeword` v (c,) of ±1, of any dtype. In the widest dtype of the two, and in float32 at least.
@@ -197,19 +184,15 @@ def warm_up_threshold(scores: Tensor, quantile: float) -> float:
 
     Source: Hosseini et al. (FedUV, ICML 2021), its warm-up phase; which order statistic it is, is ours.
 
-    Raises ValueError without scores, with one that is not finite, or where `quantile` is no such share.
+    Raises ValueError without scores, with one that is not finite, or where `quantile` is not such a share.
     """
     share = Fraction(str(float(quantile))) if math.isfinite(quantile) else Fraction(0)
     if not 0 < share <= 1:
         raise ValueError(
-            f"quantile {quantile} is no share of the scores: give a number above 0 and at most 1, like 0.9"
+            f"quantile {quantile} is not a share of the scores: give a number above 0 and at most 1, like 0.9"
         )
-    if scores.ndim != 1 or not len(scores):
-        raise ValueError(f"scores {tuple(scores.shape)} have no quantile: give (n,), one for each warm-up image")
-    if bad := int((~scores.isfinite()).sum()):
-        raise ValueError(
-            f"{bad} of {len(scores)} warm-up scores are not finite: look at the projections of these images"
-        )
+    if scores.ndim != 1 or not len(scores) or not scores.isfinite().all():
+        raise ValueError(f"warm-up scores {tuple(scores.shape)} are not (n,) finite numbers, one for each image")
     return float(scores.sort(descending=True).values[math.ceil(share * len(scores)) - 1])
 
 
@@ -232,10 +215,10 @@ def _times(left: int, right: int) -> int:
 
 def _conjugates(i: int, n: int) -> list[int]:
     """The exponents i, 2i, 4i, … modulo n: the powers of α with the same minimal polynomial as α^i."""
-    found = [i % n]
-    while (i := 2 * i % n) != found[0]:
-        found.append(i)
-    return found
+    exponents = [i % n]
+    while (i := 2 * i % n) != exponents[0]:
+        exponents.append(i)
+    return exponents
 
 
 def _minimal(i: int, m: int) -> int:
@@ -256,13 +239,13 @@ def _minimal(i: int, m: int) -> int:
 @lru_cache
 def _distances(m: int) -> dict[int, int]:
     """The Bose distance by k, for every code of length 2^m − 1 with parity bits."""
-    n, roots, found = 2**m - 1, set[int](), {}
+    n, roots, distances = 2**m - 1, set[int](), {}
     for i in range(1, n + 1):  # α^n is 1, which is no root: the last code has k = 1
         if i not in roots:
             if roots:
-                found[n - len(roots)] = i
+                distances[n - len(roots)] = i
             roots |= set(_conjugates(i, n))
-    return found
+    return distances
 
 
 @lru_cache

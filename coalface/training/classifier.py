@@ -196,10 +196,7 @@ class ShardedClassifier(WholeClassifier):
     def gradients(
         self, embeddings: Tensor, labels: Tensor, backbone: Tensors, **beside: Tensor
     ) -> tuple[Tensor, Tensors]:
-        if beside:
-            raise ValueError(
-                "several losses over one batch are not split over processes: leave out engine.processes_per_party"
-            )
+        assert not beside  # which `whole_classifier` sees to
         tensors = list(backbone.values())
         loss, by_backbone, by_rows = sharded_gradients(
             self.shards, self.loss, embeddings, tensors, self.weights, labels, first=self.first, classes=self.count

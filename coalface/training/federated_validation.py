@@ -7,7 +7,7 @@ whose aggregation is `Mean("backbone", by="images")`, as `pfm-fv` and `fedavg-fv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -126,9 +126,7 @@ class FederatedValidation(Component):
         """The first weighting; `asked` trainers train in a round (None: all). Raises ValueError for what cannot be."""
         trainers = fed.parties("trainer")
         if not fed.parties("validator"):
-            raise ValueError(
-                "there is no validator: give the recipe `validators`, parties that hold pairs of their own"
-            )
+            raise ValueError("no party is a validator: give the recipe `validators`, parties that hold their own pairs")
         if fed.policy != "average":
             raise ValueError(
                 f"a validator needs every tensor of a backbone, and with model.batchnorm={fed.policy} some stay at "
@@ -173,13 +171,13 @@ class FederatedValidation(Component):
 
     @step(role="validator")
     def grade(self, party: Party, common: Candidates) -> Scores:
-        pairs, found = party.extra_data, []
+        pairs, scores = party.extra_data, []
         images, left, right = images_needed(pairs.left, pairs.right)
         for t in range(self.candidates):
             party.backbone.load({name: stacked[t] for name, stacked in common.backbones.items()})
             features = embed(party.backbone.module, party.data, images, device=party.device)
-            found.append(self.graded(score_pairs(features, left, right), pairs.same, pairs.fold))
-        return Scores(scores=torch.tensor(found, dtype=torch.float64))
+            scores.append(self.graded(score_pairs(features, left, right), pairs.same, pairs.fold))
+        return Scores(scores=torch.tensor(scores, dtype=torch.float64))
 
     def graded(self, cosines: Any, same: Any, fold: Any) -> float:
         """S of one model, from the cosines of a validator's pairs."""
@@ -229,19 +227,12 @@ class Validated(Federation):
         self.fed.log(**metrics)
 
     def ask(
-        self,
-        step: Callable[..., Any],
-        *,
-        to: Iterable[str] | None = None,
-        common: Any = None,
-        each: Mapping[str, Any] | None = None,
-        aggregate: Sequence[Mean] = (),
-        at_least: int | None = None,
+        self, step: Callable[..., Any], *, aggregate: Sequence[Mean] = (), at_least: int | None = None, **request: Any
     ) -> Answer:
         """As asked, but the mean of the backbones is weighted by w; the candidates' means are kept to be scored."""
         backbones = Mean("backbone", by="images")
         if backbones not in aggregate:
-            return self.fed.ask(step, to=to, common=common, each=each, aggregate=aggregate, at_least=at_least)
+            return self.fed.ask(step, aggregate=aggregate, at_least=at_least, **request)
         rest = [mean for mean in aggregate if mean != backbones]
         if self.validation.fv == "folded" and any(mean.field == "backbone" for mean in rest):
             raise ValueError(
@@ -249,31 +240,22 @@ class Validated(Federation):
                 "which single ones could be solved for; set validation.fv=kept, or take that mean out of the method"
             )
         if self.validation.fv == "kept":
-            answer = self.fed.ask(step, to=to, common=common, each=each, aggregate=rest, at_least=at_least)
+            answer = self.fed.ask(step, aggregate=rest, at_least=at_least, **request)
             models = answer.each.pop("backbone")
             self._means = [weighted_mean(models, weights) for weights in self.candidates]
         else:
             many = [Mean("backbone", by=w, name=f"candidate {t}", once=True) for t, w in enumerate(self.candidates)]
             most = max(at_least or 0, len(many) + 1)  # of fewer, each could be solved for
-            answer = self.fed.ask(step, to=to, common=common, each=each, aggregate=[*rest, *many], at_least=most)
+            answer = self.fed.ask(step, aggregate=[*rest, *many], at_least=most, **request)
             self._means = [answer.aggregated.pop(mean.key) for mean in many]
         answer.aggregated["backbone"] = self._means[0]  # (4)
         return answer
 
-    def post(
-        self,
-        step: Callable[..., Any],
-        *,
-        to: Iterable[str] | None = None,
-        common: Any = None,
-        each: Mapping[str, Any] | None = None,
-    ) -> Ticket:
-        return self.fed.post(step, to=to, common=common, each=each)
+    def post(self, step: Callable[..., Any], **request: Any) -> Ticket:
+        return self.fed.post(step, **request)
 
-    def collect(
-        self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
-    ) -> Answer:
-        return self.fed.collect(ticket, aggregate=aggregate, at_least=at_least, optional=optional)
+    def collect(self, ticket: Ticket, **request: Any) -> Answer:
+        return self.fed.collect(ticket, **request)
 
     def validate(self) -> Weighting:
         """Collect the validations that are due, and post that of this round; call it once the round has trained."""

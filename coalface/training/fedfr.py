@@ -7,8 +7,8 @@ Equations 3 and 5 to 7.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coalface.core.method import Party, Tensors
+from coalface.models.embedding import eval_mode
 from coalface.training.local_training import Beside
 from coalface.training.losses.base import CosineLoss, MarginSoftmax
 from coalface.training.losses.sphereface2 import SphereFace2
@@ -99,9 +100,9 @@ class Distilled:
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor, *, anchor: Tensor) -> Tensor:
         """A scalar; `anchor` (n, d) are the other model's embeddings of the same images."""
         factor = self.classes.scale / self.temperature
-        wanted = F.log_softmax(factor * self.classes.cosines(anchor, self.head.to(anchor.device)), dim=1)
-        found = F.log_softmax(factor * self.classes.cosines(embeddings, weights), dim=1)
-        apart = F.kl_div(found, wanted, reduction="batchmean", log_target=True)
+        teacher = F.log_softmax(factor * self.classes.cosines(anchor, self.head.to(anchor.device)), dim=1)
+        pupil = F.log_softmax(factor * self.classes.cosines(embeddings, weights), dim=1)
+        apart = F.kl_div(pupil, teacher, reduction="batchmean", log_target=True)
         alone = self.classes(embeddings, weights, labels)
         return (1 - self.weight) * alone + self.weight * self.temperature**2 * apart
 
@@ -124,23 +125,18 @@ def frozen(party: Party, models: dict[str, Tensors]) -> Beside:
     models = {name: {n: t.to(party.device) for n, t in tensors.items()} for name, tensors in models.items()}
 
     def answers(images: Tensor) -> Tensors:
-        training = module.training
-        module.eval()
-        try:
-            with torch.no_grad():
-                return {name: party.compute.embed(_with(module, tensors), images) for name, tensors in models.items()}
-        finally:
-            module.train(training)
+        with eval_mode(module), torch.no_grad():
+            return {
+                name: party.compute.embed(partial(_call_with, module, tensors), images)
+                for name, tensors in models.items()
+            }
 
     return answers
 
 
-def _with(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
-    def run(images: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(module, tensors, (images,))
-        return found
-
-    return run
+def _call_with(module: nn.Module, tensors: Tensors, images: Tensor) -> Tensor:
+    embeddings: Tensor = torch.func.functional_call(module, tensors, (images,))
+    return embeddings
 
 
 def untrained(party: Party, rng: np.random.Generator) -> Tensors:

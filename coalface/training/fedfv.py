@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.training.losses.base import OwnClassLoss, check, check_labels, require, unit, wide
+from coalface.training.losses.base import OwnClassLoss, check, require, unit, wide
 from coalface.training.losses.spreadout import unit_rows
 
 
@@ -44,7 +44,6 @@ class AgainstOthers(OwnClassLoss):
 
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         check(embeddings, weights, labels)
-        check_labels(labels, len(weights))
         embeddings, weights, others = wide(embeddings, weights, self.others.to(embeddings.device))
         rows = unit(embeddings)
         own = (rows * unit(weights)[labels]).sum(1, keepdim=True)
@@ -72,18 +71,13 @@ def equivalent_embeddings(weights: Tensor, count: int, fused: int = 2, *, genera
     hundred times in a row.
     """
     if fused < 2:
-        raise ValueError(
-            f"an equivalent class embedding fuses two class embeddings at least, not {fused}: "
-            "one alone would be handed to other clients as it is"
-        )
+        raise ValueError(f"{fused} class embeddings fused would go to other clients as they are: fuse 2 or more")
     if count < 1:
-        raise ValueError(f"a round needs one equivalent class embedding at least, not {count}")
+        raise ValueError(f"a round needs 1 equivalent class embedding or more, not {count}")
     if weights.ndim == 2 and len(weights) < fused:
-        left = "1 client is" if len(weights) == 1 else f"{len(weights)} clients are"
-        fewer = f", or fuse {len(weights)} (fused={len(weights)})" if len(weights) >= 2 else ""
         raise ValueError(
-            f"{left} not selected, and an equivalent class embedding fuses {fused} of them: select fewer clients a "
-            f"round, so that {fused} are left{fewer}"
+            f"clients not selected: {len(weights)}, and an equivalent class embedding fuses {fused} of them. Select "
+            f"fewer clients a round, so that {fused} are left, or set `fused` to a smaller number"
         )
     rows = unit_rows(weights)
     least = torch.finfo(rows.dtype).eps ** 0.5
@@ -111,8 +105,6 @@ def draw_subsets(size: int, count: int, chosen: int, generator: np.random.Genera
     Source: R. Floyd, in Bentley, "Programming Pearls: a sample of brilliance" (1987): for j = size − k, …, size − 1
     draw t from 0 to j, and take t, or j where t was taken.
     """
-    if not 0 <= chosen <= size:
-        raise ValueError(f"no {chosen} distinct numbers are below {size}: choose {size} at most")
     subsets = np.empty((count, chosen), dtype=np.int64)
     for place, last in enumerate(range(size - chosen, size)):
         drawn = generator.integers(0, last, size=count, endpoint=True)

@@ -21,17 +21,10 @@ from coalface.training.sgd import MOMENTUM, SGD, MomentumState
 _DRAWN = 1 << 14  # rows that are drawn at a time where they are not kept
 
 Beside = Callable[[Tensor], Tensors]
-"""images (n, c, h, w) of a step -> what the loss is given of them besides, by keyword, without gradient.
-
-For example what another model says of the same images.
-"""
-
+"""images (n, c, h, w) of a step -> what the loss is given besides by keyword, such as another model's embeddings."""
 
 Pull = Callable[[Tensors, Tensor, Tensor], Tensors]
-"""(the trained tensors by name, images (n, c, h, w), labels (n,) of a step) -> gradients to add, by name.
-
-For example the gradient of a proximal term, or a correction of client drift.
-"""
+"""(the trained tensors by name, images (n, c, h, w), labels (n,) of a step) -> gradients to add, by name."""
 
 
 @private

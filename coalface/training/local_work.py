@@ -107,11 +107,9 @@ class LocalTraining:
     @property
     def rounds(self) -> int | None:
         """The rounds that `steps` and K make; None where the recipe gives the rounds."""
-        return (
-            None
-            if self.total_steps is None or self.steps_per_round is None
-            else self.total_steps // self.steps_per_round
-        )
+        if self.total_steps is None or self.steps_per_round is None:
+            return None
+        return self.total_steps // self.steps_per_round
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).
@@ -142,11 +140,9 @@ class LocalTraining:
         >>> LocalTraining(epochs=2, batch_size=4).count(9), LocalTraining(steps_per_round=7).count(9)
         (4, 7)
         """
-        return (
-            self.steps_per_round
-            if self.steps_per_round is not None
-            else self.epochs * (len(_cuts(images, self.batch_size)) + 1)
-        )
+        if self.steps_per_round is not None:
+            return self.steps_per_round
+        return self.epochs * (len(_cuts(images, self.batch_size)) + 1)
 
     def batches(self, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
         """Batches of this round at a party, as indices into its data, and where the next round goes on."""
@@ -168,10 +164,10 @@ def by_epochs(
     images: int, batch: int, epochs: int, cursor: Cursor, order: Order
 ) -> tuple[list[NDArray[np.int64]], Cursor]:
     """Whole epochs. A last batch of one image joins the batch before it, since BatchNorm cannot train on one image."""
-    found = []
+    batches = []
     for epoch in range(cursor.epoch, cursor.epoch + epochs):
-        found += np.split(order(epoch), list(_cuts(images, batch)))
-    return found, Cursor(epoch=cursor.epoch + epochs, offset=0)
+        batches += np.split(order(epoch), list(_cuts(images, batch)))
+    return batches, Cursor(epoch=cursor.epoch + epochs, offset=0)
 
 
 def _cuts(images: int, batch: int) -> range:

@@ -47,18 +47,18 @@ def first_centres(parties: Sequence[Party], backbone: Tensors, centres: Sequence
     The mean of the unit embeddings of its images, unaugmented, at length one. Source: Aggarwal et al., "FedFace"
     (2021), Algorithm 1, line 2.
     """
-    found = [centre.to(party.device) for party, centre in zip(parties, centres, strict=True)]
-    new = [place for place, centre in enumerate(found) if not centre.any()]
+    first = [centre.to(party.device) for party, centre in zip(parties, centres, strict=True)]
+    new = [place for place, centre in enumerate(first) if not centre.any()]
     if not new:
-        return found
+        return first
     chosen = [parties[place] for place in new]
     module = _loaded(chosen[0], backbone).eval()
     with torch.no_grad():
         images = torch.cat([party.compute.plain(party.data) for party in chosen])
         features = unit(chosen[0].compute.embed(module, images))
-    for place, own in zip(new, features.split([len(party.data) for party in chosen]), strict=True):
-        found[place] = unit(own.mean(0, keepdim=True)).to(centres[place].dtype)
-    return found
+    for place, rows in zip(new, features.split([len(party.data) for party in chosen]), strict=True):
+        first[place] = unit(rows.mean(0, keepdim=True)).to(centres[place].dtype)
+    return first
 
 
 @torch.no_grad()
@@ -128,18 +128,18 @@ def train_many(
     images = some.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
     owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(some.device)
     heads = torch.cat([centre.to(some.device) for centre in centres]).requires_grad_(not fixed)
-    own = {name: t.to(some.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
-    shared = [p for p in module.parameters() if p.requires_grad] + list(own.values())
-    each = loss.each(some.compute.embed(module, images), heads, owner, **own)
-    found = list(torch.autograd.grad(each.mean(), [*shared, *([] if fixed else [heads])]))
+    beside = {name: t.to(some.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+    shared = [p for p in module.parameters() if p.requires_grad] + list(beside.values())
+    each = loss.each(some.compute.embed(module, images), heads, owner, **beside)
+    gradients = list(torch.autograd.grad(each.mean(), [*shared, *([] if fixed else [heads])]))
     if not fixed:
         share = counts.to(some.device, heads.dtype)[:, None] / len(owner)
-        sgd.step([heads], [found.pop() / share], [])
-    sgd.step(shared, found, [])
+        sgd.step([heads], [gradients.pop() / share], [])
+    sgd.step(shared, gradients, [])
     losses = torch.zeros(len(parties), dtype=torch.float64).index_add_(0, owner.cpu(), each.detach().double().cpu())
     return Together(
         backbone=some.backbone.shared(),
-        extra={name: t.detach() for name, t in own.items()},
+        extra={name: t.detach() for name, t in beside.items()},
         centres=heads.detach().split(1),
         losses=tuple((losses / counts).tolist()),
     )

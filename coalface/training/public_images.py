@@ -49,7 +49,7 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
     """
     public = party.extra_data
     if not isinstance(public, PublicImages) or not len(public.faces):
-        raise ValueError(f"{party.name} holds no public images: take data.scenario=private-public")
+        raise ValueError(f"{party.name} holds no public images: use data.scenario=private-public")
     return public.features(party, backbone, kept)
 
 
@@ -67,8 +67,8 @@ def hard_negatives(public: Tensor, own: Tensor, threshold: float, block: int = B
 
 def digest(tensors: Tensors) -> str:
     """SHA-256 over the names and bytes of tensors: tells models apart."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return sha256.hexdigest()

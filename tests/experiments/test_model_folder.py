@@ -65,17 +65,17 @@ def test_a_model_without_digests_is_refused(fedavg_run: Path, tmp_path: Path) ->
     about = json.loads((folder / "model.json").read_text())
     del about["sha256"]
     (folder / "model.json").write_text(json.dumps(about))
-    with pytest.raises(ValueError, match=r"model\.json is not as it was written: copy the model again"):
+    with pytest.raises(ValueError, match=r"model\.json: it is not as it was written: copy the model again"):
         read_model(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:40], "cannot be read"),
-        (lambda text: "[" * 200_000, "cannot be read"),
-        (lambda text: json.dumps({"backbone": "cnn-small"}), "cannot be read (size is missing)"),
-        (lambda text: text.replace('"size": 32', '"size": 96'), "is not as it was written"),
+        (lambda text: text[:40], "it cannot be read"),
+        (lambda text: "[" * 200_000, "it cannot be read"),
+        (lambda text: json.dumps({"backbone": "cnn-small"}), "it cannot be read (size is missing)"),
+        (lambda text: text.replace('"size": 32', '"size": 96'), "it is not as it was written"),
     ],
 )
 def test_model_json_that_is_not_as_it_was_is_named(
@@ -90,7 +90,7 @@ def test_model_json_that_is_not_as_it_was_is_named(
     path = Path(shutil.copytree(fedavg_run, tmp_path / "run")) / "model" / "model.json"
     path.write_text(change(path.read_text()))
     line = refused(capsys, monkeypatch, "evaluate", tmp_path / "run", "--on", pictures, "--pairs", 4)
-    assert line.startswith(f"coalface: {path} {message}") and "`coalface resume" in line
+    assert line.startswith(f"coalface: {path}: {message}") and "`coalface resume" in line
 
 
 def test_an_exported_model_is_read_as_it_was_written(tmp_path: Path, pictures: Path) -> None:
@@ -105,7 +105,7 @@ def test_an_exported_model_is_read_as_it_was_written(tmp_path: Path, pictures: P
             (place / name).write_text(text.replace('"0.1": 0.', '"0.1": 0.0'))
         else:
             overwritten(place / name)
-        with pytest.raises(ValueError, match=rf"{name} is not as it was written.*export it again"):
+        with pytest.raises(ValueError, match=rf"{name}: it is not as it was written.*export it again"):
             export.identify(place, pictures, 0.1)
 
 
@@ -116,7 +116,7 @@ def test_nobody_starts_from_a_damaged_pretraining(file: str, tmp_path: Path, mon
     experiment.run(recipe, tmp_path / "a", Silent(), report=False)
     (place,) = (default_cache() / "pretrained").iterdir()
     overwritten(place / file)
-    with pytest.raises(ValueError, match=r"safetensors is not as it was written.*coalface resume .*pretrained"):
+    with pytest.raises(ValueError, match=r"safetensors: it is not as it was written.*coalface resume .*pretrained"):
         experiment.run(recipe, tmp_path / "b", Silent(), report=False)
     assert not (tmp_path / "b").exists()
     experiment.resume(place, Silent())

@@ -91,12 +91,3 @@ def test_what_is_not_finite_is_named():
 
     with pytest.raises(ValueError, match="2 of 5 embeddings are not finite, the first is that of image 8"):
         embed(Diverged(), faces(), np.array([9, 8, 7, 6, 5]))
-
-
-def test_wrong_use_is_explained():
-    with pytest.raises(ValueError, match="the index is empty"):
-        embed(Project(), faces(), np.array([], dtype=np.int64))
-    with pytest.raises(ValueError, match="batch must be at least 1"):
-        embed(Project(), faces(), batch=0)
-    with pytest.raises(ValueError, match="one embedding per image"):
-        embed(nn.Identity(), faces())

@@ -99,20 +99,19 @@ def test_a_module_moved_or_laid_out_anew_is_still_the_one():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "names"),
     [
-        (lambda s: {n: t for n, t in s.items() if n != "0.bias"}, "missing 0.bias"),
-        (lambda s: s | {"4.weight": torch.zeros(1)}, "not expected 4.weight"),
-        (lambda s: s | {"3.bias": torch.zeros(4)}, r"3.bias has shape \(4,\), not \(3,\)"),
-        (lambda s: s | {"3.bias": torch.zeros(3, dtype=torch.float64)}, "3.bias is torch.float64, not torch.float32"),
-        (lambda s: {}, "missing 0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean and 3 more"),
+        (lambda s: {n: t for n, t in s.items() if n != "0.bias"}, "0.bias is missing"),
+        (lambda s: s | {"4.weight": torch.zeros(1)}, "4.weight"),
+        (lambda s: s | {"3.bias": torch.zeros(4)}, r"3.bias .*\(4,\), not .*\(3,\)"),
+        (lambda s: s | {"3.bias": torch.zeros(3, dtype=torch.float64)}, "3.bias .*float64.* not .*float32"),
+        (lambda s: {}, "0.weight .*and 3 more"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(change, says):
+def test_what_does_not_fit_is_refused_and_changes_nothing(change, names):
     backbone = Backbone(net(), "average")
     shared = backbone.shared()
     wrong = change({name: t + 1 for name, t in shared.items()})
-    with pytest.raises(ValueError, match=says) as refusal:
+    with pytest.raises(ValueError, match=f"shared tensors .*policy 'average'.*{names}"):
         backbone.load(wrong)
-    assert "the shared tensors do not fit the backbone under the BatchNorm policy 'average'" in str(refusal.value)
     assert all(torch.equal(t, shared[name]) for name, t in backbone.shared().items())

@@ -24,17 +24,6 @@ def test_single_layers_by_hand(layer, expected):
     assert multiply_adds(layer, size=8, channels=3) == expected
 
 
-def test_small_networks_layer_by_layer():
-    widths, sides = [1, 16, 32, 64, 128, 128], [32, 16, 8, 4, 2]
-    convolutions = sum(9 * a * b * s * s for a, b, s in zip(widths[:-1], widths[1:], sides, strict=True))
-    module = sketched("cnn-small", 64, 1)
-    assert multiply_adds(module, size=64, channels=1) == convolutions + 512 * 128 == 4_341_760
-    widths, sides = [3, 64, 128, 256, 512, 512], [64, 32, 16, 8, 4]
-    convolutions = sum(9 * a * b * s * s for a, b, s in zip(widths[:-1], widths[1:], sides, strict=True))
-    module = sketched("feduv-cnn", 64, 3)
-    assert multiply_adds(module, size=64, channels=3) == convolutions + 512 * 512
-
-
 def test_a_network_with_numbers_gives_the_same_and_is_left_as_it_was():
     module = build("mobilefacenet", size=32, channels=1, generator=np.random.default_rng(0))
     module.blocks[3].eval()

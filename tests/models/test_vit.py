@@ -9,7 +9,6 @@ from torch import nn
 
 from coalface.models import build, describe
 from coalface.models.counting import multiply_adds
-from coalface.models.vit import Attention, VitTiny
 
 
 def by_hand(size, channels, outputs):
@@ -40,23 +39,6 @@ def test_with_1000_outputs_and_patches_of_16_it_weighs_what_deit_tiny_does():
     assert ours + (16 * 16 - 8 * 8) * 3 * 192 == 5_717_416
 
 
-def test_attention_by_a_naive_loop():
-    generator = torch.Generator().manual_seed(0)
-    attention = Attention(6, 2).double()
-    tokens = torch.randn(2, 5, 6, generator=generator, dtype=torch.float64)
-    naive = torch.zeros(2, 5, 6, dtype=torch.float64)
-    with torch.no_grad():
-        qkv = tokens @ attention.qkv.weight.T + attention.qkv.bias
-        for n in range(2):
-            for head in range(2):
-                query, key, value = (qkv[n, :, part * 6 + head * 3 : part * 6 + head * 3 + 3] for part in range(3))
-                for at in range(5):
-                    scores = torch.stack([query[at] @ key[other] / 3**0.5 for other in range(5)]).exp()
-                    mixed = sum(score * value[other] for other, score in enumerate(scores)) / scores.sum()
-                    naive[n, at, head * 3 : head * 3 + 3] = mixed
-        torch.testing.assert_close(attention(tokens), attention.proj(naive))
-
-
 def test_the_whole_beside_torchs_own_encoder_layers():
     module = build("vit-tiny", size=16, channels=3, generator=np.random.default_rng(0)).eval()
     generator = torch.Generator().manual_seed(1)
@@ -84,9 +66,3 @@ def test_the_whole_beside_torchs_own_encoder_layers():
             tokens = layer(tokens)
         expected = module.fc(module.norm(tokens[:, 0]))
         torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("size", "near"), [(100, 96), (20, 16), (4, 8), (0, 8)])
-def test_a_size_that_cannot_be_cut_is_refused_with_one_that_can(size, near):
-    with pytest.raises(ValueError, match=f"cannot be cut into patches of 8×8; .* for example {near}$"):
-        VitTiny(size, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 import worlds
-from together import Together
 from torch import Tensor
 from worlds import Tiny
 
 from coalface.training.classifier import (
     HEAD,
-    ClassifierState,
     DenseClassifier,
     SampledClassifier,
     ShardedClassifier,
@@ -26,7 +23,7 @@ from coalface.training.classifier import (
 )
 from coalface.training.distributed.shards import Shards
 from coalface.training.losses.base import CosineLoss
-from coalface.training.losses.margins import ArcFace, CosFace, Softmax
+from coalface.training.losses.margins import CosFace, Softmax
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.subcenter import SubCenterArcFace
 from coalface.training.sgd import SGD
@@ -96,22 +93,6 @@ def test_dense_steps_are_those_of_torch(loss: Any, momentum: float) -> None:
     assert set(state.velocity) == (set(classifier.trained) if momentum else set())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sampled_steps_leave_the_other_rows_as_they_are(momentum: float) -> None:
-    sgd = SGD(lr=0.05, momentum=momentum, weight_decay=0.1)
-    classifier = SampledClassifier(dense(ArcFace(scale=8.0), sgd), rate=0.5)
-    before, ((inputs, labels),) = classifier.state().weights.clone(), batches(1)
-    chosen = classifier.select(labels, np.random.default_rng(3))
-    rows = classifier.trained[HEAD].detach().clone()
-    assert torch.equal(rows[chosen], before[labels])
-    _, gradients = classifier.gradients(inputs @ numbers(SIZE, 3).T, chosen, {})
-    classifier.step(gradients)
-    state = classifier.state()
-    moved = (state.weights != before).any(1)
-    assert moved.sum() == len(rows) < CLASSES and moved[labels].all()
-    assert not momentum or torch.equal((state.velocity[HEAD] != 0).any(1), moved)
-
-
 def test_a_sample_of_all_is_the_dense_one_bit_for_bit() -> None:
     sgd = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
     whole, sampled = dense(SphereFace2(), sgd), SampledClassifier(dense(SphereFace2(), sgd), rate=0.999)
@@ -120,38 +101,6 @@ def test_a_sample_of_all_is_the_dense_one_bit_for_bit() -> None:
     for mine, theirs in ((one.extra, other.extra), (one.velocity, other.velocity)):
         assert worlds.raw(mine) == worlds.raw(theirs)
     assert torch.equal(one.weights, other.weights)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Together]:
-    processes = Together(2)
-    yield processes
-    processes.close()
-
-
-def in_parts(shards: Shards, rate: float | None) -> tuple[Tensor, list[float], ClassifierState, Tensor]:
-    sgd = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
-    block, loss = shards.span(CLASSES), CosFace(scale=8.0)
-    weights = numbers(CLASSES, SIZE)[block].requires_grad_()
-    whole = ShardedClassifier(weights, loss, sgd=sgd, shards=shards, first=block.start, count=CLASSES)
-    whole.velocity = sgd.start(whole.trained, {})
-    classifier = whole if rate is None else SampledClassifier(whole, rate)
-    matrix, losses = trained(classifier, sgd, part=shards.span(4))
-    return matrix, losses, classifier.state(), classifier.state().velocity[HEAD]
-
-
-@pytest.mark.parametrize("rate", [None, 0.8])
-def test_blocks_in_several_processes_are_trained_as_one_whole(pair: Together, rate: float | None) -> None:
-    sgd = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
-    whole = dense(CosFace(scale=8.0), sgd)
-    matrix, losses = trained(whole if rate is None else SampledClassifier(whole, rate), sgd)
-    found = pair.run(in_parts, rate)
-    for mine, said, _, _ in found:
-        assert naive.furthest({"a": mine}, {"a": matrix}) < 1e-12 and said == pytest.approx(losses, abs=1e-12)
-    state = whole.state()
-    weights = torch.cat([state.weights for _, _, state, _ in found])
-    velocity = torch.cat([velocity for *_, velocity in found])
-    assert naive.furthest({"w": weights, "v": velocity}, {"w": state.weights, "v": state.velocity[HEAD]}) < 1e-12
 
 
 # --- which one a party has --------------------------------------------------------------------------------------------
@@ -181,14 +130,3 @@ def test_what_is_given_stays_as_it_is_and_what_is_fixed_is_not_trained() -> None
         state = classifier.state()
         assert torch.equal(state.weights, head) == fixed and not torch.equal(state.extra["bias"], extra["bias"])
         assert list(state.velocity) == (["loss.bias"] if fixed else ["loss.bias", HEAD])
-
-
-def test_what_cannot_be_is_refused() -> None:
-    party, sgd = naive.party("all", Tiny(pooled=True)), SGD(lr=0.1)
-    with pytest.raises(ValueError, match="sample_rate"):
-        classifier_for(party, torch.ones(18, 8), SubCenterArcFace(), sgd, sample_rate=0.5)
-    several = replace(party, shards=Shards(None, 0, 2))
-    with pytest.raises(ValueError, match="several losses"):
-        classifier_for(several, torch.ones(3, 8), lambda x, w, y: x.sum(), sgd)
-    with pytest.raises(ValueError, match="SphereFace2"):
-        classifier_for(several, torch.ones(3, 8), SphereFace2(), sgd, extra=SphereFace2().extra(6))

@@ -73,26 +73,6 @@ def test_only_who_has_none_gets_a_first_one_and_each_its_own() -> None:
     assert len({t.numpy().tobytes() for t in found}) == 4
 
 
-def test_who_all_have_one_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_identity, "_loaded", lambda *_: pytest.fail("a network was loaded"))
-    sent = [rows(1, seed=s) for s in range(4)]
-    assert all(a is b for a, b in zip(first_centres(members(), {}, sent), sent, strict=True))
-
-
-def test_a_first_class_embedding_has_the_dtype_that_was_sent() -> None:
-    found = first_centres([party(0)], EXACT().backbone.shared(), [torch.zeros(1, 8)])
-    assert found[0].dtype == torch.float32
-
-
-def test_embeddings_are_not_brought_to_length_one() -> None:
-    someone, theta = party(2), EXACT().backbone.shared()
-    found = one_identity.embeddings_of(someone, theta)
-    images = someone.compute.plain(someone.data)
-    assert torch.equal(found, EXACT().backbone.module(images).detach())
-    assert found.norm(dim=1).std() > 1e-3
-    assert not found.requires_grad
-
-
 # --- which images a round takes ---------------------------------------------------------------------------------------
 
 
@@ -101,11 +81,8 @@ def test_embeddings_are_not_brought_to_length_one() -> None:
     [
         LocalTraining(epochs=1, batch_size=2),
         LocalTraining(epochs=3, batch_size=2),
-        LocalTraining(epochs=2, batch_size=32),
-        LocalTraining(steps_per_round=1, batch_size=4),
         LocalTraining(steps_per_round=3, batch_size=4),
         LocalTraining(steps_per_round=5, batch_size=1),
-        LocalTraining(steps_per_round=2, batch_size=32),
         LocalTraining(steps_per_round=3, batch_size=4, party_batch_size={"silo-1": 3, "silo-2": 1}),
     ],
     ids=str,
@@ -119,18 +96,6 @@ def test_work_goes_on_where_the_round_stands(work: LocalTraining, client: int) -
         expected, cursor = work.batches(someone, cursor)
         found = batches(someone, work)
         assert [b.tolist() for b in found] == [b.tolist() for b in expected]
-
-
-@pytest.mark.parametrize("work", [LocalTraining(batch_size=6), LocalTraining(batch_size=100)], ids=str)
-def test_one_step_on_all_images_takes_them_in_their_order(work: LocalTraining) -> None:
-    for round_ in (1, 5):
-        assert [b.tolist() for b in batches(party(0, round_=round_), work)] == [list(range(6))]
-
-
-def test_one_iteration_on_all_images_is_all_of_them() -> None:
-    for round_ in (1, 4):
-        (found,) = batches(party(0, round_=round_), LocalTraining(steps_per_round=1, batch_size=6))
-        assert sorted(found.tolist()) == list(range(6))
 
 
 # --- many parties as one batch ----------------------------------------------------------------------------------------
@@ -176,37 +141,6 @@ def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any],
         assert bool((mine == before).all()) is bool(settings.get("fixed"))
     assert list(together.losses) == pytest.approx([t.loss for t in each], abs=1e-13)
     assert all(torch.equal(a, b) for a, b in zip(centres, kept, strict=True))  # and what was sent stays as it is
-
-
-def test_a_mean_over_all_images_of_all_is_not_the_mean_of_single_steps_for_class_embeddings() -> None:
-    """Each has its own party's gradient: as large for a party of few images as for one of many."""
-    theta, same = EXACT().backbone.shared(), [rows(1)] * 4
-    found = train_many(members(), theta, same, replace(ONE, weight_decay=0.0), PositiveHinge(1.0))
-    for place, mine in enumerate(found.centres):
-        head = rows(1).requires_grad_()
-        someone = party(place)
-        pixels, labels = someone.compute.batch(someone.data, np.arange(len(someone.data)), someone.rng)
-        PositiveHinge(1.0)(EXACT().backbone.module(pixels), head, labels).backward()
-        assert head.grad is not None
-        assert torch.allclose(mine, rows(1) - 0.3 * head.grad, atol=1e-13)
-
-
-def test_one_party_is_a_batch_of_its_own() -> None:
-    theta, centre = EXACT().backbone.shared(), rows(1)
-    found = train_many([party(1)], theta, [centre], ONE, PositiveHinge())
-    alone = train_one(someone := party(1), theta, rows(1), ONE, PositiveHinge())
-    assert torch.allclose(found.centres[0], alone.head, atol=1e-14)
-    assert torch.equal(centre, rows(1))  # what was sent stays as it is
-    assert naive.furthest(found.backbone, someone.backbone.shared()) < 1e-14
-
-
-def test_parties_draw_together_what_they_draw_alone() -> None:
-    theta, centres, some = EXACT().backbone.shared(), [rows(1)] * 4, members()
-    train_many(some, theta, centres, ONE, PositiveHinge())
-    for place, one in enumerate(some):
-        alone = party(place)
-        train_one(alone, theta, rows(1), ONE, PositiveHinge())
-        assert one.rng.random() == alone.rng.random() != party(place).rng.random()
 
 
 # --- where they cannot be one batch -----------------------------------------------------------------------------------

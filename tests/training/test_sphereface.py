@@ -66,11 +66,3 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient(m):
 def test_a_factor_of_one_with_a_scale_is_the_softmax():
     given = problem()
     torch.testing.assert_close(SphereFace(scale=30.0, margin_factor=1)(*given), Softmax(scale=30.0)(*given))
-
-
-def test_what_cannot_be_is_refused():
-    for wrong in ({"margin_factor": 0}, {"annealing": -1.0}):
-        with pytest.raises(
-            ValueError, match="SphereFace needs (a margin_factor of 1 or more|annealing of 0 or more); got"
-        ):
-            SphereFace(**wrong)

@@ -78,23 +78,23 @@ def cfinch(features: Tensor | NDArray[np.floating], threshold: float = math.inf)
 
 
 @torch.no_grad()
-def refine(partitions: Partitions, features: Tensor | NDArray[np.floating], wanted: int) -> Labels:
-    """(N,) labels of exactly `wanted` clusters, from the level with the fewest that are not fewer.
+def refine(partitions: Partitions, features: Tensor | NDArray[np.floating], clusters: int) -> Labels:
+    """(N,) labels of exactly so many clusters, from the level with the fewest that are not fewer.
 
-    The two clusters with the nearest means are merged until `wanted` are left: the required number of clusters of
+    The two clusters with the nearest means are merged until `clusters` are left: the required number of clusters of
     FINCH's Algorithm 2. A merge of K clusters takes O(K d) for itself and for each cluster that loses its neighbour.
 
     Raises ValueError where the first level has fewer clusters already, or what is left has no direction to merge by.
     """
     counts = partitions.counts
-    if not 1 <= wanted <= counts[0]:
-        raise ValueError(f"the first level has {counts[0]} clusters: ask for 1 to {counts[0]} of them, not {wanted}")
-    labels = partitions.labels[max(level for level, count in enumerate(counts) if count >= wanted)]
+    if not 1 <= clusters <= counts[0]:
+        raise ValueError(f"the first level has {counts[0]} clusters: ask for 1 to {counts[0]} of them, not {clusters}")
+    labels = partitions.labels[max(level for level, count in enumerate(counts) if count >= clusters)]
     rows = unit_features(features)
     if len(rows) != len(labels):
         raise ValueError(f"the partitions are of {len(labels)} points and the features of {len(rows)}: give the same")
     merging = _Merging(rows, labels)
-    for _ in range(_count(labels) - wanted):
+    for _ in range(_count(labels) - clusters):
         merging.merge()
     return _numbered(merging.into[labels])
 
@@ -109,9 +109,9 @@ def drop_small(labels: Labels, size: int) -> Labels:
     kept = labels >= 0
     if kept.any():
         kept &= np.bincount(labels[kept])[labels] >= size  # −1 looks up some number; it is not kept in any case
-    found = np.full(len(labels), -1, dtype=np.int64)
-    found[kept] = _numbered(labels[kept])
-    return found
+    remaining = np.full(len(labels), -1, dtype=np.int64)
+    remaining[kept] = _numbered(labels[kept])
+    return remaining
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def auto_threshold(
     def best_of(thresholds: Sequence[float]) -> float:
         for threshold in thresholds:
             tried[threshold] = float(score(labels, cluster(rows, threshold)))
-        numbers = {threshold: found for threshold, found in tried.items() if not math.isnan(found)}
+        numbers = {threshold: value for threshold, value in tried.items() if not math.isnan(value)}
         if not numbers:
             raise ValueError(f"no score is a number from {values[0]} to {values[-1]}: are there pairs to score?")
         return min(numbers, key=lambda threshold: (-numbers[threshold], threshold))
@@ -182,18 +182,17 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
     bad = (~((lengths > 0) & (lengths < math.inf))).nonzero().view(-1).tolist()
     if bad:
         named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        what = "zero" if bool((lengths[bad] == 0).all()) else "zero or not finite"
         raise ValueError(
-            f"{len(bad)} of {len(rows)} features are {what}, rows {named}: they have no direction to cluster by. "
-            "Leave them out, or look for what the backbone makes of these images"
+            f"{len(bad)} of {len(rows)} features are zero or not finite, rows {named}: they have no direction. "
+            "Leave them out, or look at what the backbone makes of these images"
         )
     if bool(((lengths - 1).abs() <= 4 * torch.finfo(rows.dtype).eps).all()):
         return rows
-    found = torch.empty_like(rows)
+    units = torch.empty_like(rows)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        found[part] = rows[part].double() / lengths[part, None]
-    return found
+        units[part] = rows[part].double() / lengths[part, None]
+    return units
 
 
 # Levels
@@ -204,32 +203,34 @@ def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partition
     labels = np.arange(len(rows), dtype=np.int64)
     summands, belongs = rows, labels
     index, cosine = first.index.cpu().numpy(), first.cosine.cpu().numpy()
-    found = []
+    levels = []
     while True:
         linked = (index >= 0) & (np.maximum(1 - cosine, 0) < threshold)
         if not linked.any():
             break
         joined = _numbered(_components(np.where(linked, index, np.arange(len(index)))))
         labels, belongs = joined[labels], joined[belongs]
-        found.append(labels)
+        levels.append(labels)
         count = _count(joined)
         if summands is rows and 8 * count <= len(rows):  # few enough for their sums to be kept: next, sum these
             summands = _sums(rows, labels, np.arange(len(rows)), 0, count, len(rows))
             belongs = np.arange(count)
         index, cosine = _first_of_clusters(rows, labels, summands, belongs)
-    return Partitions(labels=tuple(found) or (labels,))
+    return Partitions(labels=tuple(levels) or (labels,))
 
 
 def _first_of_clusters(
     rows: Tensor, labels: Labels, summands: Tensor, belongs: Labels
 ) -> tuple[Labels, NDArray[np.float64]]:
     """(K,) the first neighbour of each cluster, −1 where it has none, and the cosine to it."""
-    vectors, directed = _directions(rows, labels, summands, belongs)
-    count = len(directed)
-    first = first_neighbours(vectors)
-    index = np.full(count, -1, dtype=np.int64)
-    cosine = np.full(count, -math.inf)
+    return _first_of_directed(*_directions(rows, labels, summands, belongs))
+
+
+def _first_of_directed(vectors: Tensor, directed: NDArray[np.bool_]) -> tuple[Labels, NDArray[np.float64]]:
+    """(K,) as above, from the (K', d) unit vectors of those that have a direction."""
+    index, cosine = np.full(len(directed), -1, dtype=np.int64), np.full(len(directed), -math.inf)
     if len(vectors) > 1:
+        first = first_neighbours(vectors)
         index[directed] = np.flatnonzero(directed)[first.index.cpu().numpy()]
         cosine[directed] = first.cosine.cpu().numpy()
     return index, cosine
@@ -297,8 +298,8 @@ def _components(links: Labels) -> Labels:
     for _ in range(max(1, len(links)).bit_length()):
         lowest = np.minimum(lowest, lowest[ahead])
         ahead = ahead[ahead]
-    named: Labels = lowest[ahead]
-    return named
+    components: Labels = lowest[ahead]
+    return components
 
 
 def _numbered(labels: Labels) -> Labels:
@@ -306,8 +307,8 @@ def _numbered(labels: Labels) -> Labels:
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
-    found: Labels = rank[inverse]
-    return found
+    numbered: Labels = rank[inverse]
+    return numbered
 
 
 class _Merging:
@@ -327,12 +328,7 @@ class _Merging:
         self.open = directed
         """Which are there and have a direction."""
         self.into = np.arange(len(self.sizes))
-        self.index = np.full(len(self.sizes), -1, dtype=np.int64)
-        self.cosine = np.full(len(self.sizes), -math.inf)
-        if len(unit) > 1:
-            first = first_neighbours(unit)
-            self.index[directed] = np.flatnonzero(directed)[first.index.cpu().numpy()]
-            self.cosine[directed] = first.cosine.cpu().numpy()
+        self.index, self.cosine = _first_of_directed(unit, directed)
 
     def merge(self) -> None:
         """Merge the two nearest."""

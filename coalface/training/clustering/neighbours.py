@@ -176,8 +176,8 @@ class _Search:
         some = self._take(torch.arange(0, self.count, step, device=self.rows.device)).float()
         kept = some.new_full((len(some), CROWDED + 2), -math.inf)  # with the row itself
         for part in slices(self.count, 8 * self.block):
-            found = some @ self._take(part).float().T
-            kept = torch.cat([kept, found], dim=1).topk(CROWDED + 2, dim=1).values
+            cosines = some @ self._take(part).float().T
+            kept = torch.cat([kept, cosines], dim=1).topk(CROWDED + 2, dim=1).values
         width = 2 * (self.bound + self.relative * kept[:, 1].abs())
         return bool((kept[:, -1] >= kept[:, 1] - width).float().mean() > 0.5)
 
@@ -197,26 +197,26 @@ class _Search:
         """All pairs of two blocks."""
         left, right = self.low[one], self.low[other]
         shape = [-(-len(side) // SEGMENT) * SEGMENT for side in (left, right)]
-        found = memory[: shape[0] * shape[1]].view(*shape)
+        table = memory[: shape[0] * shape[1]].view(*shape)
         if [len(left), len(right)] == shape:
-            torch.mm(left, right.T, out=found)
+            torch.mm(left, right.T, out=table)
         else:  # at the end of the rows
-            found.fill_(NOT)
-            found[: len(left), : len(right)] = left @ right.T
+            table.fill_(NOT)
+            table[: len(left), : len(right)] = left @ right.T
         if one == other:
-            found.fill_diagonal_(NOT)
-        self._look(found, one, other, rows=True)
+            table.fill_diagonal_(NOT)
+        self._look(table, one, other, rows=True)
         if one != other:
-            self._look(found, other, one, rows=False)
+            self._look(table, other, one, rows=False)
 
-    def _look(self, found: Tensor, mine: slice, theirs: slice, rows: bool) -> None:
-        """The candidates of block `mine` in block `theirs`; `found` has them as its rows, or as its columns."""
-        segments = found.view(found.shape[0], -1, SEGMENT) if rows else found.view(-1, SEGMENT, found.shape[1])
+    def _look(self, table: Tensor, mine: slice, theirs: slice, rows: bool) -> None:
+        """The candidates of block `mine` in block `theirs`; `table` has them as its rows, or as its columns."""
+        segments = table.view(table.shape[0], -1, SEGMENT) if rows else table.view(-1, SEGMENT, table.shape[1])
         # Numbers from 0 on are in the order of their bits, read as an integer, and above those below 0, which are in
         # the opposite order: of these alone the largest integer is that of the lowest, and the largest unknown.
-        codes = segments.view(_CODES[found.dtype])
+        codes = segments.view(_CODES[table.dtype])
         most = codes.amax(2) if rows else codes.amax(1).T
-        most = most[: mine.stop - mine.start].contiguous().view(found.dtype).float()
+        most = most[: mine.stop - mine.start].contiguous().view(table.dtype).float()
         floor = torch.maximum(self.floor[mine], self._lower(most.amax(1).double()))
         self.floor[mine] = floor
         hot = (most.clamp_(min=0) >= self._reaches(floor)[:, None]).nonzero()
@@ -242,12 +242,12 @@ class _Search:
         """The candidates of some rows in a block, by its product in float64."""
         right = self._take(theirs).double()
         for some in row.split(max(1, CHUNK // max(len(right), self.d))):
-            found = self._take(some).double() @ right.T
+            table = self._take(some).double() @ right.T
             own = (some >= theirs.start) & (some < theirs.stop)
-            found[own, some[own] - theirs.start] = NOT
-            floor = torch.maximum(self.floor[some], found.amax(1) - self.bound64)
+            table[own, some[own] - theirs.start] = NOT
+            floor = torch.maximum(self.floor[some], table.amax(1) - self.bound64)
             self.floor[some] = floor
-            upper = found.add_(self.bound64)
+            upper = table.add_(self.bound64)
             near, place = (upper >= floor[:, None]).nonzero().T
             self._keep(some[near], place + theirs.start, upper[near, place])
 
@@ -265,7 +265,7 @@ class _Search:
             start, self.waiting = stop, until
 
     def _settle(self, keep: bool = False) -> None:
-        """Drop what is no candidate any more; compute T of the others, unless they are few and may be kept."""
+        """Drop what is not a candidate any more; compute T of the others, unless they are few and may be kept."""
         row, column, upper = (memory[: self.waiting] for memory in self.pending)
         left = (upper.double() >= self.floor[row.long()]).nonzero().view(-1)
         if keep and len(left) <= self.limit // 2:
@@ -279,11 +279,11 @@ class _Search:
 
     def _decide(self, row: Tensor, column: Tensor) -> None:
         """Of what is known of the rows and T of the new pairs the largest, of equal ones the lowest column."""
-        found = inner_of(self.rows, *(side if self.at is None else self.at[side] for side in (row, column)))
+        exact = inner_of(self.rows, *(side if self.at is None else self.at[side] for side in (row, column)))
         before = self.best.clone()
-        self.best.scatter_reduce_(0, row, found, "amax")
+        self.best.scatter_reduce_(0, row, exact, "amax")
         self.place[(self.best > before) | (self.place < 0)] = self.count
-        won = found == self.best[row]
+        won = exact == self.best[row]
         self.place.scatter_reduce_(0, row[won], column[won], "amin")
         self.place[self.place == self.count] = -1
         torch.maximum(self.floor, self.best, out=self.floor)
@@ -310,35 +310,22 @@ def _check(rows: Tensor) -> None:
     bad = (~((off - 1).abs() <= 1e-3)).nonzero().view(-1).tolist()  # a length that is no number is not near 1
     if bad:
         named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        raise ValueError(
-            f"{len(bad)} of {len(rows)} rows are not of length one or not finite, rows {named}: normalise them first, "
-            "and leave out those that have no direction"
-        )
+        raise ValueError(f"{len(bad)} of {len(rows)} rows are not of length one or not finite, rows {named}")
 
 
 @contextmanager
 def _as_it_is(device: torch.device) -> Iterator[None]:
     """Products in the dtype of their factors, whatever autocast or the process says: the bounds hold for no other."""
-    backends = (torch.backends.mkldnn, torch.backends.cuda)
-    places: list[Any] = [place for place in (getattr(backend, "matmul", None) for backend in backends) if _says(place)]
+    places: list[Any] = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
     before = [place.fp32_precision for place in places]
-    old = None if places else torch.get_float32_matmul_precision()  # before PyTorch 2.9
     try:
         for place in places:
             place.fp32_precision = "ieee"
-        if old:
-            torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for place, said in zip(places, before, strict=True):
-            place.fp32_precision = said
-        if old:
-            torch.set_float32_matmul_precision(old)
-
-
-def _says(place: object) -> bool:
-    return hasattr(place, "fp32_precision")
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision
 
 
 def _lengths(rows: Tensor) -> Tensor:

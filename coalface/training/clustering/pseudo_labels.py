@@ -77,20 +77,17 @@ class Labelling:
     def __call__(self, features: Tensor, threshold: float, rng: np.random.Generator) -> NDArray[np.int64]:
         """(n,) the cluster of each of (n, d) unit features, −1 where it was dropped or lies in none."""
         if self.algorithm == "k-means":
-            found = self._k_means(features, rng)
+            labels = self._k_means(features, rng)
         elif self.algorithm == "dbscan":
-            found = self._dbscan(features, threshold)
+            labels = self._dbscan(features, threshold)
         elif self.algorithm == "finch":
-            found = self._level(cfinch(features))
+            labels = self._level(cfinch(features))
         else:
             levels = cfinch(features, threshold)
-            found = levels.final if self.clusters is None else self._refined(levels, features)
-        return drop_small(found, self.min_cluster_size)
-
-    def _refined(self, levels: Partitions, features: Tensor) -> NDArray[np.int64]:
-        """C-FINCH's clusters, as many as are wanted, or as its first level has where that has fewer."""
-        assert self.clusters is not None
-        return refine(levels, features, min(self.clusters, levels.counts[0]))
+            labels = levels.final
+            if self.clusters is not None:  # the first level may have fewer
+                labels = refine(levels, features, min(self.clusters, levels.counts[0]))
+        return drop_small(labels, self.min_cluster_size)
 
     def _level(self, levels: Partitions) -> NDArray[np.int64]:
         """FINCH's level nearest to the wanted number of clusters, of two the finer; or the last with more than one."""
@@ -103,14 +100,14 @@ class Labelling:
     def _k_means(self, features: Tensor, rng: np.random.Generator) -> NDArray[np.int64]:
         """K-means of unit features, the best of ten starts."""
         assert self.clusters is not None
-        wanted = min(self.clusters, len(features))
-        made = _sklearn().KMeans(wanted, n_init=10, random_state=int(rng.integers(2**31)))
-        return np.asarray(made.fit_predict(features.cpu().numpy()), dtype=np.int64)
+        clusters = min(self.clusters, len(features))
+        fitted = _sklearn().KMeans(clusters, n_init=10, random_state=int(rng.integers(2**31)))
+        return np.asarray(fitted.fit_predict(features.cpu().numpy()), dtype=np.int64)
 
     def _dbscan(self, features: Tensor, radius: float) -> NDArray[np.int64]:
         """DBSCAN within a cosine distance ρ, of unit vectors a distance of √(2 ρ); −1 is what it calls noise."""
-        made = _sklearn().DBSCAN(eps=(2 * radius) ** 0.5, min_samples=self.min_samples)
-        return np.asarray(made.fit_predict(features.cpu().numpy()), dtype=np.int64)
+        fitted = _sklearn().DBSCAN(eps=(2 * radius) ** 0.5, min_samples=self.min_samples)
+        return np.asarray(fitted.fit_predict(features.cpu().numpy()), dtype=np.int64)
 
 
 def _sklearn() -> Any:

@@ -79,13 +79,13 @@ class Shards:
 
     def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sums over the processes of several tensors, each dtype in one message."""
-        found = list(tensors)
-        for dtype in dict.fromkeys(t.dtype for t in found):
-            places = [i for i, t in enumerate(found) if t.dtype == dtype]
-            summed = self.sum_(torch.cat([found[i].reshape(-1) for i in places]))
-            for i, part in zip(places, summed.split([found[i].numel() for i in places]), strict=True):
-                found[i] = part.view(found[i].shape)
-        return found
+        sums = list(tensors)
+        for dtype in dict.fromkeys(t.dtype for t in sums):
+            places = [i for i, t in enumerate(sums) if t.dtype == dtype]
+            summed = self.sum_(torch.cat([sums[i].reshape(-1) for i in places]))
+            for i, part in zip(places, summed.split([sums[i].numel() for i in places]), strict=True):
+                sums[i] = part.view(sums[i].shape)
+        return sums
 
     def _reduced(self, tensor: Tensor, how: Any) -> Tensor:
         options = dist.AllreduceOptions()

@@ -63,32 +63,32 @@ def sharded_gradients(
         part = unit(wide(embeddings, rows[:0])[0])
         with torch.no_grad():
             x = shards.gather(part.detach(), n)
-            found = x.new_empty(n, len(rows))
+            logits = x.new_empty(n, len(rows))
             for piece in _pieces(rows):
-                found[:, piece] = x @ unit(rows[piece].to(x.dtype)).T
+                logits[:, piece] = x @ unit(rows[piece].to(x.dtype)).T
             where = torch.nonzero((labels >= first) & (labels < first + len(rows)))[:, 0]
-            here = (where, labels[where] - first)  # where the own class is in this block
+            owned = (where, labels[where] - first)  # where the own class is in this block
             with torch.enable_grad():
-                cosine = found[here][:, None].requires_grad_()
+                cosine = logits[owned][:, None].requires_grad_()
                 target = loss.target(cosine)
             (slope,) = torch.autograd.grad(target, cosine, torch.ones_like(target))
-            found[here] = target.detach()[:, 0]
-            found.mul_(loss.scale)
+            logits[owned] = target.detach()[:, 0]
+            logits.mul_(loss.scale)
             own = x.new_zeros(n)
-            own[where] = found[here]
-            top = found.amax(1) if len(rows) else x.new_full((n,), -torch.inf)
-            found.sub_(shards.max_(top)[:, None]).exp_()
-            total, own = shards.sum_(torch.stack([found.sum(1), own]))
+            own[where] = logits[owned]
+            top = logits.amax(1) if len(rows) else x.new_full((n,), -torch.inf)
+            logits.sub_(shards.max_(top)[:, None]).exp_()
+            total, own = shards.sum_(torch.stack([logits.sum(1), own]))
             value = (total.log() + top - own).mean()
-            found.div_(total[:, None])[here] -= 1  # dL/dlogit · n, and next dL/dcosine
-            found.mul_(loss.scale / n)[here] *= slope[:, 0]
+            logits.div_(total[:, None])[owned] -= 1  # dL/dlogit · n, and next dL/dcosine
+            logits.mul_(loss.scale / n)[owned] *= slope[:, 0]
             by_x, by_rows = torch.zeros_like(x), torch.empty_like(rows)
             for piece in _pieces(rows):
                 with torch.enable_grad():
                     weights = rows[piece].detach().requires_grad_()
                     units = unit(weights.to(x.dtype))
-                by_x += found[:, piece] @ units.detach()
-                (by_rows[piece],) = torch.autograd.grad(units, weights, found[:, piece].T @ x)
+                by_x += logits[:, piece] @ units.detach()
+                (by_rows[piece],) = torch.autograd.grad(units, weights, logits[:, piece].T @ x)
             shards.sum_(by_x)
         by_backbone = torch.autograd.grad(part, list(backbone), by_x[shards.span(n)]) if len(backbone) else ()
     return value, shards.sum_all(by_backbone), by_rows

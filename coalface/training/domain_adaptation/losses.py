@@ -64,17 +64,17 @@ class _Reversal(torch.autograd.Function):
 
 def reverse_gradient(features: Tensor, strength: float) -> Tensor:
     """The features as they are; their gradient is multiplied by −`strength`."""
-    found: Tensor = _Reversal.apply(features, strength)
-    return found
+    reversed_: Tensor = _Reversal.apply(features, strength)
+    return reversed_
 
 
-def reversal_at(done: float, steepness: float = 10.0) -> float:
-    """λ_p = 2 / (1 + e^{−γ p}) − 1 at the share p of the training that is done.
+def reversal_at(done: float) -> float:
+    """λ_p = 2 / (1 + e^{−10 p}) − 1 at the share p of the training that is done.
 
     >>> round(reversal_at(0.0), 3), round(reversal_at(0.5), 3)
     (0.0, 0.987)
     """
-    return 2 / (1 + math.exp(-steepness * done)) - 1
+    return 2 / (1 + math.exp(-10 * done)) - 1
 
 
 def fresh_discriminator(size: int, hidden: int, rng: np.random.Generator) -> dict[str, Tensor]:

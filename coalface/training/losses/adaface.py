@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.training.losses.base import CosineLoss, check, check_labels, cosines, lengths, require, sine, wide
+from coalface.training.losses.base import CosineLoss, check, cosines, lengths, require, sine, wide
 
 _LONG = 1e15
 """Lengths from here on are divided by the longest before they are squared."""
@@ -64,11 +64,11 @@ class AdaFace(CosineLoss):
     def statistics(self, embeddings: Tensor, before: LengthStatistics | None = None) -> LengthStatistics:
         """Those of a batch of (n, d) embeddings; with those `before` it: the running ones, α·batch + (1 − α)·before."""
         with torch.no_grad():
-            found = lengths(wide(embeddings)[0])[:, 0]
+            norms = lengths(wide(embeddings)[0])[:, 0]
             # Squares of lengths can overflow where the lengths do not; 1 is multiplied and divided by without a trace.
-            reach = torch.where(found.amax() < _LONG, 1.0, found.amax())
-            mean = (found / reach).mean() * reach
-            std = (found / reach).std() * reach if len(found) > 1 else torch.zeros_like(mean)
+            reach = torch.where(norms.amax() < _LONG, 1.0, norms.amax())
+            mean = (norms / reach).mean() * reach
+            std = (norms / reach).std() * reach if len(norms) > 1 else torch.zeros_like(mean)
             if before is not None:
                 mean = self.share * mean + (1 - self.share) * before.mean
                 std = self.share * std + (1 - self.share) * before.std
@@ -79,19 +79,18 @@ class AdaFace(CosineLoss):
     ) -> Tensor:
         """(n, k) scaled cosines, those of the own classes with the margins; arguments and errors as for the loss."""
         check(embeddings, weights, labels)
-        check_labels(labels, len(weights))
-        found, own = cosines(embeddings, weights), labels[:, None]
+        scores, own = cosines(embeddings, weights), labels[:, None]
         known = self.statistics(embeddings) if statistics is None else statistics
         with torch.no_grad():
             quality = (
-                (lengths(embeddings.to(found.dtype)) - known.mean) / (known.std + 1e-3) * self.concentration
+                (lengths(embeddings.to(scores.dtype)) - known.mean) / (known.std + 1e-3) * self.concentration
             ).clamp(-1, 1)
             turn = -self.margin * quality
-        cosine = found.gather(1, own)
+        cosine = scores.gather(1, own)
         turned = cosine * turn.cos() - sine(cosine) * turn.sin()
         turned = torch.where((turn < 0) & (cosine > turn.cos()), 1.0, turned)  # θ + turn < 0
         turned = torch.where((turn > 0) & (cosine < -turn.cos()), -1.0, turned)  # θ + turn > π
-        return found.scatter(1, own, turned - self.margin * (quality + 1)).mul_(self.scale)
+        return scores.scatter(1, own, turned - self.margin * (quality + 1)).mul_(self.scale)
 
     def __call__(
         self, embeddings: Tensor, weights: Tensor, labels: Tensor, statistics: LengthStatistics | None = None

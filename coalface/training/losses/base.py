@@ -64,11 +64,11 @@ class MarginSoftmax(CosineLoss):
 
     def logits(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         """(n, k) scaled cosines, those of the own classes less the margin; arguments and errors as for the loss."""
-        check(embeddings, weights, labels)
-        found = self.cosines(embeddings, weights)
-        check_labels(labels, found.shape[1])
+        check_shapes(embeddings, weights, labels)
+        cosines = self.cosines(embeddings, weights)
+        check_labels(labels, cosines.shape[1])
         own = labels[:, None]
-        return found.scatter(1, own, self.target(found.gather(1, own))).mul_(self.scale)
+        return cosines.scatter(1, own, self.target(cosines.gather(1, own))).mul_(self.scale)
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(embeddings, weights, labels), labels)
@@ -164,7 +164,13 @@ def sine(cosine: Tensor) -> Tensor:
     return (1 - cosine * cosine).clamp_min(torch.finfo(cosine.dtype).tiny).sqrt()
 
 
-def check(embeddings: Tensor, weights: Tensor, labels: Tensor) -> None:
+def check(embeddings: Tensor, weights: Tensor, labels: Tensor, lowest: int = 0) -> None:
+    """Raise ValueError where the arguments of a loss with one row a class do not fit."""
+    check_shapes(embeddings, weights, labels)
+    check_labels(labels, len(weights), lowest)
+
+
+def check_shapes(embeddings: Tensor, weights: Tensor, labels: Tensor) -> None:
     """Raise ValueError where the shapes of a loss's arguments do not fit."""
     if embeddings.ndim != 2 or weights.ndim != 2 or embeddings.shape[1] != weights.shape[1]:
         raise ValueError(

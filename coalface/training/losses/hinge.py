@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.training.losses.base import OwnClassLoss, check, check_labels, require, unit, wide
+from coalface.training.losses.base import OwnClassLoss, check, require, unit, wide
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class PositiveHinge(OwnClassLoss):
 
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         check(embeddings, weights, labels)
-        check_labels(labels, len(weights))
         embeddings, weights = wide(embeddings, weights)
         cosine = (unit(embeddings) * unit(weights[labels])).sum(1)
         return F.relu(self.target_cosine - cosine).square()
@@ -36,16 +35,23 @@ class PositiveHinge(OwnClassLoss):
 
 @dataclass(frozen=True)
 class OnCodes(OwnClassLoss):
-    """`hinge_on_codes` of embeddings times a trained matrix: max(0, 1 − ⟨v_y, z⟩ / c) with z = `projected`(g, W').
+    """The hinge on codewords: the mean of max(0, 1 − ⟨v_y, z⟩ / c) with z = `projected`(g, W').
 
-    The class embeddings' place is taken by codewords (k, c) of ±1; W' is `extra`, (c, d) `projection`.
+    Codewords v (k, c) of ±1, of any dtype, take the place of the class embeddings; W' is `extra`, (c, d) `projection`.
+
+    Source: Hosseini et al., "Federated learning of user verification models without sharing embeddings" (FedUV, ICML
+    2021), its positive loss.
     """
 
     scaled: bool = False
 
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         embeddings, projection, weights = wide(embeddings, extra["projection"], weights)
-        return _code_hinges(projected(embeddings, projection, scaled=self.scaled), weights, labels)
+        z = projected(embeddings, projection, scaled=self.scaled)
+        check(z, weights, labels)
+        if weights.device.type == "cpu" and not torch.all(weights.abs() == 1):
+            raise ValueError("codes hold more than 1 and -1: give codewords of ±1, for bits 0 and 1 take 2·bits − 1")
+        return F.relu(1 - (z * weights[labels]).mean(1))
 
 
 def projected(embeddings: Tensor, projection: Tensor, *, scaled: bool) -> Tensor:
@@ -58,26 +64,3 @@ def projected(embeddings: Tensor, projection: Tensor, *, scaled: bool) -> Tensor
     """
     z = embeddings @ projection.T
     return unit(z) * z.shape[1] ** 0.5 if scaled else z
-
-
-def hinge_on_codes(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
-    """The hinge on codes: the mean of max(0, 1 − ⟨v_y, z⟩ / c), a scalar.
-
-    `projections` z (n, c), the embeddings times a shared matrix, taken as they are: their lengths count; `codes`
-    (k, c), the codewords v of ±1, of any dtype; `labels` (n,) int64, 0 to k − 1.
-
-    Source: Hosseini et al., "Federated learning of user verification models without sharing embeddings" (FedUV, ICML
-    2021), its positive loss.
-
-    Raises ValueError where the shapes do not fit, a label names no class, or a codeword holds anything but ±1.
-    """
-    return _code_hinges(projections, codes, labels).mean()
-
-
-def _code_hinges(projections: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
-    check(projections, codes, labels)
-    check_labels(labels, len(codes))
-    if codes.device.type == "cpu" and not torch.all(codes.abs() == 1):
-        raise ValueError("codes hold more than 1 and -1: give codewords of ±1, for bits 0 and 1 take 2·bits − 1")
-    projections, codes = wide(projections, codes)
-    return F.relu(1 - (projections * codes[labels]).mean(1))

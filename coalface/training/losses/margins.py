@@ -1,7 +1,4 @@
-"""The margins of the field on a softmax over cosines.
-
-The form that all share, and the cross-entropy that holds the margin f, are in `base.py`.
-"""
+"""The margins of the field on a softmax over cosines; the form that they share is in `base.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalface.training.losses.base import CosineLoss, MarginSoftmax, require, sine, unit
+from coalface.training.losses.base import CosineLoss, MarginSoftmax, require, sine
 
-__all__ = ["ArcFace", "CosFace", "CosineLoss", "Softmax", "unit"]
+__all__ = ["ArcFace", "CosFace", "CosineLoss", "Softmax"]
 
 
 @dataclass(frozen=True)

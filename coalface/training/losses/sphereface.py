@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.training.losses.base import CosineLoss, check, check_labels, cosines, lengths, require, wide
+from coalface.training.losses.base import CosineLoss, check, cosines, lengths, require, wide
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class SphereFace(CosineLoss):
     def logits(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         """(n, k) scaled cosines, s·f for the own classes; arguments and errors as for the loss."""
         check(embeddings, weights, labels)
-        check_labels(labels, len(weights))
-        found, own = cosines(embeddings, weights), labels[:, None]
-        marked = found.scatter(1, own, self.target(found.gather(1, own)))
+        scores, own = cosines(embeddings, weights), labels[:, None]
+        marked = scores.scatter(1, own, self.target(scores.gather(1, own)))
         if self.scale is not None:
             return marked * self.scale
         return marked * lengths(wide(embeddings, weights)[0])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.training.losses.base import CosineLoss, check, check_labels, cosines, require
+from coalface.training.losses.base import CosineLoss, check, cosines, require
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ class SphereFace2(CosineLoss):
 
         Raises ValueError where the shapes do not fit, or a label names no class.
         """
-        check(embeddings, weights, labels)
+        check(embeddings, weights, labels, lowest=-1)
         classes = len(weights)
-        check_labels(labels, classes, lowest=-1)
         if bias is not None and bias.shape not in ((), (classes,)):
             raise ValueError(f"bias is {tuple(bias.shape)}: give one number, or one for each of {classes} classes")
         found = cosines(embeddings, weights)

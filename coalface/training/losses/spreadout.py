@@ -18,11 +18,9 @@ gradient through the normalisation, (I − u_c u_cᵀ)(∂/∂u_c) / |w_c|: a st
 step along the first can, and takes tight class embeddings through the origin and together on its other side: C of them
 with cosine ρ to each other come nearer in a step λ (of the sum) when 2 λ C (ρ − 1 + v) > 1.
 
-All is exact and done in pairs of blocks of `block` rows; no C × C matrix is held. What is held beside W: the unit rows
-and the gradient, with momentum one more matrix of their size, with `top_k` C k cosines and places; and less than 64
-bytes a pair of rows of a block, 256 MiB at 2,048. The arithmetic is in the dtype of W, float32 at least. On the CPU the
-same threads and block give the same bytes; another block rounds otherwise, which may also decide otherwise between
-neighbours that are equally near but for rounding.
+All is exact and done in pairs of blocks of `block` rows; no C × C matrix is held. Beside W there are two or three
+matrices of its size, with `top_k` C k cosines and places, and less than 64 bytes a pair of rows of a block, 256 MiB at
+2,048. The arithmetic is in the dtype of W, float32 at least. On the CPU the same threads and block give the same bytes.
 
 Rows may have any length but 0. Raises ValueError where a row is zero or not finite, or a setting makes no sense.
 
@@ -58,8 +56,7 @@ def value(
     """reg_sp of (C, d) class embeddings; 0 for one. See above for the arguments."""
     _check(margin, reduce, top_k, block)
     rows = unit_rows(weights)
-    found = _hinges(rows, 1 - margin, top_k, block, None)
-    return found / _terms(len(rows), reduce, top_k)
+    return _hinges(rows, 1 - margin, top_k, block, None) / _terms(len(rows), reduce, top_k)
 
 
 @torch.no_grad()
@@ -75,12 +72,12 @@ def gradient(
     """(C, d) the gradient of reg_sp: by the unit rows as if they were free, or with `tangent` by W. See above."""
     _check(margin, reduce, top_k, block)
     rows = unit_rows(weights)
-    found = _gradient(rows, 1 - margin, reduce, top_k, block)
+    slopes = _gradient(rows, 1 - margin, reduce, top_k, block)
     if tangent:
-        _to_tangent(found, rows, block)
+        _to_tangent(slopes, rows, block)
         for part in _slices(len(rows), block):
-            found[part] /= lengths(*wide(weights[part]))
-    return found
+            slopes[part] /= lengths(*wide(weights[part]))
+    return slopes
 
 
 @torch.no_grad()
@@ -113,11 +110,11 @@ def spread_out(
     rows = unit_rows(weights)
     moved: Tensor | None = None
     for _ in range(steps):
-        found = _gradient(rows, 1 - margin, reduce, top_k, block)
+        slopes = _gradient(rows, 1 - margin, reduce, top_k, block)
         if tangent:
-            _to_tangent(found, rows, block)
-        moved = found if moved is None or not momentum else moved.mul_(momentum).add_(found)
-        del found
+            _to_tangent(slopes, rows, block)
+        moved = slopes if moved is None or not momentum else moved.mul_(momentum).add_(slopes)
+        del slopes
         rows.add_(moved, alpha=-step)
         for part in _slices(len(rows), block):  # in place: a whole one beside it would be a matrix more
             rows[part] = unit_rows(rows[part], part.start)
@@ -203,15 +200,13 @@ def unit_rows(weights: Tensor, first: int = 0) -> Tensor:
     """
     if weights.ndim != 2 or not weights.numel():
         raise ValueError(f"class embeddings have the shape (C, d), one of each at least; got {tuple(weights.shape)}")
-    (wider,) = wide(weights)
-    rows = unit(wider)
+    rows = unit(*wide(weights))
     off = torch.linalg.vector_norm(rows, dim=1).sub_(1).abs_()
     bad = (~(off < 0.5)).nonzero().view(-1).tolist()  # a row of NaN is no nearer to 1 than to 0
     if bad:
         named = ", ".join(str(first + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
-        what = "zero" if bool((wider[bad] == 0).all()) else "zero or not finite"
         raise ValueError(
-            f"{len(bad)} of {len(weights)} class embeddings are {what}, rows {named}: they have no direction. "
+            f"{len(bad)} of {len(weights)} class embeddings are zero or not finite, rows {named}: no direction. "
             "Leave them out, or look for a party whose training diverged"
         )
     return rows
@@ -257,9 +252,9 @@ def _blocks(rows: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
 
 def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, block: int) -> Tensor:
     """The gradient at unit rows, as if they were free."""
-    found = torch.zeros_like(rows)
-    _hinges(rows, floor, top_k, block, found)
-    return found.div_(_terms(len(rows), reduce, top_k))
+    slopes = torch.zeros_like(rows)
+    _hinges(rows, floor, top_k, block, slopes)
+    return slopes.div_(_terms(len(rows), reduce, top_k))
 
 
 @torch.no_grad()
@@ -319,43 +314,43 @@ def _nearest(rows: Tensor, floor: float, top_k: int, block: int) -> tuple[Tensor
     """
     cosine = rows.new_full((len(rows), top_k), floor)
     place = torch.full((len(rows), top_k), -1, dtype=torch.int64, device=rows.device)
-    for one, other, found in _blocks(rows, block):
+    for one, other, cosines in _blocks(rows, block):
         if one == other:
-            found.fill_diagonal_(-math.inf)
-        _keep_nearest(cosine[one], place[one], found, other.start)
+            cosines.fill_diagonal_(-math.inf)
+        _keep_nearest(cosine[one], place[one], cosines, other.start)
         if one != other:
-            _keep_nearest(cosine[other], place[other], found.T, one.start)
+            _keep_nearest(cosine[other], place[other], cosines.T, one.start)
     return cosine, place
 
 
-def _keep_nearest(cosine: Tensor, place: Tensor, found: Tensor, start: int) -> None:
+def _keep_nearest(cosine: Tensor, place: Tensor, fresh: Tensor, start: int) -> None:
     """Merge into (b, k) the kept the (b, c) cosines to rows from `start` on, all of which are later than the kept."""
-    better = (found.amax(1) > cosine[:, -1]).nonzero().view(-1)
+    better = (fresh.amax(1) > cosine[:, -1]).nonzero().view(-1)
     if not len(better):
         return
-    found, kept, top_k = found[better], cosine[better], cosine.shape[1]
-    columns = found.shape[1]
-    values, at = found.topk(min(top_k + 1, columns), dim=1)
+    fresh, kept, top_k = fresh[better], cosine[better], cosine.shape[1]
+    columns = fresh.shape[1]
+    values, at = fresh.topk(min(top_k + 1, columns), dim=1)
     if columns > top_k:
         # Which of several equal ones `topk` takes is not said: where the last to enter equals the first to stay out, a
         # stable sort of the row decides.
         tied = ((values[:, -1] == values[:, -2]) & (values[:, -1] > kept[:, -1])).nonzero().view(-1)
         if len(tied):
-            at[tied] = found[tied].sort(dim=1, descending=True, stable=True).indices[:, : top_k + 1]
+            at[tied] = fresh[tied].sort(dim=1, descending=True, stable=True).indices[:, : top_k + 1]
         at = at[:, :top_k]
     at = at.sort(dim=1).values
-    merged = torch.cat([kept, found.gather(1, at)], dim=1)
+    merged = torch.cat([kept, fresh.gather(1, at)], dim=1)
     places = torch.cat([place[better], at + start], dim=1)
     merged, order = merged.sort(dim=1, descending=True, stable=True)
     cosine[better] = merged[:, :top_k]
     place[better] = places.gather(1, order[:, :top_k])
 
 
-def _to_tangent(found: Tensor, rows: Tensor, block: int) -> None:
+def _to_tangent(slopes: Tensor, rows: Tensor, block: int) -> None:
     """Take off each row of a gradient what lies along the unit row."""
     for part in _slices(len(rows), block):
-        along = (found[part] * rows[part]).sum(1, keepdim=True)
-        found[part].addcmul_(along, rows[part], value=-1)
+        along = (slopes[part] * rows[part]).sum(1, keepdim=True)
+        slopes[part].addcmul_(along, rows[part], value=-1)
 
 
 def _sparse(places: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:

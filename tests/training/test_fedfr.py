@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from worlds import Tiny
 
 from coalface.core.method import generator
-from coalface.data.augment import Augment
 from coalface.models import build
 from coalface.models.groups import Backbone
-from coalface.training.compute import Compute
 from coalface.training.fedfr import Distilled, JointLoss, drift, frozen, untrained
 from coalface.training.losses.base import cosines
 from coalface.training.losses.margins import CosFace
@@ -179,33 +177,7 @@ def test_while_the_previous_model_is_everybodys_the_term_is_log_2_and_has_no_gra
     assert value.item() == pytest.approx(math.log(2)) and slope.abs().max() < 1e-15
 
 
-def test_it_pulls_to_everybodys_model_and_away_from_the_previous() -> None:
-    f, near, before = (torch.tensor([row], dtype=torch.float64) for row in ([1.0, 1, 1], [1.0, 0, 0], [0, 1.0, 0]))
-    f.requires_grad_()
-    (slope,) = torch.autograd.grad(drift(f, near, before, 0.5), f)
-    moved = f - 0.1 * slope
-    assert cosine(moved[0], near[0]) > cosine(f[0], near[0]) and cosine(moved[0], before[0]) < cosine(f[0], before[0])
-    assert drift(7 * f, 3 * near, 0.1 * before, 0.5).item() == pytest.approx(drift(f, near, before, 0.5).item())
-
-
 # --- the branch -------------------------------------------------------------------------------------------------------
-
-
-def test_with_the_first_branch_the_cosines_are_those_of_the_features() -> None:
-    """Π starts at the identity without a shift: f' and f are at one angle to everything, whatever Π's length."""
-    given = problem()
-    f = given["embeddings"]
-    for length in (1.0, 3.0):
-        turned = F.linear(f, length * torch.eye(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64))
-        torch.testing.assert_close(cosines(turned, given["own"]), cosines(f, given["own"]), rtol=1e-14, atol=1e-14)
-        given |= {
-            "turn": length * torch.eye(SIZE, dtype=torch.float64),
-            "shift": torch.zeros(SIZE, dtype=torch.float64),
-        }
-        alone = called(replace(LOSS, branch=None), given)
-        mine = torch.where(LABELS >= PUBLIC, LABELS - PUBLIC, -1)
-        branch = 10 * BINARY(f, given["own"], mine, given["bias"])
-        torch.testing.assert_close(called(LOSS, given), alone + branch, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("through", [True, False])
@@ -220,16 +192,6 @@ def test_a_batch_of_public_images_alone(through: bool) -> None:
     assert not any(slope.any() for slope in slopes[:3]) and slopes[3].any()
     binary = replace(LOSS, through=through)
     torch.testing.assert_close(called(binary, problem(), public), l_total(binary, problem(), public))
-
-
-def test_a_branch_that_does_not_go_through_trains_itself_alone() -> None:
-    given = problem()
-    by_both, by_rest = (
-        torch.autograd.grad(called(loss, given), given["embeddings"])[0]
-        for loss in (replace(LOSS, through=False), replace(LOSS, branch=None))
-    )
-    assert by_both.equal(by_rest)
-    assert not torch.autograd.grad(called(LOSS, given), given["embeddings"])[0].equal(by_rest)
 
 
 # --- distillation -----------------------------------------------------------------------------------------------------
@@ -272,16 +234,6 @@ def test_distillation_by_hand() -> None:
     assert float(found) == pytest.approx(0.75 * math.log(1 + math.exp(-6)) + 0.25 * 9 * apart, abs=1e-12)
 
 
-def test_a_pupil_who_says_what_the_teacher_says_has_nothing_to_learn() -> None:
-    given = problem(replace(LOSS, branch=None))
-    f, rows = given["embeddings"], given["weights"]
-    value = Distilled(CLASSES, rows.detach(), 1.0, 4.0)(f, rows, LABELS, anchor=f.detach())
-    assert value.item() == pytest.approx(0, abs=1e-12)
-    assert all(slope.abs().max() < 1e-12 for slope in torch.autograd.grad(value, [f, rows]))
-    none = Distilled(CLASSES, rows.detach(), 0.0, 4.0)(f, rows, LABELS, anchor=given["anchor"].detach())
-    assert none.equal(CLASSES(f, rows, LABELS))
-
-
 # --- other models of the party's backbone -----------------------------------------------------------------------------
 
 
@@ -300,20 +252,6 @@ def test_frozen_models_answer_in_evaluation_mode_and_leave_the_network_as_it_is(
     module.eval()
     frozen(party, {"one": other})(images)
     assert not module.training
-
-
-def test_frozen_models_go_to_the_partys_device() -> None:
-    """What a party was sent lies in this machine's memory, and its images may not; `meta` stands for any device."""
-    party = naive.party("silo-0", Tiny())
-    sent = party.backbone.shared()
-    away = replace(
-        party,
-        device=torch.device("meta"),
-        backbone=Backbone(Tiny()().backbone.module.to("meta")),
-        compute=Compute(augment=Augment(), device="meta"),
-    )
-    found = frozen(away, {"anchor": sent})(away.compute.plain(party.data))
-    assert found["anchor"].shape == (len(party.data), 8) and found["anchor"].device.type == "meta"
 
 
 class Positions(nn.Module):

@@ -20,7 +20,6 @@ from coalface.core.method import Party
 from coalface.engine.party.setup import FederatedData
 from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training import public_images
-from coalface.training.features import unit_features
 from coalface.training.public_images import PublicImages, digest, hard_negatives, public_features
 
 BUILD = Tiny(public=3)
@@ -50,39 +49,6 @@ def test_a_cosine_at_the_threshold_is_not_above_it() -> None:
     assert hard_negatives(public, own, float(np.nextafter(0.6, 0))).tolist() == [0, 1, 3]
     assert hard_negatives(public, own, 1.0).tolist() == []
     assert hard_negatives(public, own[:1], -1.0).tolist() == [0, 1, 3]  # the third is opposite, at −1 itself
-
-
-def test_without_images_there_is_none() -> None:
-    for public, own in ((unit(4), unit(4)[:0]), (unit(4)[:0], unit(4))):
-        found = hard_negatives(public, own, -1.0)
-        assert found.dtype == np.int64 and found.shape == (0,)
-
-
-def test_all_cosines_are_never_there_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    products: list[int] = []
-    plain = Tensor.__matmul__
-
-    def noted(one: Tensor, other: Tensor) -> Tensor:
-        products.append((found := plain(one, other)).numel())
-        return found
-
-    public, own = unit(50), unit(6)
-    monkeypatch.setattr(Tensor, "__matmul__", noted)
-    hard_negatives(public, own, 0.5, block=7)
-    assert sum(products) == 50 * 6 and max(products) == 7 * 6
-
-
-def test_they_change_with_the_model() -> None:
-    party = naive.party("silo-0", BUILD)
-    first = party.backbone.shared()
-    second = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in first.items()}
-    found = []
-    for model in (first, second, first):
-        others, mine = public_features(party, model), unit_features(party, party.data, model)
-        near = hard_negatives(others, mine, 0.9)
-        assert near.tolist() == [p for p in range(len(others)) if float((mine @ others[p]).max()) > 0.9]
-        found.append(near.tolist())
-    assert found[0] == found[2] != found[1]
 
 
 # --- features once ----------------------------------------------------------------------------------------------------
@@ -151,18 +117,6 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
     assert len({same, *(digest(other) for other in others)}) == 7
 
 
-def test_a_party_without_public_images_is_told_of() -> None:
-    for public in (None, PublicImages(faces_without_images())):
-        with pytest.raises(ValueError, match="silo-1 holds no public images: take data.scenario=private-public"):
-            public_features(replace(naive.party("silo-1", BUILD), extra_data=public), BUILD().backbone.shared())
-
-
-def faces_without_images() -> Any:
-    public = BUILD.everybodys()
-    assert public is not None
-    return public.select(np.empty(0, dtype=np.int64))
-
-
 def method(**changes: Any) -> FedFRJoint:
     return FedFRJoint(**{"rounds": 3, "local": worlds.WORK, "loss": worlds.LOSS, "threshold": 0.9, **changes})
 
@@ -186,10 +140,3 @@ def test_sharing_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     passes: list[int] = []
     assert run(method(), tmp_path / "anew", counting(BUILD, passes)).bytes() == shared
     assert of_public(passes) == 9
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_workers")
-def test_two_processes_that_each_share_give_the_same_bits(tmp_path: Path) -> None:
-    shared = run(method(), tmp_path / "shared", BUILD).bytes()
-    assert run(method(), tmp_path / "workers", BUILD, transport=worlds.workers(2, window=3)).bytes() == shared

@@ -110,11 +110,6 @@ def test_by_hand() -> None:
     assert cfinch(features, distance(11.5)).final.tolist() == second
 
 
-def test_those_who_share_a_first_neighbour_are_joined() -> None:
-    # 10 and 21 both have 15 as theirs, which has 10; 21 and 15 are not mutual.
-    assert cfinch(on_circle(10, 15, 21, 100, 102)).labels[0].tolist() == [0, 0, 0, 1, 1]
-
-
 def test_a_mutual_pair_is_held_to_the_threshold_itself() -> None:
     pair = on_circle(0, 20)
     assert lists(cfinch(pair, 1.01 * distance(20))) == [[0, 0]]  # a known implementation takes half of it here
@@ -167,40 +162,6 @@ def test_refined_to_a_number_it_is_the_package_of_the_authors(kind: str, wanted:
     assert len(set(labels.tolist())) == wanted
 
 
-def test_refined_it_equals_the_naive_loop() -> None:
-    features = identities(9, 12, 10, 0.7)[0]
-    found = cfinch(features, 0.3)
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    start = found.labels[-1]
-    groups = [np.flatnonzero(start == number) for number in range(start.max() + 1)]
-    while len(groups) > 2:
-        means = [unit[members].sum(0) for members in groups]
-        means = [mean / np.linalg.norm(mean) for mean in means]
-        pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
-        i, j = max(pairs, key=lambda pair: means[pair[0]] @ means[pair[1]])
-        groups = [np.union1d(groups[i], groups[j]), *(g for n, g in enumerate(groups) if n not in (i, j))]
-        labels = np.empty(len(features), dtype=np.int64)
-        for number, members in enumerate(groups):
-            labels[members] = number
-        assert refine(found, features, len(groups)).tolist() == finch._numbered(labels).tolist()
-    for level, count in zip(found.labels, found.counts, strict=True):
-        assert refine(found, features, count).tolist() == level.tolist()
-
-
-def test_refining_says_what_it_cannot() -> None:
-    found = cfinch(np.eye(4), 0.5)
-    with pytest.raises(ValueError, match="the first level has 4 clusters: ask for 1 to 4 of them, not 5"):
-        refine(found, np.eye(4), 5)
-    with pytest.raises(ValueError, match="not 0"):
-        refine(found, np.eye(4), 0)
-    with pytest.raises(ValueError, match="of 4 points and the features of 3"):
-        refine(found, np.eye(3), 2)
-    crossed = on_circle(0, 180, 90, 270)
-    lying = Partitions(labels=(np.array([0, 0, 1, 1]),))
-    with pytest.raises(ValueError, match="2 clusters cannot be made fewer"):
-        refine(lying, crossed, 1)
-
-
 @pytest.mark.parametrize("threshold", [0.3, 0.7, math.inf])
 def test_a_permutation_of_the_points_permutes_the_answer(threshold: float) -> None:
     for features in (random(10, 400, 16), identities(11, 40, 16, 0.6)[0]):
@@ -238,52 +199,6 @@ def test_a_cluster_whose_points_cancel_stays() -> None:
     index, cosine = finch._first_of_clusters(lying, labels, lying, labels)
     assert index.tolist() == [-1, 2, 1] and cosine[0] == -math.inf
     assert len(set(refine(Partitions(labels=(labels,)), lying, 2).tolist())) == 2
-
-
-@pytest.mark.parametrize(("apart", "found"), [(1e-5, [2, 2, 0]), (1e-7, [-1, 2, 1])])
-def test_a_mean_that_is_rounding_alone_points_nowhere(apart: float, found: list[int]) -> None:
-    # Two points that nearly cancel: their mean is (0, apart / 2, 0), which lies at cluster 2.
-    features = np.array([[1.0, 0, 0], [-1.0, apart, 0], [0, 0.6, 0.8], [0, 1.0, 0]])
-    labels = np.array([0, 0, 1, 2])
-    index, _ = finch._first_of_clusters(unit_features(features), labels, unit_features(features), labels)
-    assert index.tolist() == found
-
-
-def test_what_is_wrong_is_said() -> None:
-    features = random(13, 10, 4)
-    features[[2, 7]] = 0
-    with pytest.raises(ValueError, match="2 of 10 features are zero, rows 2, 7: they have no direction"):
-        cfinch(features)
-    features[7, 1] = np.nan
-    with pytest.raises(ValueError, match="2 of 10 features are zero or not finite, rows 2, 7"):
-        cfinch(features)
-    with pytest.raises(ValueError, match=r"shape \(N, d\); got \(4,\)"):
-        cfinch(np.ones(4))
-    for threshold in (-0.1, math.nan):
-        with pytest.raises(ValueError, match="the threshold is a cosine distance"):
-            cfinch(np.eye(3), threshold)
-
-
-def test_unit_features_are_not_copied() -> None:
-    rows = torch.nn.functional.normalize(torch.from_numpy(random(14, 100, 32)).float())
-    assert unit_features(rows) is rows
-    assert unit_features(3 * rows).sub(rows).abs().max() < 2e-7
-    assert unit_features(rows.half()).dtype == torch.float32
-
-
-def test_components_of_chains_circles_and_loops() -> None:
-    rng = np.random.default_rng(15)
-    for count in (1, 2, 7, 64, 100):
-        ring = np.roll(np.arange(count), 1)
-        assert len(set(finch._components(ring).tolist())) == 1
-        chain = np.maximum(np.arange(count) - 1, 0)
-        assert len(set(finch._components(chain).tolist())) == 1
-        assert finch._components(np.arange(count)).tolist() == list(range(count))
-        links = rng.integers(count, size=count)
-        groups = list(range(count))
-        for i, to in enumerate(links):
-            groups = [groups[to] if group == groups[i] else group for group in groups]
-        assert finch._numbered(finch._components(links)).tolist() == finch._numbered(np.array(groups)).tolist()
 
 
 def test_in_small_pieces_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,20 +266,6 @@ def test_another_clustering_can_be_scored() -> None:
     assert found == pytest.approx(0.33)  # between 0.2 and 0.4 in steps of 0.01
 
 
-def test_choosing_says_what_it_cannot() -> None:
-    features, known = identities(20, 5, 8, 0.5)
-    with pytest.raises(ValueError, match="give one for each"):
-        auto_threshold(features, known[1:], pairwise_f)
-    with pytest.raises(ValueError, match="the grid of thresholds"):
-        auto_threshold(features, known, pairwise_f, grid=[])
-    with pytest.raises(ValueError, match="the grid of thresholds"):
-        auto_threshold(features, known, pairwise_f, grid=[0.1, math.inf])
-    with pytest.raises(ValueError, match="a cosine distance"):
-        auto_threshold(features, known, pairwise_f, grid=[-0.1, 0.2])
-    with pytest.raises(ValueError, match="no score is a number"):
-        auto_threshold(features, known, lambda *_: math.nan)
-
-
 def test_a_threshold_is_found_for_features_that_lie_close_together() -> None:
     rng = np.random.default_rng(0)
     centres = 1 + 0.02 * rng.standard_normal((30, 32))
@@ -372,3 +273,21 @@ def test_a_threshold_is_found_for_features_that_lie_close_together() -> None:
     features = centres[known] + 0.001 * rng.standard_normal((180, 32))
     best = auto_threshold(features, known, pairwise_f)
     assert best < 1e-3 and pairwise_f(known, cfinch(features, best).final) > 0.99
+
+
+def test_features_without_a_direction_are_named() -> None:
+    for bad in (0.0, math.nan):
+        features = random(13, 10, 4)
+        features[[2, 7]] = bad
+        with pytest.raises(ValueError, match="2 of 10 features .*rows 2, 7"):
+            cfinch(features)
+
+
+def test_what_cannot_be_clustered_is_refused() -> None:
+    features, known = identities(20, 5, 8, 0.5)
+    with pytest.raises(ValueError, match="ask for 1 to 4 of them, not 5"):
+        refine(cfinch(np.eye(4), 0.5), np.eye(4), 5)
+    with pytest.raises(ValueError):
+        cfinch(np.eye(3), math.nan)
+    with pytest.raises(ValueError, match="no score is a number"):
+        auto_threshold(features, known, lambda *_: math.nan)

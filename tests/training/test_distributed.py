@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import worlds
-from test_sgd import party
+from naive import party
 from together import Together
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,7 +22,6 @@ from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.distributed.shards import Shards
 from coalface.training.distributed.softmax import check_shardable, sharded_gradients
 from coalface.training.local_training import fresh_head, learn
-from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax
 from coalface.training.losses.registry import LOSSES
@@ -34,13 +32,6 @@ CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12}
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=(pytest.mark.slow, pytest.mark.ci))])
 def together(request: pytest.FixtureRequest) -> Iterator[Together]:
     processes = Together(request.param)
-    yield processes
-    processes.close()
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Together]:
-    processes = Together(2)
     yield processes
     processes.close()
 
@@ -103,52 +94,6 @@ def test_loss_and_gradients_are_those_of_one_process(
         assert apart(torch.cat([mine[2] for mine in found]), by_head) < CLOSE[dtype]
 
 
-def hand(shards: Shards) -> Any:
-    rows = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)[[shards.rank]]
-    x = torch.tensor([[0.6, 0.8], [5.0, 0.0]], dtype=torch.float64).requires_grad_()
-    loss, labels = CosFace(scale=1.0, margin=0.1), torch.tensor([0, 1])
-    return sharded_gradients(shards, loss, x[[shards.rank]], [x], rows, labels, first=shards.rank, classes=2)
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_two_images_of_two_classes_worked_by_hand(pair: Together) -> None:
-    # cosines 0.6 and 0.8 of the first, 1 and 0 of the second; less 0.1 at the own: (0.5, 0.8) and (1, −0.1)
-    values = [math.log(math.exp(0.5) + math.exp(0.8)) - 0.5, math.log(math.exp(1.0) + math.exp(-0.1)) + 0.1]
-    other = [math.exp(0.8) / (math.exp(0.5) + math.exp(0.8)), math.exp(1.0) / (math.exp(1.0) + math.exp(-0.1))]
-    found = pair.run(hand)
-    assert [float(value) for value, _, _ in found] == pytest.approx([sum(values) / 2] * 2)
-    # dL/dcos is ∓p/2 of the wrong class; across the unit vectors, divided by their lengths, 2 and 3
-    first = (-other[0] * torch.tensor([0.0, 0.8]) + other[1] * torch.tensor([0.0, 0.0])) / 2 / 2
-    second = (other[0] * torch.tensor([0.6, 0.0]) - other[1] * torch.tensor([1.0, 0.0])) / 2 / 3
-    assert found[0][2][0].tolist() == pytest.approx(first.tolist())
-    assert found[1][2][0].tolist() == pytest.approx(second.tolist())
-
-
-def at_edges(shards: Shards, loss: CosineLoss) -> Any:
-    head = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    x = torch.tensor([[3.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    x.requires_grad_()
-    labels, block = torch.tensor([0, 1, 2, 1]), shards.span(4)
-    value, (by_x,), by_rows = sharded_gradients(
-        shards, loss, x[block], [x], head[block], labels, first=block.start, classes=4
-    )
-    return value, by_x, by_rows
-
-
-@pytest.mark.parametrize("loss", [ArcFace(8.0, 0.5), CosFace(8.0, 0.35)], ids=lambda loss: type(loss).__name__)
-def test_vectors_of_zeros_and_cosines_of_one_have_the_gradients_of_one_process(
-    together: Together, loss: CosineLoss
-) -> None:
-    x = torch.tensor([[3.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    head = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    value = loss(x, head, torch.tensor([0, 1, 2, 1]))
-    by_x, by_head = torch.autograd.grad(value, [x, head])
-    found = together.run(at_edges, loss)
-    assert apart(found[0][0], value.detach()) < 1e-12 and apart(found[0][1], by_x) < 1e-12
-    assert apart(torch.cat([rows for _, _, rows in found]), by_head) < 1e-12
-
-
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_that_cannot_be_split_is_refused(name: str) -> None:
     loss = LOSSES[name]()
@@ -159,12 +104,6 @@ def test_a_loss_that_cannot_be_split_is_refused(name: str) -> None:
         ValueError, match=rf"{type(loss).__name__} cannot .* several processes.*engine.processes_per_party"
     ):
         check_shardable(loss)
-
-
-def test_learning_with_a_loss_that_cannot_be_split_is_refused() -> None:
-    here = replace(party(), shards=Shards(None, 0, 2))
-    with pytest.raises(ValueError, match="AdaFace cannot be computed over several processes"):
-        learn(here, here.initial, None, WORK, AdaFace(), momentum="none")
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------
@@ -228,29 +167,12 @@ def test_batchnorm_has_the_statistics_and_gradients_of_the_whole_batch(
             assert apart(mine, other) < bound
 
 
-def lone(shards: Shards) -> str:
-    layer, one = nn.BatchNorm1d(3), torch.zeros(1, 3)[shards.span(1)]
-    with pytest.raises(ValueError) as error, synchronised(layer, shards, 1):
-        layer(one)
-    with pytest.raises(ValueError) as folded, synchronised(layer, shards, 8):
-        layer(torch.zeros(3, 3))
-    layer.eval()
-    with synchronised(layer, shards, 1):
-        assert layer(one).shape == one.shape  # frozen: no statistics are taken
-    return f"{error.value}; {folded.value}"
-
-
-def test_a_batch_of_one_and_a_first_dimension_that_is_no_batch_are_refused(pair: Together) -> None:
-    for said in pair.run(lone):
-        assert "cannot train on one value a channel" in said and "got 3 rows of a part of 4 images" in said
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def exact(build: Tiny, round_: int = 1) -> Any:
     """The party of all images, whose arithmetic is float64."""
-    here = party(build, "all", round_)
+    here = party("all", build, round_)
     network = Backbone(here.backbone.module.double(), build.policy)
     compute = replace(here.compute, dtype=torch.float64)
     return replace(here, backbone=network, compute=compute, initial=network.shared())
@@ -314,11 +236,3 @@ def test_a_part_of_a_batch_has_the_pixels_that_it_has_in_the_whole(part: slice) 
     cut, own = compute.batch(here.data, index, other, part=part)
     assert torch.equal(cut, whole[part]) and torch.equal(own, labels[part])
     assert one.random() == other.random()
-
-
-def test_blocks_cover_all_rows_and_differ_by_one_at_most() -> None:
-    for n in range(20):
-        for size in range(1, 7):
-            spans = [Shards(None, rank, size).span(n) for rank in range(size)]
-            assert [i for s in spans for i in range(n)[s]] == list(range(n))
-            assert max(s.stop - s.start for s in spans) - min(s.stop - s.start for s in spans) <= 1

@@ -97,11 +97,6 @@ def test_work_that_cannot_be_done_is_refused(changes: dict[str, float], says: st
         LocalTraining(**changes)  # type: ignore[arg-type]
 
 
-def test_a_party_without_images_is_told_so() -> None:
-    with pytest.raises(ValueError, match="without images cannot train"):
-        by_iterations(0, 4, 1, Cursor(), order)
-
-
 def test_a_party_may_have_a_batch_of_its_own() -> None:
     work = LocalTraining(steps_per_round=3, batch_size=4, party_batch_size={"big": 5})
     for name, batch in (("big", 5), ("other", 4)):
@@ -118,15 +113,3 @@ def test_steps_are_counted_whatever_number_of_images_a_party_says_it_has() -> No
 
 def order_rng() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"party_batch_size": {"big": 0}, "steps_per_round": 2}, "party_batch_size of big is 0"),
-        ({"party_batch_size": {"big": 2}}, "needs local.steps_per_round"),
-    ],
-)
-def test_batches_of_parties_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        LocalTraining(**changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from torch import Tensor, nn
 from worlds import LOSS, Ran, Tiny, recipe
 
 from coalface.core.method import Method, Party
-from coalface.engine.faults import SimulatedFaults
 from coalface.training.classifier import HEAD
-from coalface.training.distributed.shards import Shards
 from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
@@ -80,17 +77,6 @@ def test_a_batch_has_as_many_images_of_each_domain_and_goes_on_across_epochs_and
     assert [i for step in every for i in step[5:]] == permutations(party, "target epoch", unknown, 60)
     assert (own.learner.cursor.epoch, own.learner.cursor.offset) == (4, 12)
     assert (own.target.epoch, own.target.offset) == (2, 12)
-
-
-def test_epochs_are_those_of_the_source(party: Party, steps: list[list[list[int]]]) -> None:
-    rounds(party, LocalTraining(epochs=2, batch_size=5), 1)
-    known = set(np.flatnonzero(party.data.labels >= 0).tolist())
-    (of_round,) = steps
-    sources = [[i for i in step if i in known] for step in of_round]
-    assert [len(step) for step in sources] == [5, 5, 2, 5, 5, 2]
-    assert set(sum(sources[:3], [])) == set(sum(sources[3:], [])) == known
-    targets = [i for step in of_round for i in step if i not in known]
-    assert len(targets) == 30 and len(set(targets[:24])) == 24  # five a step, each once before any comes again
 
 
 def test_a_target_with_fewer_images_than_a_batch_gives_all_it_has(party: Party, steps: list[list[list[int]]]) -> None:
@@ -172,11 +158,6 @@ def test_dan_is_its_loop_and_without_weight_that_of_the_source_alone(tmp_path: P
     assert set(kept.learner.velocity) == {*found.state.backbone, HEAD}
 
 
-def test_without_weight_dan_and_dann_are_one(tmp_path: Path) -> None:
-    both = [ran(recipe(name, local=WORK, weight=0.0)[0], tmp_path / name).state.backbone for name in ("dan", "dann")]
-    assert naive.furthest(*both) < 1e-12
-
-
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
     """Two losses in place of a reversed gradient: F − λ_p · weight · C for the features, weight · C for the other."""
@@ -209,18 +190,6 @@ def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["dan", "dann"])
-def test_what_is_sent_is_the_backbone_and_two_numbers(name: str, tmp_path: Path) -> None:
-    ran(recipe(name, local=WORK)[0], tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "ledger" / "all.jsonl").read_text().splitlines()]
-    assert {line["name"].partition("/")[0] for line in lines} == {"header", "backbone"} | {
-        line["name"] for line in lines if line["kind"] != "tensor"
-    }
-    assert {line["name"] for line in lines if line["kind"] == "tensor"} == {
-        f"backbone/{n}" for n in WORLD().backbone.shared()
-    }
-
-
-@pytest.mark.parametrize("name", ["dan", "dann"])
 def test_a_loss_with_several_rows_for_a_class_is_trained_as_well(name: str, tmp_path: Path) -> None:
     method = recipe(name, local=replace(WORK, lr=0.05), loss=SubCenterArcFace(scale=8.0, margin=0.1, centers=3))[0]
     ran(method, tmp_path)
@@ -228,12 +197,6 @@ def test_a_loss_with_several_rows_for_a_class_is_trained_as_well(name: str, tmp_
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_party_of_several_processes_is_refused(party: Party) -> None:
-    sharded = replace(party, shards=Shards.__new__(Shards))
-    with pytest.raises(ValueError, match="a batch of two domains is not split over processes"):
-        learn_mixed(sharded, party.initial, None, WORK, Discrepancy(LOSS, 1.0), {})
 
 
 def test_sampled_class_embeddings_are_refused(party: Party) -> None:
@@ -250,39 +213,3 @@ def test_a_party_without_one_of_the_domains_is_refused(party: Party, images: sli
     alone = replace(party, data=party.data.select(np.arange(36)[images]))
     with pytest.raises(ValueError, match=said):
         learn_mixed(alone, party.initial, None, WORK, Discrepancy(LOSS, 1.0), {})
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("dan", {"weight": -1.0}, "weight is 0 or more and kernels 1 or more; got -1.0 and 5"),
-        ("dan", {"weight": math.nan}, "weight is 0 or more"),
-        ("dan", {"kernels": 0}, "got 1.0 and 0"),
-        ("dann", {"weight": -1.0}, "weight is 0 or more and hidden 1 or more; got -1.0 and 128"),
-        ("dann", {"hidden": 0}, "got 1.0 and 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        recipe(name, **settings)
-
-
-@pytest.mark.parametrize("name", ["dan", "dann"])
-def test_batchnorm_that_stays_is_that_of_the_party(name: str, tmp_path: Path) -> None:
-    build = replace(WORLD, norm=True, policy="local")
-    found = ran(recipe(name, local=WORK)[0], tmp_path, build)
-    (model,) = found.own_models().values()
-    kept = naive.kept(tmp_path, "all", Mixed).learner.kept
-    assert set(kept) == {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
-    assert all(torch.equal(model[n], t) for n, t in {**kept, **found.state.backbone}.items())
-    assert not torch.equal(kept["norm.running_mean"], torch.zeros(16).double())
-
-
-@pytest.mark.parametrize("name", ["dan", "dann"])
-def test_a_round_whose_reply_is_refused_is_taken_again_from_what_was_accepted(name: str, tmp_path: Path) -> None:
-    method = recipe(name, rounds=2, local=WORK)[0]
-    found = worlds.run(method, tmp_path, WORLD, faults=SimulatedFaults(lost=0.5), seed=6)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [bool(line.get("abandoned")) for line in lines] == [True, False]
-    assert naive.kept(tmp_path, "all", Mixed).target.offset == 20  # of one round alone
-    assert naive.furthest(found.state.backbone, WORLD().backbone.shared()) > 0

@@ -57,10 +57,6 @@ def test_features_are_by_the_backbone_that_is_given_and_by_what_is_kept(party: P
     assert not torch.allclose(found, unit_features(local, local.data, shared), atol=1e-3)
 
 
-def test_no_images_have_no_features(party: Party) -> None:
-    assert unit_features(party, party.data.select(np.arange(0)), party.initial).shape == (0, 8)
-
-
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_a_model_that_has_collapsed_or_diverged_is_told(party: Party, value: float) -> None:
     broken = {n: torch.full_like(t, value) if n.startswith("up") else t for n, t in party.initial.items()}
@@ -68,20 +64,6 @@ def test_a_model_that_has_collapsed_or_diverged_is_told(party: Party, value: flo
         ValueError, match="silo-1: the features of 11 of 11 images are zero or not finite, the first of"
     ):
         unit_features(party, party.data, broken)
-
-
-def test_the_image_that_has_no_feature_is_named(party: Party) -> None:
-    """A model whose last layer has no bias, and an image for which all of its units are off."""
-    named = {n: torch.zeros_like(t) if n == "up.bias" else t for n, t in party.initial.items()}
-    one = unit_features(party, party.data, named)
-    assert len(one) == 11
-    faces = party.data
-    pixels = faces.pixels.copy()
-    pixels[faces.rows[3]] = 0  # black: −1 everywhere
-    off = {**named, "down.weight": torch.ones(16, 256).double(), "down.bias": torch.full((16,), 255.0).double()}
-    off |= {"norm.bias": torch.zeros(16).double(), "norm.weight": torch.ones(16).double()}
-    with pytest.raises(ValueError, match="features of 1 of 11 images are zero or not finite, the first of image 3"):
-        unit_features(party, replace(faces, pixels=pixels), off)
 
 
 def test_mean_embeddings_by_a_naive_loop() -> None:

@@ -2,30 +2,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import worlds
+from naive import party
 from torch import Tensor
 from worlds import LOSS, WORK, Net, Tiny
 
 from coalface.core.method import Party, Tensors
-from coalface.engine.party.executor import Request
 from coalface.training.classifier import HEAD, classifier_for, sampled_classes
 from coalface.training.local_training import Learner, fresh_head, learn, train
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.registry import LOSSES
 from coalface.training.sgd import SGD
-
-
-def party(build: Tiny = Tiny(), name: str = "silo-1", round_: int = 1) -> Party:  # noqa: B008 - frozen
-    world = build()
-    context = worlds.setup(worlds.recipe("fedavg")[0], Path("unused"), build).context(world)
-    request = Request("test", name, "train", round_, 3, round_, 1, "train", None, None, None, (0, None))
-    return context.party(request)
 
 
 def problem() -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
@@ -95,22 +86,14 @@ def bare_loop(here: Party, work: LocalTraining, velocity: bool = True) -> tuple[
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_round_is_a_bare_torch_loop(norm: bool) -> None:
     work = replace(WORK, epochs=3, momentum=0.9, weight_decay=0.01)
-    here = party(Tiny(norm=norm), name="silo-0")
+    here = party("silo-0", Tiny(norm=norm))
     mean, kept = learn(here, here.initial, None, work, LOSS, momentum="keep")
-    expected, head, loss = bare_loop(party(Tiny(norm=norm), name="silo-0"), work)
+    expected, head, loss = bare_loop(party("silo-0", Tiny(norm=norm)), work)
     shared = here.backbone.shared()
     assert all(torch.allclose(shared[n], expected[n], atol=1e-6) for n in shared)
     assert torch.allclose(kept.head, head, atol=1e-6)
     assert mean == pytest.approx(loss, rel=1e-5)
     assert (kept.cursor.epoch, kept.cursor.offset) == (3, 0)
-
-
-def test_the_class_embeddings_begin_as_the_party_draws_them() -> None:
-    head = fresh_head(party())
-    assert (tuple(head.shape), head.dtype) == ((2, 8), torch.float32)
-    assert torch.equal(head, fresh_head(party(round_=2)))  # drawn once a stage, whatever the round
-    assert not torch.equal(head, fresh_head(party(name="silo-0")))
-    assert 0.004 < head.std().item() < 0.02  # N(0, 0.01²), 16 numbers
 
 
 def two_rounds(momentum: Any, work: LocalTraining = WORK) -> tuple[Learner, Learner, Tensors]:
@@ -158,19 +141,6 @@ class Both(np.random.Generator):
         return self.sources.pop(0).random(*arguments, **named)
 
 
-def test_nothing_that_was_given_is_changed() -> None:
-    here = party()
-    _, learner = learn(here, here.initial, None, WORK, LOSS, momentum="keep")
-    given = here.backbone.shared()
-    copies = {n: t.clone() for n, t in given.items()}
-    head, velocity = learner.head.clone(), {n: t.clone() for n, t in learner.velocity.items()}
-    here = party(round_=2)
-    learn(here, given, learner, WORK, LOSS, momentum="keep")
-    assert all(torch.equal(given[n], t) for n, t in copies.items())
-    assert torch.equal(learner.head, head)
-    assert all(torch.equal(learner.velocity[n], t) for n, t in velocity.items())
-
-
 def test_a_pull_is_added_to_the_gradient() -> None:
     here, target = party(), {"up.bias": torch.full((8,), 3.0)}
     strength, seen = 0.7, []
@@ -200,31 +170,6 @@ def test_a_loss_that_is_not_finite_says_what_to_do() -> None:
         learn(here, here.initial, None, replace(WORK, lr=1e30, epochs=3), LOSS, momentum="reset")
 
 
-def counted(tensors: Tensors) -> set[str]:
-    return {name.rpartition(".")[2] for name in tensors}
-
-
-@pytest.mark.parametrize(
-    ("policy", "shared", "kept"),
-    [
-        ("average", {"weight", "bias", "running_mean", "running_var"}, set()),
-        ("parameters-only", {"weight", "bias"}, {"running_mean", "running_var"}),
-        ("local", {"weight", "bias"}, {"weight", "bias", "running_mean", "running_var"}),
-    ],
-)
-def test_batchnorm_goes_where_the_policy_says(policy: Any, shared: set[str], kept: set[str]) -> None:
-    here = party(Tiny(norm=True, policy=policy))
-    _, learner = learn(here, here.initial, None, WORK, LOSS, momentum="reset")
-    assert (counted(here.backbone.shared()), counted(learner.kept)) == (shared, kept)
-    assert ("norm.weight" in learner.kept) == (policy == "local")
-    if kept:
-        here = party(Tiny(norm=True, policy=policy), round_=2)
-        here.backbone.load(here.initial, learner.kept)
-        assert torch.equal(
-            dict(here.backbone.module.named_buffers())["norm.running_mean"], learner.kept["norm.running_mean"]
-        )
-
-
 # --- sampled class embeddings (partial FC) ----------------------------------------------------------------------------
 
 
@@ -246,7 +191,7 @@ def test_sampled_classes_hold_those_of_the_batch_and_as_many_others_as_the_rate_
 def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> None:
     """The same two steps by hand: gather rows, differentiate the loss over them, step, scatter; the others stay."""
     sgd = SGD(lr=0.05, momentum=momentum, weight_decay=0.1)
-    here, twin = (party(Tiny(pooled=True), "all") for _ in range(2))
+    here, twin = (party("all", Tiny(pooled=True)) for _ in range(2))
     head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
     batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
     here.backbone.load(here.initial)
@@ -276,23 +221,6 @@ def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> No
     assert torch.equal(found[left], head[left])
 
 
-def test_a_rate_of_one_trains_all_with_the_same_bits() -> None:
-    results = []
-    for rate in (None, 1.0):
-        here = party()
-        _, kept = learn(here, here.initial, None, replace(WORK, sample_rate=rate), LOSS, momentum="keep")
-        results.append((here.backbone.shared(), kept))
-    (first, a), (second, b) = results
-    assert all(torch.equal(first[n], second[n]) for n in first)
-    assert torch.equal(a.head, b.head)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
-def test_a_sample_rate_that_is_no_share_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="sample_rate"):
-        LocalTraining(sample_rate=rate)
-
-
 # --- losses with rows and tensors of their own ------------------------------------------------------------------------
 
 
@@ -302,19 +230,13 @@ def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
     given = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
     loss = LOSSES[name](**given)
     work = LocalTraining(batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
-    here = party(Tiny(pooled=True), "all")
+    here = party("all", Tiny(pooled=True))
     first, one = learn(here, here.initial, None, work, loss, momentum="keep")
     assert len(one.head) == loss.rows(6)
     assert set(one.extra) == set(loss.extra(6)) and all(f"loss.{n}" in one.velocity for n in one.extra)
     for extra, begun in loss.extra(6).items():
         assert not torch.equal(one.extra[extra], begun)
-    again = party(Tiny(pooled=True), "all", round_=2)
+    again = party("all", Tiny(pooled=True), round_=2)
     second, two = learn(again, here.backbone.shared(), one, work, loss, momentum="keep")
     assert second < first
     assert not any(torch.equal(two.extra[n], one.extra[n]) for n in one.extra)
-
-
-def test_sampling_is_refused_where_a_class_has_several_rows() -> None:
-    here = party()
-    with pytest.raises(ValueError, match="local.sample_rate: SubCenterArcFace"):
-        learn(here, here.initial, None, replace(WORK, sample_rate=0.5), LOSSES["subcenter-arcface"](), momentum="reset")

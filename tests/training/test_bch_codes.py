@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coalface.training.bch_codes import BCH, PRIMITIVE, Codebook, code_scores, warm_up_threshold
-from coalface.training.losses.hinge import hinge_on_codes
+from coalface.training.losses.hinge import OnCodes
 
 OF_FEDUV = {(127, 64): 21, (255, 63): 61, (511, 67): 175}
 # n → {k: t}, from the table of binary primitive BCH codes in Lin and Costello, "Error Control Coding".
@@ -32,48 +32,10 @@ def drawn(code, count, seed=0):
     return np.random.default_rng(seed).integers(2, size=(count, code.k))
 
 
-# --- a field of one's own: elements are integers, the product by shifts, powers by repeated products ------------------
-
-
-def product(a, b, m):
-    total = 0
-    for place in range(m):
-        total ^= (a << place) * (b >> place & 1)
-    for place in reversed(range(m, 2 * m)):
-        total ^= (PRIMITIVE[m] << place - m) * (total >> place & 1)
-    return total
-
-
-def power(e, m):
-    value = 1
-    for _ in range(e):
-        value = product(value, 2, m)
-    return value
-
-
-def evaluate(polynomial, at, m):
-    """The value of a polynomial over GF(2), the highest power first, at an element: Horner."""
-    value = 0
-    for coefficient in polynomial:
-        value = product(value, at, m) ^ int(coefficient)
-    return value
-
-
-@pytest.mark.parametrize("m", PRIMITIVE)
-def test_the_polynomials_are_primitive(m):
-    seen, value = set(), 1
-    while value not in seen:
-        seen.add(value)
-        value = product(value, 2, m)
-    assert value == 1 and len(seen) == 2**m - 1
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_the_polynomials_are_those_in_common_use():
+def test_the_polynomials_are_primitive():
     import galois
 
-    assert {m: int(galois.matlab_primitive_poly(2, m)) for m in PRIMITIVE} == PRIMITIVE
+    assert all(galois.Poly.Int(polynomial).is_primitive() for polynomial in PRIMITIVE.values())
 
 
 # --- the codes --------------------------------------------------------------------------------------------------------
@@ -88,14 +50,6 @@ def test_the_code_of_length_7_by_hand():
     assert code.encode([1, 0, 0, 1]).tolist() == [1, 0, 0, 1, 1, 1, 0]
 
 
-def test_the_generators_of_length_15_by_hand():
-    # x⁴ + x + 1; times x⁴ + x³ + x² + x + 1: x⁸ + x⁷ + x⁶ + x⁴ + 1; times x² + x + 1: x¹⁰ + x⁸ + x⁵ + x⁴ + x² + x + 1.
-    assert BCH(15, 11).generator.tolist() == [1, 0, 0, 1, 1]
-    assert BCH(15, 7).generator.tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 1]
-    assert BCH(15, 5).generator.tolist() == [1, 0, 1, 0, 0, 1, 1, 0, 1, 1, 1]
-    assert BCH(15, 1).generator.tolist() == [1] * 15 and BCH(15, 1).d == 15
-
-
 @pytest.mark.parametrize("n", TABLE)
 def test_the_codes_that_there_are_stand_in_the_table(n):
     for k in range(-1, n + 2):
@@ -106,7 +60,7 @@ def test_the_codes_that_there_are_stand_in_the_table(n):
                 BCH(n, k)
 
 
-@pytest.mark.parametrize(("n", "k"), [(7, 4), (15, 11), (15, 7), (15, 5), (31, 11), (31, 6), (63, 10), (63, 7)])
+@pytest.mark.parametrize(("n", "k"), [(7, 4), (15, 7), (31, 11), (63, 10)])
 def test_the_least_distance_of_small_codes_over_all_their_words(n, k):
     code = BCH(n, k)
     weights = code.encode(list(itertools.product([0, 1], repeat=k))).sum(1)
@@ -126,75 +80,19 @@ def test_a_code_of_feduv_is_the_one_of_another_library(n, k):
     assert np.array_equal(code.encode(messages), np.asarray(other.encode(messages)))
 
 
-@codes
-def test_the_roots_of_the_generator_and_of_its_words(n, k):
-    code, m = BCH(n, k), n.bit_length()
-    alphas = [power(e, m) for e in range(1, code.d + 1)]
-    assert len(code.generator) == n - k + 1 and code.generator[0] == 1
-    assert [evaluate(code.generator, at, m) for at in alphas[:-1]] == [0] * (code.d - 1)
-    assert evaluate(code.generator, alphas[-1], m) != 0  # the distance that is claimed is no smaller than it could be
-    word = code.encode(drawn(code, 1)[0])
-    syndromes = [evaluate(word, at, m) for at in alphas[:-1]]
-    assert syndromes == [0] * (code.d - 1)
-    word[5] ^= 1
-    assert all(evaluate(word, at, m) for at in alphas[:-1])  # each syndrome of a single error is a power of α
+@pytest.mark.parametrize(
+    ("n", "k", "nearest"),
+    [(127, 63, "(127, 57) and (127, 64)"), (511, 0, "(511, 1)"), (128, 64, "(127, 64)"), (2, 4, "(7, 4)")],
+)
+def test_codes_that_do_not_exist_are_refused_with_the_nearest(n, k, nearest):
+    with pytest.raises(ValueError, match=re.escape(nearest) + "$"):
+        BCH(n, k)
 
 
-@codes
-def test_encoding_is_the_remainder_by_the_generator(n, k):
-    code = BCH(n, k)
-    for message in drawn(code, 5, seed=1).tolist():
-        rest = message + [0] * (n - k)
-        for place in range(k):  # long division
-            if rest[place]:
-                for step, coefficient in enumerate(code.generator.tolist()):
-                    rest[place + step] ^= coefficient
-        assert code.encode(message).tolist() == message + rest[k:]
-
-
-@codes
-def test_encoding_is_linear_and_keeps_the_form_of_a_batch(n, k):
-    code = BCH(n, k)
-    a, b = drawn(code, 60, seed=2), drawn(code, 60, seed=3)
-    assert np.array_equal(code.encode(a ^ b), code.encode(a) ^ code.encode(b))
-    assert not code.encode(np.zeros(k)).any() and code.encode(np.ones(k, dtype=bool)).shape == (n,)
-    batch = code.encode(a.reshape(3, 20, k))
-    assert batch.dtype == np.uint8 and np.array_equal(batch.reshape(60, n), code.encode(a))
-    assert code.encode(a[:0]).shape == (0, n)
-
-
-@codes
-def test_500_codewords_lie_as_far_apart_as_promised(n, k):
-    code = BCH(n, k)
-    # Half of them differ in a single bit from another: of such messages the words are the nearest.
-    messages = drawn(code, 250)
-    near = messages.copy()
-    near[np.arange(250), np.arange(250) % k] ^= 1
-    signs = 2.0 * code.encode(np.concatenate([messages, near])) - 1
-    distances = (n - signs @ signs.T) / 2
-    assert distances[~np.eye(500, dtype=bool)].min() >= code.d
-
-
-def test_codes_that_do_not_exist_are_refused_with_the_nearest():
-    for n, k, told in [
-        (127, 63, "there is no BCH code (127, 63): of length 127 the nearest are (127, 57) and (127, 64)"),
-        (127, 127, "of length 127 the nearest is (127, 120)"),
-        (511, 0, "of length 511 the nearest is (511, 1)"),
-        (128, 64, "lengths are 2^m − 1, from 7 to 1023: the nearest is (127, 64)"),
-        (2, 4, "lengths are 2^m − 1, from 7 to 1023: the nearest is (7, 4)"),
-    ]:
-        with pytest.raises(ValueError, match=re.escape(told) + "$"):
-            BCH(n, k)
-
-
-def test_messages_that_are_no_bits_or_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"messages \(2, 6\) do not fit the BCH code \(15, 7\): give \(…, 7\)"):
-        BCH(15, 7).encode(np.zeros((2, 6)))
-    with pytest.raises(ValueError, match="do not fit"):
-        BCH(15, 7).encode(1)
-    for wrong in (2, -1, 0.5, np.nan):
-        with pytest.raises(ValueError, match="hold more than 0 and 1"):
-            BCH(15, 7).encode([0, 1, 0, 1, 0, 1, wrong])
+@pytest.mark.parametrize("messages", [np.zeros((2, 6)), 1, [0, 1, 0, 1, 0, 1, 2], [0, 1, 0, 1, 0, 1, np.nan]])
+def test_messages_that_are_not_bits_or_do_not_fit_are_refused(messages):
+    with pytest.raises(ValueError):
+        BCH(15, 7).encode(messages)
 
 
 # --- codewords of users -----------------------------------------------------------------------------------------------
@@ -210,9 +108,7 @@ def test_a_codeword_by_hand():
     assert word.tolist() == [2.0 * bit - 1 for bit in BCH(7, 4).encode(bits).tolist()]
 
 
-@pytest.mark.parametrize(
-    ("users", "bits"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (250, 8), (1000, 10), (1024, 10), (1025, 11)]
-)
+@pytest.mark.parametrize(("users", "bits"), [(1, 0), (2, 1), (3, 2), (1024, 10), (1025, 11)])
 def test_how_many_bits_are_secret(users, bits):
     book = Codebook(BCH(127, 64), users)
     assert (book.user_bits, book.secret_bits) == (bits, 64 - bits)
@@ -234,13 +130,6 @@ def test_different_users_lie_apart_whatever_they_draw(users, shape, seed, data):
     assert torch.equal(first, second) if a == b else (first != second).sum() >= book.code.d
 
 
-def test_all_users_of_a_small_code_are_apart_with_no_bit_left_to_draw():
-    book = Codebook(BCH(15, 5), users=32)
-    words = torch.stack([book.codeword(user, np.random.default_rng(0)) for user in range(32)])
-    apart = (words[:, None] != words).sum(2)
-    assert book.secret_bits == 0 and apart[~torch.eye(32, dtype=bool)].min() == 7
-
-
 def test_1000_users_of_feduv_are_apart_and_draw_for_themselves():
     book = Codebook(BCH(127, 64), users=1000)
     words = torch.stack([book.codeword(user, np.random.default_rng(user)) for user in range(1000)])
@@ -250,16 +139,6 @@ def test_1000_users_of_feduv_are_apart_and_draw_for_themselves():
     assert (bits[:, :10] @ 2.0 ** torch.arange(9, -1, -1)).tolist() == list(range(1000))  # no secret
     assert ((bits[:, 10:64].mean(0) - 0.5).abs() < 5 * 0.5 / 1000**0.5).all()
     assert not torch.equal(book.codeword(7, np.random.default_rng(1)), book.codeword(7, np.random.default_rng(2)))
-
-
-def test_users_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"33 users need 6 bits .* \(15, 5\) encodes 5: take a code with a larger k"):
-        Codebook(BCH(15, 5), users=33)
-    with pytest.raises(ValueError, match="codewords for 0 users: give 1"):
-        Codebook(BCH(15, 5), users=0)
-    for user in (-1, 3):
-        with pytest.raises(ValueError, match=f"user {user} has no codeword among 3: give a number from 0 to 2"):
-            Codebook(BCH(15, 5), users=3).codeword(user, np.random.default_rng(0))
 
 
 def trained(word, seed, steps=4):
@@ -272,7 +151,7 @@ def trained(word, seed, steps=4):
     for _ in range(steps):
         embeddings = torch.randn(6, 12, generator=draw, dtype=torch.float64) @ layer.T
         optimiser.zero_grad()
-        hinge_on_codes(embeddings @ matrix.T, word[None], torch.zeros(6, dtype=torch.int64)).backward()
+        OnCodes()(embeddings, word[None], torch.zeros(6, dtype=torch.int64), projection=matrix).backward()
         optimiser.step()
     return matrix.detach() - shared
 
@@ -317,16 +196,8 @@ def test_the_hinge_is_one_less_the_score():
     word = Codebook(BCH(127, 64), users=10).codeword(3, np.random.default_rng(0))
     z[:20] += word
     by_scores = (1 - code_scores(z, word)).clamp_min(0).mean()
-    assert hinge_on_codes(z, word[None], torch.zeros(40, dtype=torch.int64)).item() == pytest.approx(by_scores.item())
-
-
-def test_scores_of_codewords_are_their_distances():
-    # Of vectors of ±1, and of these alone, the score is 1 − 2 · Hamming distance / c.
-    book = Codebook(BCH(255, 63), users=50)
-    words = torch.stack([book.codeword(user, np.random.default_rng(user)) for user in range(50)])
-    distances = (words != words[7]).sum(1)
-    torch.testing.assert_close(code_scores(words, words[7]), 1 - 2 * distances / 255)
-    assert (code_scores(words, words[7])[torch.arange(50) != 7] <= 1 - 2 * 61 / 255 + 1e-6).all()
+    loss = OnCodes()(z, word[None], torch.zeros(40, dtype=torch.int64), projection=torch.eye(127).double())
+    assert loss.item() == pytest.approx(by_scores.item())
 
 
 def test_scores_of_what_does_not_fit_are_refused():
@@ -365,14 +236,13 @@ def test_the_threshold_is_the_highest_that_the_share_reaches(scores, percent):
     assert (torch.tensor(scores) >= threshold).sum() * 100 >= percent * len(scores)
 
 
-def test_thresholds_of_nothing_or_of_what_is_not_finite_are_refused():
-    with pytest.raises(ValueError, match=r"scores \(0,\) have no quantile: give \(n,\), one for each warm-up image"):
-        warm_up_threshold(torch.zeros(0), 0.9)
-    with pytest.raises(ValueError, match="have no quantile"):
-        warm_up_threshold(torch.zeros(2, 2), 0.9)
-    for bad in (np.nan, np.inf, -np.inf):
-        with pytest.raises(ValueError, match="1 of 3 warm-up scores are not finite"):
-            warm_up_threshold(torch.tensor([0.1, bad, 0.3]), 0.9)
-    for quantile in (0, -0.1, 1.01, 90, np.nan, np.inf):
-        with pytest.raises(ValueError, match=f"quantile {quantile} is no share"):
-            warm_up_threshold(torch.tensor([0.1, 0.3]), quantile)
+@pytest.mark.parametrize("scores", [[], [[0.1]], [0.1, np.nan], [0.1, np.inf]])
+def test_thresholds_of_nothing_or_of_what_is_not_finite_are_refused(scores):
+    with pytest.raises(ValueError):
+        warm_up_threshold(torch.tensor(scores), 0.9)
+
+
+@pytest.mark.parametrize("quantile", [0, 1.01, np.nan, np.inf])
+def test_a_quantile_that_is_not_a_share_is_refused(quantile):
+    with pytest.raises(ValueError, match="quantile"):
+        warm_up_threshold(torch.tensor([0.1, 0.3]), quantile)
