@@ -12,7 +12,7 @@ PLACE = Path(__file__).resolve().parents[1] / "recipes" / "recipe.schema.json"
 
 def text() -> str:
     """The schema as it is written."""
-    return json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 if __name__ == "__main__":

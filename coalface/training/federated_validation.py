@@ -108,6 +108,7 @@ class FederatedValidation(Component):
     """`accuracy`: the mean over a validator's folds, the threshold of each chosen on its other folds. `tar`: TAR at
     `far`. `loss`: minus the mean loss of its pairs (`pair_loss`), times 100."""
     far: float = 0.01
+    """The false accept rate of `tar`."""
 
     def __post_init__(self) -> None:
         if self.candidates < 2 or self.lag < 0:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import textwrap
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -187,14 +189,22 @@ def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]
     for field in dataclasses.fields(cls):
         if field.name in without:
             continue
-        kind = hints[field.name]
-        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        one = object_schema(kind) if nested else _whole(TypeAdapter(kind).json_schema())
-        if field.default is not dataclasses.MISSING and not dataclasses.is_dataclass(field.default):
-            one["default"] = field.default
+        one = _value_schema(hints[field.name])
+        default = field.default
+        if default not in (dataclasses.MISSING, math.inf) and not dataclasses.is_dataclass(default):  # JSON has no inf
+            one["default"] = default
         properties[field.name] = one | ({"description": docstrings[field.name]} if field.name in docstrings else {})
     about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     return {"type": "object", "description": about, "additionalProperties": False, "properties": properties}
+
+
+def _value_schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a field's type: of a dataclass, of one or nothing, or of plain values."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return object_schema(kind)
+    if any(dataclasses.is_dataclass(one) for one in typing.get_args(kind)):
+        return {"anyOf": [_value_schema(one) for one in typing.get_args(kind)]}
+    return _whole(TypeAdapter(kind).json_schema())
 
 
 def _whole(schema: dict[str, Any]) -> dict[str, Any]:

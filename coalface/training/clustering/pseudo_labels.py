@@ -28,6 +28,7 @@ class Labelling:
     """The clusters of a client's features, as pseudo labels."""
 
     algorithm: Algorithm = "c-finch"
+    """How a client clusters its images."""
     threshold: float | Literal["auto"] = "auto"
     """τ: the cosine distance below which C-FINCH joins first neighbours, or within which DBSCAN looks for neighbours.
     `auto`: the one with the best pairwise F on the source client's own labelled images."""

@@ -130,8 +130,11 @@ class Spreading:
     step: float = 0.01
     """λη, whatever the clients' learning rate."""
     steps: int = 1
+    """Steps of gradient descent a round."""
     momentum: float = 0.0
+    """μ, from 0 to below 1, within a round."""
     reduce: Reduce = "sum"
+    """Whether the step is that of the sum over pairs or of their mean."""
     tangent: bool = False
     """The gradient goes through the normalisation."""
     top_k: int | None = None
