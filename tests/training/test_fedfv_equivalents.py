@@ -40,18 +40,6 @@ def test_a_naive_loop_over_the_same_draws(k, dtype):
         assert row == pytest.approx([v / length for v in mean], abs=1e-14 if dtype == torch.float64 else 1e-6)
 
 
-def test_every_one_is_the_mean_of_some_k():
-    # Without `draw_subsets`: all 56 means of 3 out of 8 are made, and each row must be one of them.
-    weights = unit(8, 5)
-    means = torch.stack([weights[list(c)].mean(0) for c in itertools.combinations(range(8), 3)])
-    means /= means.norm(dim=1, keepdim=True)
-    found = equivalent_embeddings(weights, 2000, 3, generator=rng())
-    distance, which = torch.cdist(found, means, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-    assert distance.max() < 1e-12
-    assert torch.allclose(found.norm(dim=1), torch.ones(2000, dtype=torch.float64), atol=1e-14)
-    assert stats.chisquare(np.bincount(which, minlength=56)).pvalue > 0.01
-
-
 @pytest.mark.parametrize(("size", "k"), [(6, 2), (6, 3), (7, 5), (5, 5)])
 def test_every_subset_is_equally_likely(size, k):
     drawn = draw_subsets(size, 20_000, k, rng(1))

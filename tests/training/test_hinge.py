@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from problems import cosine as cosine_of
 from problems import problem
 
 from coalface.training.bch_codes import BCH, Codebook
@@ -56,22 +55,6 @@ def test_what_does_not_fit_is_refused():
         hinge_on_codes(z, codes, labels.index_fill(0, torch.tensor([0]), 7))
     with pytest.raises(ValueError, match="do not fit"):
         hinge_on_codes(z[:, 1:], codes, labels)
-
-
-def own(loss, embeddings, weights, labels, **extra):
-    """The loss of every image as that of a batch of one, which is what a party of one image has."""
-    return [loss(e[None], weights, y[None], **extra).item() for e, y in zip(embeddings, labels, strict=True)]
-
-
-def test_each_squared_hinge_is_an_images_own():
-    embeddings, weights, labels = problem(n=12, k=7, d=15)
-    each = PositiveHinge(0.1).each(embeddings, weights, labels)
-    assert each.shape == (12,)
-    for found, row, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
-        assert found == pytest.approx(max(0.0, 0.1 - cosine_of(row, weights[y].tolist())) ** 2, abs=1e-13)
-    assert each.tolist() == pytest.approx(own(PositiveHinge(0.1), embeddings, weights, labels), abs=1e-14)
-    assert PositiveHinge(0.1)(embeddings, weights, labels).item() == pytest.approx(each.mean().item(), abs=1e-14)
-    assert (each == 0).any() and (each > 0).any()
 
 
 def coded_problem(n=12, k=7, c=15, d=4, dtype=torch.float64):

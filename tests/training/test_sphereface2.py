@@ -100,9 +100,6 @@ def test_the_first_bias_is_finite_where_exponentials_are_not(classes, scale, bal
     assert math.isfinite(SphereFace2(scale=scale, balance=balance).start(classes))
 
 
-def test_what_cannot_be_is_refused():
-    for wrong in ({"scale": 0.0}, {"power": 0.5}, {"balance": 1.0}, {"balance": 0.0}):
-        with pytest.raises(ValueError, match="SphereFace2 needs (scale > 0|power of 1 or more|0 < balance < 1); got"):
-            SphereFace2(**wrong)
+def test_a_bias_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"bias is \(3,\): give one number, or one for each of 2 classes"):
         SphereFace2()(EMBEDDING, WEIGHTS, OWN, torch.zeros(3))
