@@ -127,7 +127,7 @@ class FederatedValidation(Component):
         """The first weighting; `asked` trainers train in a round (None: all). Raises ValueError for what cannot be."""
         trainers = fed.parties("trainer")
         if not fed.parties("validator"):
-            raise ValueError("no party is a validator: give the recipe `validators`, parties that hold their own pairs")
+            raise ValueError("there is no validator: give the recipe `validators`, parties with pairs of their own")
         if fed.policy != "average":
             raise ValueError(
                 f"a validator needs every tensor of a backbone, and with model.batchnorm={fed.policy} some stay at "
