@@ -1,8 +1,8 @@
 """What the engine costs: time against a bare training loop, the price of a commit, and memory over many parties.
 
     python benchmarks/engine.py                  # all but the 10,000 parties: a few minutes on two free cores
-    python benchmarks/engine.py --memory         # a folded round of 10,000 parties against one window
-    python benchmarks/engine.py --memory --unfolded   # the same without folding: it must fail
+    python benchmarks/engine.py --memory         # a round of means of 10,000 parties against one window
+    python benchmarks/engine.py --memory --single   # the same with single replies: it must fail
 
 Every ratio is taken within one run: a round of the engine, then the bare loop over the same images, in turn; medians of
 the rounds after the first. The bare loop is plain PyTorch in a process of its own: one model, `torch.optim.SGD`, the
@@ -279,7 +279,7 @@ class Slow(FedAvg):
         return super().train(party, own, common)
 
 
-class Unfolded(Slow):
+class SingleReplies(Slow):
     """The same, but it asks for every model and averages by itself: what memory looks like without folds."""
 
     def round(self, fed: Federation, state: State) -> State:
@@ -289,11 +289,11 @@ class Unfolded(Slow):
         return State(backbone={n: sum(models[p][n] * images[p] for p in models) / total for n in state.backbone})
 
 
-def memory(parties: int, window: int, unfolded: bool) -> dict[str, float]:
+def memory(parties: int, window: int, single: bool) -> dict[str, float]:
     """Peak anonymous memory of the server's process over one round, above what it held before the round, in MB."""
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 1)
     world = build_world()
-    method = (Unfolded if unfolded else Slow)(
+    method = (SingleReplies if single else Slow)(
         window=window, rounds=1, local=LocalTraining(batch_size=5, lr=0.01), loss=LOSS
     )
     with tempfile.TemporaryDirectory() as place:
@@ -315,11 +315,11 @@ def resident(peak: bool = False) -> int:
     return 1024 * int(line.split()[1])
 
 
-def compare_memory(parties: int, window: int, unfolded: bool) -> int:
+def compare_memory(parties: int, window: int, single: bool) -> int:
     """One window of parties, then all of them, each in a process of its own. Returns the exit status."""
     found = []
     for count in (window, parties):
-        arguments = ["--memory-of", str(count), "--window", str(window)] + (["--unfolded"] if unfolded else [])
+        arguments = ["--memory-of", str(count), "--window", str(window)] + (["--single"] if single else [])
         text = os.popen(f"{sys.executable} {__file__} {' '.join(arguments)}").read()
         found.append(json.loads(text.splitlines()[-1]))
         print(json.dumps(found[-1]), flush=True)
@@ -331,7 +331,7 @@ def compare_memory(parties: int, window: int, unfolded: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--unfolded", action="store_true")
+    parser.add_argument("--single", action="store_true")
     parser.add_argument("--parties", type=int, default=10_000)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--networks", nargs="+", default=["cnn-small", "pooled"])
@@ -339,10 +339,10 @@ def main() -> int:
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:
-        print(json.dumps(memory(options.memory_of, options.window, options.unfolded)))
+        print(json.dumps(memory(options.memory_of, options.window, options.single)))
         return 0
     if options.memory:
-        return compare_memory(options.parties, options.window, options.unfolded)
+        return compare_memory(options.parties, options.window, options.single)
     print(f"{'case':58} {'ratio':>6} {'to tuned':>9} {'engine s':>9} {'bare s':>8} {'tuned s':>8}")
 
     def row(title: str, m: Measured) -> None:

@@ -1,8 +1,8 @@
-"""What cohorts save: a round of 1,000 clients of one identity against a bare loop, and memory over many clients.
+"""What client batches save: a round of 1,000 clients of one identity against a bare loop, and memory over many clients.
 
-    python benchmarks/cohorts.py               # 1,000 clients of 5 images: as cohorts and client by client
-    python benchmarks/cohorts.py --memory      # a round of 10,000 clients against one of 1,000
-    python benchmarks/cohorts.py --device cuda --parties 10000
+    python benchmarks/client_batch.py               # 1,000 clients of 5 images: as client batches and client by client
+    python benchmarks/client_batch.py --memory      # a round of 10,000 clients against one of 1,000
+    python benchmarks/client_batch.py --device cuda --parties 10000
 
 Every ratio is taken within one run: a round of FedFace, then the bare loops over the same images, in turn; medians of
 the ratios after the first turn. The bare loop is plain PyTorch in a process of its own: one model, one matrix of class
@@ -118,10 +118,10 @@ def method(count: int) -> FedFace:
     return FedFace(rounds=count, local=LocalTraining(epochs=1, batch_size=1024, lr=LR, momentum=0.0, weight_decay=0.0))
 
 
-def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, threads: int, count: int) -> str:
+def measure(name: str, parties: int, images: int, client_batch: int, *, device: str, threads: int, count: int) -> str:
     """Ratios of a round to the bare loops, medians of `count` turns, with the seconds of each."""
     build_world = functools.partial(placed, name, parties, images, device)
-    world, numerics = build_world(), Numerics(threads=threads, client_batch=cohorts, device=device)
+    world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch, device=device)
     loops = [BareLoop(build_world, device, threads, tuned=tuned) for tuned in (False, True)]
     turns: list[list[float]] = []
 
@@ -142,13 +142,13 @@ def measure(name: str, parties: int, images: int, cohorts: int, *, device: str, 
     return f"{plain:6.2f} {tuned:8.2f} {seconds}   {loops[0].batch}, {loops[1].batch}"
 
 
-def memory(parties: int, cohorts: int) -> dict[str, float]:
+def memory(parties: int, client_batch: int) -> dict[str, float]:
     """Peak anonymous memory of a round of so many clients above what the process held before it, in MB.
 
     Without the server's spreadout, whose blocks spreadout.py measures.
     """
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 5)
-    world, numerics = build_world(), Numerics(threads=1, client_batch=cohorts)
+    world, numerics = build_world(), Numerics(threads=1, client_batch=client_batch)
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
         server = Server(setup.method, RoundPolicy(run="benchmark"), numerics, InProcess(setup, world), Path(place),
@@ -160,11 +160,11 @@ def memory(parties: int, cohorts: int) -> dict[str, float]:
     return {"parties": parties, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
 
 
-def compare_memory(few: int, many: int, cohorts: int) -> int:
+def compare_memory(few: int, many: int, client_batch: int) -> int:
     """A round of few clients and one of many, each in a process of its own. Returns the exit status."""
     found = []
     for count in (few, many):
-        text = os.popen(f"{sys.executable} {__file__} --memory-of {count} --cohorts {cohorts}").read()
+        text = os.popen(f"{sys.executable} {__file__} --memory-of {count} --client-batch {client_batch}").read()
         found.append(json.loads(text.splitlines()[-1]))
         print(json.dumps(found[-1]), flush=True)
     each = 1e3 * (found[1]["above_mb"] - found[0]["above_mb"]) / (many - few)
@@ -180,24 +180,26 @@ def main() -> int:
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parties", type=int, default=1000)
     parser.add_argument("--images", type=int, default=5)
-    parser.add_argument("--cohorts", type=int, default=256, help="images of a cohort (default 256, as `auto`)")
+    parser.add_argument(
+        "--client-batch", type=int, default=256, help="images of a client batch (default 256, as `auto`)"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--networks", nargs="+", default=["cnn-small", "pooled"])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     if options.memory_of:
-        print(json.dumps(memory(options.memory_of, options.cohorts)))
+        print(json.dumps(memory(options.memory_of, options.client_batch)))
         return 0
     if options.memory:
-        return compare_memory(1000, 10_000, options.cohorts)
+        return compare_memory(1000, 10_000, options.client_batch)
     print(f"{'case':58} {'ratio':>6} {'to tuned':>8} {'engine s':>8} {'bare s':>8} {'tuned s':>8}   batches")
     for name in options.networks:
         for threads in options.threads:
-            for cohorts in (options.cohorts, 0):
-                how = f"cohorts of {cohorts}" if cohorts else "client by client"
+            for client_batch in (options.client_batch, 0):
+                how = f"client batches of {client_batch}" if client_batch else "client by client"
                 title = f"{name}: {options.parties:,} × {options.images} images, {how}, {threads} thread"
-                found = measure(name, options.parties, options.images, cohorts, device=options.device,
+                found = measure(name, options.parties, options.images, client_batch, device=options.device,
                                 threads=threads, count=options.rounds)  # fmt: skip
                 print(f"{title:58} {found}", flush=True)
     return 0
